@@ -59,12 +59,12 @@ def main() -> None:
                     "inputs: {data: {type: dataset}}\nsteps: {s: {run: 'cat {{ inputs.data }}/* | wc -c > o', outputs: {o: o}}}\n"
                 )
                 if not past:
-                    RemoteFolder.pulls, kept = False, RemoteFolder.pulls  # type: ignore[method-assign, assignment]
+                    RemoteFolder.can_pull, kept = False, RemoteFolder.can_pull  # type: ignore[method-assign, assignment]
                 begun = time.monotonic()
                 space.run({"data": f"s3://{name}/rows"}, settings=Settings(driver="ssh"))
                 seconds = time.monotonic() - begun
                 if not past:
-                    RemoteFolder.pulls = kept  # type: ignore[method-assign]
+                    RemoteFolder.can_pull = kept  # type: ignore[method-assign]
                 assert int(space.read("o")) == args.files * int(args.size * 10**6)
                 print(f"{'past' if past else 'through'} this machine: {seconds:.1f} s", flush=True)
 

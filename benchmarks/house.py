@@ -66,7 +66,7 @@ READING = {("runner/language/library.py", None), ("runner/language/document.py",
 FRONTS = ("argparse", "fastapi", "starlette", "httpx", "requests", "uvicorn")
 """What `api` may not import: how a front is asked, or asks."""
 
-HERE_OR_THERE = ("RemotePlace", "here")
+HERE_OR_THERE = ("RemotePlace", "local_place")
 """What `execution` may not ask with `isinstance` or `is`: a place hides whether it is this machine."""
 
 INSIDE = ("survey", "execution")

@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from drivers.base import Host, Order, Wish
 from drivers.ssh import Ssh
 from runner.hosts.link.wire import Wire
-from runner.hosts.transfer.download import Taken
+from runner.hosts.transfer.download import HashedOutput
 from runner.hosts.transfer.host_store import HostStore
 from runner.storage.content import files
 from runner.storage.content.digest_cache import DigestCache
@@ -123,14 +123,14 @@ class Ours:
     async def _send(self) -> None:
         content, manifest = self._manifest()
         host_store = await self._depot(".recipe-host")
-        await host_store.expect([content])
+        await host_store.prefetch_state([content])
         await host_store.send({content: str(self.top)}, {content: manifest})
         await self._close(host_store)
 
     async def _held(self) -> tuple[float, float]:
         content, manifest = self._manifest()
         host_store = await self._depot(".recipe-held")
-        await host_store.have([content])
+        await host_store.find_existing([content])
         began = time.perf_counter()
         await host_store.send({content: str(self.top)}, {content: manifest})
         up = time.perf_counter() - began
@@ -138,7 +138,7 @@ class Ours:
         home = self.top.parent / "home"
         began = time.perf_counter()
         await host_store.fetch(
-            host_store.path(content), Taken(content, tuple(manifest), size), str(home)
+            host_store.path(content), HashedOutput(content, tuple(manifest), size), str(home)
         )
         down = time.perf_counter() - began
         await self._close(host_store)

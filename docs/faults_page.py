@@ -13,7 +13,7 @@ END: Final = "<!-- faults:end -->"
 def refreshed(text: str) -> str:
     """`text` with what stands between its markers written anew."""
     before, _, rest = text.partition(BEGIN)
-    lines = ["| fault | value | what happens |", "|---|---|---|"]
+    lines = ["| fault | value | effect |", "|---|---|---|"]
     lines += [
         f"| `{name}` | {kind} | {what} |"
         for kind, faults in (("chance", CHANCES), ("amount", AMOUNTS))

@@ -24,9 +24,10 @@ from runner.language.recipe import Input, Preset, Recipe
 BEGIN: Final = "<!-- library:begin -->"
 END: Final = "<!-- library:end -->"
 _SHARED: Final = "In several recipes"
-_GOT: Final = "you get"
+_GOT: Final = "output"
 _GIVEN: Final = "input"
 _USED: Final = "Used"
+_PLURAL: Final = {_GOT: "outputs", "preset": "presets", _GIVEN: "inputs"}
 
 _Row = tuple[str, str, str]
 """A name, what it is, and more about it."""
@@ -47,11 +48,20 @@ def markdown(sheet: Sheet, shared: Collection[_Row]) -> list[str]:
         if names := [f"`{row[0]}`" for row in rows if row in shared]:
             lines += [
                 "",
-                f"And, [as in other recipes](#{_SHARED.lower().replace(' ', '-')}): {' '.join(names)}",
+                f"This recipe also has {_PLURAL[title]} that are explained "
+                f"[in several recipes](#{_SHARED.lower().replace(' ', '-')}): {' '.join(names)}",
             ]
     used = [*locks(recipe), *(data.folder for data in sheet.data)]
-    lines += ["", f"Steps: {' '.join(f'`{id}`' for id in recipe.steps)}."]
-    return [*lines, "", f"[Used](#{_USED.lower()}): {', '.join(used)}."] if used else lines
+    lines += ["", f"This recipe has the steps {' '.join(f'`{id}`' for id in recipe.steps)}."]
+    return (
+        [
+            *lines,
+            "",
+            f"This recipe uses {', '.join(used)} ([packages and licences](#{_USED.lower()})).",
+        ]
+        if used
+        else lines
+    )
 
 
 def _table(title: str, rows: Iterable[tuple[str, ...]]) -> list[str]:
@@ -116,7 +126,7 @@ def refreshed(page: str, sheets: Sequence[Sheet]) -> str:
     _, _, after = rest.partition(END)
     recipes = [sheet.recipe for sheet in sheets]
     lines = [
-        "| recipe | what it does |",
+        "| recipe | purpose |",
         "|---|---|",
         *(
             f"| [{each.id}](#{each.id.replace('@', '')}) | {_cell(each.summary)} |"
@@ -127,7 +137,8 @@ def refreshed(page: str, sheets: Sequence[Sheet]) -> str:
         "",
         f"## {_SHARED}",
         "",
-        "A recipe in which one of these is otherwise says so in its own section.",
+        "This section explains outputs and inputs that several recipes have. "
+        "If a recipe has a different default or meaning, the recipe's own section explains it.",
         "",
     ]
     shared: set[_Row] = set()
@@ -147,9 +158,9 @@ def refreshed(page: str, sheets: Sequence[Sheet]) -> str:
     lines += [
         f"## {_USED}",
         "",
-        "What locks hold, and the licences of data.",
+        "This section lists the main packages in the lock files of the recipes, and the licences of the included datasets.",
         "",
-        *_table("used", sorted(found)),
+        *_table("lock file or dataset", sorted(found)),
     ]
     return "\n".join([f"{before}{BEGIN}", *lines, f"{END}{after}"])
 

@@ -20,7 +20,7 @@ def markdown() -> str:
     lines: list[str] = []
     for rule in library.rules:
         lines += ["", f"### {rule.id}", "", *_section(rule)]
-    lines += ["", "### Names of settings", "", "| a rule says | tools say |", "|---|---|"]
+    lines += ["", "### Names of settings", "", "| name in rules | names in tools |", "|---|---|"]
     lines += [
         f"| `{name}` | {', '.join(f'`{other}`' for other in others)} |"
         for name, others in library.names.items()
@@ -36,7 +36,7 @@ def refreshed(text: str) -> str:
 
 
 def _section(rule: Rule) -> Iterator[str]:
-    yield f"**{rule.severity}** · {rule.title}."
+    yield f"**Problem ({rule.severity})** · {rule.title}."
     yield ""
     needs = dict.fromkeys(
         each.path[0]
@@ -45,7 +45,7 @@ def _section(rule: Rule) -> Iterator[str]:
         if each.path[0] not in ALWAYS
     )
     if needs:
-        yield f"- Needs: {', '.join(f'`{name}`' for name in needs)}."
+        yield f"- Required facts: {', '.join(f'`{name}`' for name in needs)}."
     remedy = _plain(rule.remedy)
     yield f"- Fix: {remedy[:1].upper()}{remedy[1:]}."
     if rule.fix:
@@ -54,7 +54,7 @@ def _section(rule: Rule) -> Iterator[str]:
             for values in rule.fix.values()
             for name, value in values.items()
         ]
-        yield f"- `--fix` sets {', '.join(sets)}."
+        yield f"- `recipe check --fix` proposes {', '.join(sets)}."
     yield f"- Evidence: {', '.join(f'<{each}>' if each.startswith('https://') and ' ' not in each else each for each in rule.evidence)}."
 
 

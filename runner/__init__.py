@@ -260,12 +260,12 @@ def results(
     from importlib import import_module
     from importlib.util import find_spec
 
-    from .interface.cli.chosen import open_to_look, recipe_of
+    from .interface.cli.targets import find_recipe, open_for_reading
     from .survey import comparison
 
     location = _standing(workspace, recipe or "")
-    with open_to_look(location.root) as ws:
-        named = recipe_of(ws, location, None if recipe is None else str(recipe))
+    with open_for_reading(location.root) as ws:
+        named = find_recipe(ws, location, None if recipe is None else str(recipe))
         tables = comparison.compare(
             comparison.collect_results(ws, named), comparison.read_criteria(ws, named)
         )
@@ -316,8 +316,8 @@ def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: How) -> New:
 
     from .api.submitting import Ticket
     from .execution.terms import Choice, Settings
+    from .interface.handle.http_transport import is_server
     from .interface.handle.opening import check_options
-    from .interface.handle.there import is_server
     from .interface.handle.transport import New
     from .storage.workspace import results_place
 

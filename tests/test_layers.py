@@ -231,7 +231,7 @@ def test_a_circle_of_packages_is_found_though_no_modules_are_in_one(tmp_path: Pa
         ),
         (
             "runner/execution/session.py",
-            "x = place is self.host_pool.here",
+            "x = place is self.host_pool.local_place",
             "asks whether a host is this one",
         ),
         (

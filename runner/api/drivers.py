@@ -8,7 +8,7 @@ from drivers import DRIVERS
 
 from .. import extensions
 from ..errors import RecipeError
-from ..hosts.renting.leases import driver_of
+from ..hosts.renting.leases import create_driver
 from ..storage.workspace import Workspace
 from .values import Facts
 
@@ -30,7 +30,7 @@ def list_drivers(ws: Workspace) -> list[Facts]:
 
 def _describe_driver(ws: Workspace, name: str) -> Facts:
     try:
-        driver = driver_of(name, ws.config.driver(name), (), str(ws.home))
+        driver = create_driver(name, ws.config.driver(name), (), str(ws.home))
         priced, lacks = driver.traits.priced or driver.traits.billed, driver.find_lack()
     except RecipeError as error:
         priced, lacks = False, str(error)

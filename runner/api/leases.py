@@ -15,7 +15,7 @@ from .. import settings
 from ..errors import CannotRun, NotFound, RecipeError, did_you_mean
 from ..hosts.renting import reaper
 from ..hosts.renting.kept import KeptLeases
-from ..hosts.renting.leases import driver_of
+from ..hosts.renting.leases import create_driver
 from ..storage.records.ledger import LeaseRow, Ledger, of_user, of_workspace
 from ..storage.records.store import home
 from .values import LAST, Facts, moment
@@ -148,4 +148,4 @@ def _driver(row: LeaseRow, root: Path, environ: Mapping[str, str]) -> Driver:
     root = Path(row.workspace if os.path.isdir(row.workspace) else os.path.abspath(root))
     config, stack = settings.load(root, environ), row.stack.partition(" of ")[0]
     config = config.on(stack) if stack in config.stacks else config
-    return driver_of(row.driver, config.driver(row.driver), (), str(home(root, environ)))
+    return create_driver(row.driver, config.driver(row.driver), (), str(home(root, environ)))

@@ -1,4 +1,4 @@
-"""Execute runs: submit a request, claim its run, work on it and store its end.
+"""Execute runs: submit a request, claim its run, execute it and store its result.
 
 `steps` contains the event loop.
 """

@@ -12,7 +12,7 @@ from ..storage.workspace import Workspace
 def link_folders(
     ws: Workspace, run: str, step: str, states: Mapping[str, Path], say: Callable[[str], None]
 ) -> None:
-    """Link a step's states below CHECKPOINTS_DIR and the run's kept logs below LOGS_DIR.
+    """Link a step's checkpoints below CHECKPOINTS_DIR and the run's logs below LOGS_DIR.
 
     The links are CHECKPOINTS_DIR/JOB/STEP/STATE and LOGS_DIR/JOB. Does nothing if the run belongs
     to no job. Passes a message to `say` if a link cannot be created; the run continues.
@@ -42,7 +42,10 @@ def _below(ws: Workspace, folder: str) -> Path:
 
 
 def _link(link: Path, target: Path) -> None:
-    """Create a symlink, or replace an old one.  Raises OSError, also if another file has its name."""
+    """Create a symlink, or replace an old symlink.
+
+    Raises OSError, also if a file that is not a symlink has its name.
+    """
     if link.is_symlink():
         if os.readlink(link) == str(target):
             return

@@ -1,4 +1,4 @@
-"""A worker's entry in the list of workers, kept up to date by a thread.
+"""Database row that announces a running worker, kept up to date by a thread.
 
 The thread is needed because a run, or the wait for the next run, may take hours.
 """
@@ -18,11 +18,11 @@ from ..storage.records.store import Store
 from ..storage.records.workers import BEAT, WorkerRow
 
 END_WITHIN: Final = 2.0
-"""Longest wait for the deletion of the row, in seconds."""
+"""Timeout for the deletion of the worker's row, in seconds."""
 
 
 class Presence:
-    """Thread that writes the worker's row now and every `BEAT` seconds."""
+    """Thread that writes a worker's database row now and every `BEAT` seconds."""
 
     def __init__(self, root: Path, home: Path, environ: Mapping[str, str], row: WorkerRow) -> None:
         self._root, self._home = root, home
@@ -33,7 +33,7 @@ class Presence:
         self._thread.start()
 
     def end(self) -> None:
-        """Stop the thread and delete the worker's row."""
+        """Stop the thread and delete the worker's database row."""
         self._over.set()
         self._thread.join(END_WITHIN)
 

@@ -51,23 +51,23 @@ if TYPE_CHECKING:
     from .presence import Presence
 
 LOOK: Final = 1.0
-"""Interval between checks for changes in the store, in seconds."""
+"""Interval between checks for changes in the run database, in seconds."""
 SAFETY: Final = 4.0
-"""Seconds without a change in the store after which a worker tries to claim a run.
+"""Maximum time between attempts to claim a run, in seconds, if the run database does not change.
 
 A run may have become due, or its worker may have died.
 """
 
 
 COLLECT: Final = 1.0
-"""Least interval between garbage collections, in seconds.
+"""Minimum interval between garbage collections, in seconds.
 
 Runs leave reference cycles, which Python collects less and less often by itself.
 """
 
 
 def _unseal_addresses(ws: Workspace, row: RunRow) -> None:
-    """Decrypt the run's signed addresses and set its read permissions in the workspace.
+    """Decrypt a run's signed URLs and set its read permissions in the workspace.
 
     Raises CannotRun.
     """
@@ -91,12 +91,12 @@ def serve(
     once: bool,
     store: str | None = None,
 ) -> None:
-    """Execute runs of the workspace at `root` until the process is asked to stop.
+    """Claim and execute queued runs until the process is asked to stop.
 
-    With `once`, return when no run is due. `environ` contains the secrets of the runs. With
-    `store`, the name of a shared store in the settings, also take runs of other workspaces that
-    use this store; an empty name means the default store. Raises NotFound if the shared store is
-    missing.
+    The runs are those of the workspace at `root`. With `once`, return when no run is due.
+    `environ` contains the secrets of the runs. With `store`, the name of a shared store in the
+    settings, also execute runs of other workspaces that use this store; an empty name means the
+    default store. Raises NotFound if the shared store is missing.
     """
     who = f"{socket.gethostname()} process {os.getpid()}"
     delivery: Delivery | None = None
@@ -143,9 +143,9 @@ def _claim_next(
     *,
     once: bool,
 ) -> RunRow | None:
-    """Claim the next run and return its row, waiting for one unless `once`.
+    """Claim the next queued run and return its database row, waiting for a run unless `once`.
 
-    None if the worker is asked to stop, or if the store was deleted.
+    Return None if the worker is asked to stop, or if the store was deleted.
     """
     while not handover.asked and there():
         seen = ws.store.runs.news()
@@ -163,7 +163,7 @@ def _claim_next(
 def _execute_claimed(
     ws: Workspace, row: RunRow, listener: Listener, handover: Handover, who: str
 ) -> bool:
-    """Execute a claimed run; False if the next worker has to continue it.
+    """Execute a claimed run; return False if the next worker has to continue it.
 
     An error of the run ends it. An internal error leaves the run open, as a crash does.
     """
@@ -205,7 +205,7 @@ def _execute_claimed(
 def _execute(
     ws: Workspace, row: RunRow, fence: int, listener: Listener, handover: Handover
 ) -> bool:
-    """Execute a run until it ends or pauses; False if it paused and must resume now."""
+    """Execute a run until it ends or pauses; return False if it paused and must resume now."""
     if row.request in ("cancel", "pause"):
         end_claimed(
             ws, row.id, fence, "CANCELLED" if row.request == "cancel" else "PAUSED", listener.say
@@ -276,7 +276,10 @@ def _execute(
 
 
 def _connect_store(ws: Workspace, name: str) -> RemoteCache:
-    """Connect the shared store of a worker for several workspaces.  Raises CannotRun, NotFound."""
+    """Connect to the shared store of a worker for several workspaces.
+
+    Raises CannotRun, NotFound.
+    """
     if not ws.store.runs.shared:
         raise CannotRun(
             "a worker for other workspaces requires a shared run database",
@@ -292,7 +295,7 @@ def _connect_store(ws: Workspace, name: str) -> RemoteCache:
 
 
 def _open_workspace(ws: Workspace, row: RunRow) -> Workspace:
-    """Return the workspace in which a run executes.
+    """Return the workspace in which a run is executed.
 
     This is the worker's workspace, or the unpacked directory of the run's bundle with the worker's
     cache.
@@ -319,6 +322,6 @@ def _open_workspace(ws: Workspace, row: RunRow) -> Workspace:
 
 
 def _store_end(ws: Workspace, row: RunRow, fence: int, end: RunState) -> None:
-    """Store the end of a run if this worker still has its claim."""
+    """Store the final state of a run if this worker still has its claim."""
     if row.fence == fence and row.claim:
         settle(ws.store.runs, row.id, fence, end.state, end.reason, failure=end.failure)

@@ -1,4 +1,4 @@
-"""Checks before a run starts; each reports all problems that it finds together."""
+"""Preflight checks, each of which reports all its problems together."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from drivers.base import Need, Wish
 
     from ..hosts.pool import HostPool
-    from ..hosts.renting.needs import Takes
+    from ..hosts.renting.needs import StepTotals
     from ..hosts.renting.totals import HoursOn
     from ..storage.records.index import Trace
 
 SPARE: Final = 600.0
-"""Seconds for which hosts are needed apart from the steps: for setup and downloads."""
+"""Extra time for setup and downloads on hosts, in seconds."""
 
 
 def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
-    """Refuse a run whose steps cannot work here, listing all problems.
+    """Refuse a run with steps that cannot run, listing all problems.
 
     Raises Invalid, CannotRun.
     """
@@ -109,7 +109,10 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
 
 
 def _refuse_unsandboxed(ws: Workspace, found: Survey, settings: Settings) -> None:
-    """Refuse steps whose sandbox cannot be created.  Raises CannotRun."""
+    """Refuse steps whose sandbox cannot be created.
+
+    Raises CannotRun.
+    """
     specs, flags, here = found.plan.specs(), ws.config.flags, list[str]()
     for n in found.todo:
         spec, id = specs[n], found.plan.nodes[n].id
@@ -129,7 +132,7 @@ def _refuse_unsandboxed(ws: Workspace, found: Survey, settings: Settings) -> Non
 
 
 def _report_missing_ahead(ws: Workspace, found: Survey) -> list[str]:
-    """List the missing inputs of steps that wait for an expansion."""
+    """List the missing inputs of steps whose matrix is not known yet."""
     if not found.plan.ahead:
         return []
     from ..advice.facts.missing_inputs import find_missing_ahead
@@ -144,7 +147,10 @@ def _report_missing_ahead(ws: Workspace, found: Survey) -> list[str]:
 
 
 def check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) -> None:
-    """Run the preflight rules: report warnings and refuse errors.  Raises Invalid."""
+    """Run the preflight rules: report warnings and refuse errors.
+
+    Raises Invalid.
+    """
     if settings.driver != "local":
         tools = dict.fromkeys(t for n in found.todo for t in found.plan.nodes[n].tools)
         if tools:
@@ -167,7 +173,7 @@ def check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) 
 
 
 def nodes_to_check(found: Survey) -> list[int]:
-    """Return the nodes that the preflight rules have to check.
+    """Return the plan nodes to which the preflight rules apply.
 
     These are all nodes to run, if the recipe may train or merge a model or has its own rules;
     otherwise none. This is a cheap test.
@@ -194,18 +200,18 @@ def _may_train(spec: StepSpec) -> bool:
 
 
 def find_remote_steps(found: Survey, host_pool: HostPool) -> dict[int, StepSpec]:
-    """Return the steps that run on another machine, by node."""
+    """Return the steps that run on other machines, by node number."""
     from ..planning.plan import LOCAL
 
     nodes, specs = found.plan.nodes, found.plan.specs()
     there = {
         n: specs[n] for n in found.todo if not nodes[n].flags & LOCAL and specs[n].select is None
     }
-    return {n: spec for n, spec in there.items() if not host_pool.stays(spec)}
+    return {n: spec for n, spec in there.items() if not host_pool.runs_locally(spec)}
 
 
 def find_rental_needs(found: Survey, host_pool: HostPool) -> dict[Need, list[int]]:
-    """Return the machines that have to be rented, each with its nodes."""
+    """Return the resource requests of machines to rent, each with its node numbers."""
     by_need: dict[Need, list[int]] = {}
     for n, spec in find_remote_steps(found, host_pool).items():
         by_need.setdefault(host_pool.need(spec), []).append(n)
@@ -214,15 +220,15 @@ def find_rental_needs(found: Survey, host_pool: HostPool) -> dict[Need, list[int
 
 def estimate_takes(
     ws: Workspace, found: Survey, by_need: Mapping[Need, Sequence[int]]
-) -> dict[Need, Takes]:
-    """Return the expected time and result size of the steps of each need.
+) -> dict[Need, StepTotals]:
+    """Return the expected duration and result size of the steps for each rental request.
 
     A total is None if the value of one step is unknown.
     """
     if not by_need:
         return {}
     from ..advice import estimates
-    from ..hosts.renting.needs import Takes
+    from ..hosts.renting.needs import StepTotals
 
     nodes, specs = found.plan.nodes, found.plan.specs()
     ids = [nodes[n].id for steps in by_need.values() for n in steps]
@@ -243,7 +249,7 @@ def estimate_takes(
             (state.every for n in steps for state in specs[n].state if state.every is not None),
             default=None,
         )
-        answer[need] = Takes(
+        answer[need] = StepTotals(
             None if hours is None else hours / 3600,
             None if home is None else round(home),
             every,
@@ -255,7 +261,7 @@ def estimate_takes(
 def _hours_on(
     ws: Workspace, found: Survey, earlier: Mapping[int, float | None], trains: Collection[int]
 ) -> HoursOn:
-    """Return a function that gives the hours of the steps on one kind of GPU.
+    """Return a function that estimates the hours of a run's steps on a given GPU model.
 
     Steps in `trains` count as estimated for the GPU, other steps as `earlier`, in seconds.
     """
@@ -289,10 +295,10 @@ def _hours_on(
 def _estimate_download(
     ws: Workspace, found: Survey, n: int, made: Trace | None, seconds: float | None
 ) -> float | None:
-    """Return the bytes that a step sends to this machine, as in its last result.
+    """Return the bytes that a step downloads to this machine, according to its last result.
 
-    None if not all outputs are stored here. `temporary` outputs do not count. Checkpoint bytes are
-    scaled to a step of `seconds`.
+    Return None if not all outputs are stored here. `temporary` outputs do not count. Checkpoint
+    bytes are scaled to a step of `seconds`.
     """
     staying = {name for name, _, flags in found.plan.nodes[n].outputs if flags & TEMPORARY}
     contents = (
@@ -308,7 +314,7 @@ def _estimate_download(
 
 
 def _sum(amounts: Sequence[float | None]) -> float | None:
-    """Return the sum, or None if an amount is unknown."""
+    """Return the sum of the amounts, or None if one of them is unknown."""
     known = [each for each in amounts if each is not None]
     return sum(known) if len(known) == len(amounts) else None
 
@@ -316,7 +322,7 @@ def _sum(amounts: Sequence[float | None]) -> float | None:
 def find_sent_secrets(
     specs: Sequence[StepSpec], environ: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """Return the names of the secret variables that each step sends to its host."""
+    """Return the names of the secret variables that each step passes to its host."""
     named = {
         spec.step: [secret.variable for secret in spec.secrets if environ.get(secret.source)]
         for spec in specs
@@ -331,7 +337,7 @@ def find_sent_secrets(
 def find_signed_addresses(
     ws: Workspace, found: Survey, nodes: Sequence[int], driver: str
 ) -> set[str]:
-    """Return the bucket addresses for which hosts may get signed URLs.
+    """Return the bucket URLs for which hosts may receive signed URLs.
 
     With a signed URL, a host reads the bucket itself instead of through this machine. Empty if a
     driver's `secrets` is "deny".
@@ -354,7 +360,10 @@ def find_signed_addresses(
 
 
 def refuse_denied_secrets(ws: Workspace, found: Survey, host_pool: HostPool) -> None:
-    """Refuse steps that send secrets if the driver's `secrets` is "deny".  Raises Invalid."""
+    """Refuse steps that pass secrets to hosts if the driver's `secrets` is "deny".
+
+    Raises Invalid.
+    """
     from ..hosts.renting.several import driver_names
 
     for name in driver_names(ws.config, host_pool.name):
@@ -386,10 +395,11 @@ def _refuse_denied_secrets(ws: Workspace, found: Survey, host_pool: HostPool, na
 
 
 def compose_wish(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) -> Wish:
-    """Return the request for each node of a lease: the largest step's need and a matrix total.
+    """Return the resources to request for each node of an allocation.
 
-    `stays` selects steps that run on this machine. An amount is None, which means all, if a step
-    does not declare it.
+    They are the amounts of the largest step (`need`) and of the largest matrix (`together`).
+    `stays` selects steps that run on this machine. A `together` amount is None, which means all,
+    if a step does not declare it.
     """
     from drivers.base import Need, Resources, Wish
 
@@ -440,7 +450,7 @@ def compose_wish(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) ->
 
 
 def _hours_needed(found: Survey) -> float | None:
-    """Return the longest time in hours for which hosts are needed, or None without limits."""
+    """Return the maximum time for which the run needs hosts, in hours, or None without limits."""
     specs = [found.plan.specs()[n] for n in found.todo]
     timeouts = [
         spec.options.timeout
@@ -461,12 +471,12 @@ def default_jobs(found: Survey, host_pool: HostPool) -> int:
 
     It is the number of processors here, or the number of slots on the hosts.
     """
-    processors = host_pool.here.capacity.processors
-    if host_pool.priced:  # the slots of a rented machine are not known yet
+    processors = host_pool.local_place.capacity.processors
+    if host_pool.is_priced:  # the slots of a rented machine are not known yet
         return processors + len(find_remote_steps(found, host_pool))
     return (
         sum(place.capacity.slots or 1 for place in host_pool.places)
-        if host_pool.away
+        if host_pool.is_remote
         else processors
     )
 
@@ -491,11 +501,11 @@ def refuse_too_large(
         if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
             continue
         node, wants = found.plan.nodes[n], specs[n].resources
-        near = bool(node.flags & LOCAL) or host_pool.stays(specs[n])
+        near = bool(node.flags & LOCAL) or host_pool.runs_locally(specs[n])
         count = specs[n].node_count
         if count > 1:
             wrong += _report_too_few_hosts(node.id, specs[n], host_pool)
-        if host_pool.priced and not near:
+        if host_pool.is_priced and not near:
             if host_pool.need(specs[n]) not in offered:
                 asked_for = ", ".join(f"{name} {value}" for name, value in wants.as_key.items())
                 left = host_pool.unmet.get(host_pool.need(specs[n]), "")
@@ -503,21 +513,25 @@ def refuse_too_large(
                     f"{node.id} requires {asked_for or 'a machine'}, but {host_pool.name} has no matching machine now{left and f' ({left})'}"
                 )
             continue
-        places = [host_pool.here] if near else host_pool.places
+        places = [host_pool.local_place] if near else host_pool.places
         if count > 1:
             uneven += _report_uneven_hosts(node.id, specs[n], host_pool)
         for name, unit in (("gpus", "GPU(s)"), ("cpus", "processors"), ("memory", "")):
             asked = wants.room.get(name)
             if not asked:
                 continue
-            sizes = sorted((place.capacity.has(name) for place in places), reverse=True)
+            sizes = sorted((place.capacity.total_of(name) for place in places), reverse=True)
             most = (
                 settings.pools[name]
                 if name in settings.pools
-                else sizes[min(host_pool.head.workers(specs[n]), len(sizes)) - 1]
+                else sizes[min(host_pool.head.count_workers(specs[n]), len(sizes)) - 1]
             )
             if asked > most:
-                whose = "this machine has" if places == [host_pool.here] else "its largest host has"
+                whose = (
+                    "this machine has"
+                    if places == [host_pool.local_place]
+                    else "its largest host has"
+                )
                 need, there = (
                     f"{each:,.{0 if each == int(each) else 3}f}" if unit else about(each)
                     for each in (asked, most)
@@ -545,7 +559,7 @@ def refuse_too_large(
 
 
 def _suggest_gpu(word: str) -> str:
-    """Suggest a known GPU name for a misspelled one; empty if the word is a known name."""
+    """Suggest a known GPU name for a misspelled one; return "" if the name is known."""
     from ..advice.estimates import load_hardware
 
     known = list(
@@ -560,7 +574,7 @@ def _suggest_gpu(word: str) -> str:
 
 
 def _report_unreachable_inputs(found: Survey, n: int) -> list[str]:
-    """List `temporary` inputs of a step on several nodes, which only one host has."""
+    """List the `temporary` inputs of a multi-node step, which exist on one host only."""
     if found.plan.specs()[n].node_count == 1:
         return []
     from ..planning.step import TEMPORARY
@@ -578,7 +592,7 @@ def _report_unreachable_inputs(found: Survey, n: int) -> list[str]:
 
 
 def _report_too_many_nodes(ws: Workspace, found: Survey) -> list[Problem]:
-    """Report steps with more nodes than `[limits] max_nodes`."""
+    """Report steps that request more nodes than `[limits] max_nodes`."""
     most = ws.config.limits.get("max_nodes")
     if most is None:
         return []
@@ -594,7 +608,7 @@ def _report_too_many_nodes(ws: Workspace, found: Survey) -> list[Problem]:
 
 
 def _report_unusable_head(ws: Workspace, found: Survey, settings: Settings) -> list[Problem]:
-    """Report a stack with a head node that this plan cannot use."""
+    """Report a stack whose head node this plan cannot use."""
     if not settings.stack or ws.config.stack(settings.stack).head is None:
         return []
     specs, whose = found.plan.specs(), f"the stack {settings.stack} has a head"
@@ -627,19 +641,19 @@ def _report_unusable_head(ws: Workspace, found: Survey, settings: Settings) -> l
 
 
 def _report_too_few_hosts(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:
-    """Report a step with more nodes than there are hosts."""
-    from ..hosts.renting.needs import why_alone
+    """Report a step that requests more nodes than there are hosts."""
+    from ..hosts.renting.needs import why_no_group
 
-    workers, headed = host_pool.head.workers(spec), host_pool.head.leads(spec)
-    if host_pool.priced and (leases := host_pool.leases) is not None:
-        words = why_alone(
+    workers, headed = host_pool.head.count_workers(spec), host_pool.head.leads(spec)
+    if host_pool.is_priced and (leases := host_pool.leases) is not None:
+        words = why_no_group(
             id,
             spec,
             host_pool.name,
             leases.driver.traits,
             headed=headed,
-            kept=leases.keeping is not None,
-            most=leases.most,
+            kept=leases.kept_stack is not None,
+            most=leases.max_machines,
         )
         return [words] if words else []
     have = sum(bool(place.address) or headed for place in host_pool.places)
@@ -649,8 +663,8 @@ def _report_too_few_hosts(id: str, spec: StepSpec, host_pool: HostPool) -> list[
             f"{id} requires {workers} nodes{whose}, but {host_pool.name} has {have} free host(s)"
         ]
     large, own = (
-        sum(place.could(spec.resources.room) for place in host_pool.places),
-        len(host_pool.head.roomy(spec, host_pool.places)),
+        sum(place.fits(spec.resources.room) for place in host_pool.places),
+        len(host_pool.head.find_fitting(spec, host_pool.places)),
     )
     if own < workers <= large:
         cards = f"{spec.resources.gpus} GPU(s)"
@@ -661,13 +675,13 @@ def _report_too_few_hosts(id: str, spec: StepSpec, host_pool: HostPool) -> list[
 
 
 def _report_uneven_hosts(id: str, spec: StepSpec, host_pool: HostPool) -> list[Problem]:
-    """Report hosts with different numbers of GPUs for one step.
+    """Report a multi-node step whose hosts have different numbers of GPUs.
 
     A launcher starts the same number of processes on each node.
     """
     if spec.resources.gpus is not None:
         return []
-    gpus = {place.name: int(place.capacity.has("gpus")) for place in host_pool.places}
+    gpus = {place.name: int(place.capacity.total_of("gpus")) for place in host_pool.places}
     if len(set(gpus.values())) <= 1:
         return []
     counts = ", ".join(f"{count} on {name}" for name, count in gpus.items())

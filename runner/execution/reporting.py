@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .telemetry import Telemetry
 
 LAST_WORDS: Final = 3.0
-"""Longest wait for deliveries at the end of a process, in seconds.
+"""Timeout for pending webhook deliveries at process exit, in seconds.
 
 Another process delivers the rest.
 """
@@ -48,7 +48,7 @@ def log_remote(
 
 
 def _instances(ws: Workspace, run: str) -> str:
-    """Return the provider IDs of a run's machines, joined by commas.
+    """Return the provider IDs of a run's machines, separated by commas.
 
     If the run has no machine now, return the IDs of its earlier machines.
     """
@@ -61,9 +61,9 @@ def _instances(ws: Workspace, run: str) -> str:
 
 
 def start_delivery(ws: Workspace, data: Mapping[str, object] = NO_RUN) -> Delivery | None:
-    """Start the delivery thread, or return None if no receiver is configured.
+    """Start the webhook delivery thread, or return None if no webhook endpoint is configured.
 
-    Receivers come from the settings, the environment and the run's `data`.
+    Endpoints come from the settings, the environment and the run's `data`.
     """
     if ws.letters is None and "webhooks" not in data:
         return None
@@ -77,8 +77,8 @@ def start_delivery(ws: Workspace, data: Mapping[str, object] = NO_RUN) -> Delive
 def reserve_points(ws: Workspace, run: str, fence: int = 0) -> str:
     """Ask the `[hooks] spend` program to pay for a run; return its refusal, or "".
 
-    A refused run becomes FAILED. `fence` is this worker's claim; without one, the run is claimed
-    first, and if another worker has it, that worker ends it.
+    A refused run becomes FAILED. `fence` is this worker's claim; without a claim, the run is
+    claimed first, and if another worker has claimed the run, that worker ends it.
     """
     if not ws.spend:
         return ""
@@ -99,7 +99,7 @@ def reserve_points(ws: Workspace, run: str, fence: int = 0) -> str:
 
 
 def points_refused(run: str, words: str) -> Invalid:
-    """Return the error for a run that the spend hook refused."""
+    """Return the error for a run that the `[hooks] spend` program refused."""
     return Invalid(
         [
             Problem(
@@ -114,7 +114,7 @@ def points_refused(run: str, words: str) -> Invalid:
 def telemetry(
     ws: Workspace, run: str, found: Survey, say: Callable[[str], None]
 ) -> Telemetry | None:
-    """Return the sender of a run's metrics and logs, or None without a platform."""
+    """Return the sender of a run's metrics and logs, or None if no platform is configured."""
     letters = ws.letters
     if letters is None or not (letters.metrics_url or letters.backend or letters.alerts_url):
         return None
@@ -125,7 +125,10 @@ def telemetry(
 
 @contextmanager
 def deliveries(ws: Workspace) -> Iterator[None]:
-    """Deliver webhooks during the block, and up to `LAST_WORDS` seconds after it."""
+    """Deliver webhooks in the background during the block, and shortly after it.
+
+    Delivery stops at most `LAST_WORDS` seconds after the block.
+    """
     delivery = start_delivery(ws)
     try:
         yield

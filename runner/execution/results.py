@@ -1,4 +1,4 @@
-"""Results of a run: their paths, their counts and their delivery to other machines."""
+"""Results of a run: their paths, counts, and transfer to other machines."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from .terms import Listener
 
 
 def count_steps(found: Survey) -> tuple[int, int]:
-    """Return the number of requested steps and the number of fresh ones."""
+    """Return the number of requested steps and the number of up-to-date ones."""
     answers = [verdict.answer for verdict in found.verdicts]
     return len(answers) - answers.count(SKIPPED), answers.count(FRESH)
 
 
 def show_notices(ws: Workspace, listener: Listener) -> None:
-    """Show the notices of the shared store."""
+    """Show the pending notices of the shared store to the listener."""
     for notice in ws.remote_cache.pop_notices() if ws.remote_cache is not None else ():
         listener.say(notice)
 
 
 def show_warnings(ws: Workspace, found: Survey, listener: Listener) -> None:
-    """Show the stored warnings of fresh steps again."""
+    """Show the stored warnings of up-to-date steps again."""
     for line in warnings_of(ws, found, FRESH):
         listener.say(line)
 
 
 def warnings_of(ws: Workspace, found: Survey, *answers: str) -> list[str]:
-    """Return the stored warnings of steps with one of these verdicts, one line each."""
+    """Return the stored warnings of steps with one of the given verdicts, one line each."""
     if not (known := ws.store.index.warnings(found.plan.recipe)):
         return []
     return [
@@ -50,7 +50,7 @@ def warnings_of(ws: Workspace, found: Survey, *answers: str) -> list[str]:
 
 
 def list_results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
-    """Return the name and path of each declared and published output."""
+    """Return the name and path of each declared output that is published."""
     base = out_dir(ws, found.plan, found.library, found.request)
     shown = []
     for n, output, path, name in found.plan.publish:
@@ -61,7 +61,7 @@ def list_results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
 
 
 def deliver(ws: Workspace, run: str, fence: int, plan: Plan, made: Mapping[int, Made]) -> None:
-    """Upload the results of a run for another machine and list them in its row.
+    """Upload the outputs of a run for download by another machine, and list them in its row.
 
     Raises Infrastructure, Stale.
     """
@@ -89,7 +89,7 @@ def deliver(ws: Workspace, run: str, fence: int, plan: Plan, made: Mapping[int, 
 
 
 def collect(ws: Workspace, row: RunRow, out: Path, *, overwrite: bool) -> list[Path]:
-    """Download the results of a run below `out` and return their paths.
+    """Download the outputs of a run below `out` and return their paths.
 
     Without `overwrite`, files from elsewhere are not replaced.
 
@@ -136,7 +136,7 @@ def collect(ws: Workspace, row: RunRow, out: Path, *, overwrite: bool) -> list[P
 
 
 def point_latest(ws: Workspace, found: Survey) -> None:
-    """Link `latest` to the directory of this run's results, if it published any."""
+    """Point the `latest` symlink to the output directory of this run, if it exists."""
     base = out_dir(ws, found.plan, found.library, found.request)
     if found.request.out is None and base.is_dir():
         link = base.parent / "latest"

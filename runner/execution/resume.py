@@ -1,4 +1,4 @@
-"""Choice of the run that continues a request: an interrupted one, or a new one."""
+"""Choice of the run for a request: an interrupted run to resume, or a new run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GOES_ON = frozenset(
 
 
 class Claimed(NamedTuple):
-    """A run that this process has claimed, with the step states that an earlier worker left."""
+    """Run that this process has claimed, with the step states stored by an earlier worker."""
 
     id: str
     fence: int
@@ -39,7 +39,7 @@ class Claimed(NamedTuple):
 
 
 def request_digest(ws: Workspace, found: Survey, how: Mapping[str, object]) -> str:
-    """Return the fingerprint of a request and its input contents.
+    """Return the digest of a request, its execution options and its input contents.
 
     Requests with equal digests create the same results at the same paths in the same way.
     """
@@ -55,14 +55,15 @@ def request_digest(ws: Workspace, found: Survey, how: Mapping[str, object]) -> s
 
 
 POISON: Final = 3
-"""Recoveries without progress after which a run fails, because it kills its workers."""
+"""Maximum number of recoveries without progress before a run fails, because it kills its workers.
+"""
 
 
 def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Claimed | None:
-    """Claim the last interrupted run with this digest, or the run `wanted`; None if there is none.
+    """Claim the last interrupted run with this request digest, or the run `wanted`.
 
-    Fails other runs of this recipe file whose workers died. Leaves runs of other files with the
-    same recipe name alone.
+    Return None if there is none. Fails other runs of this recipe file whose workers died. Leaves
+    runs of other files with the same recipe name alone.
 
     Raises Busy if `wanted` cannot resume.
     """
@@ -99,7 +100,7 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
 
 
 def close_finished(ws: Workspace, found: Survey, left: Sequence[RunRow]) -> None:
-    """Complete interrupted runs of this recipe file and plan that have no step left."""
+    """Complete interrupted runs of this recipe file and plan whose steps are all finished."""
     for row in left:
         if (
             row.data.get("source") != str(found.source)
@@ -117,9 +118,9 @@ def close_finished(ws: Workspace, found: Survey, left: Sequence[RunRow]) -> None
 
 
 def fail_if_poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
-    """Fail a run whose workers died repeatedly before any step moved; False if it may continue.
+    """Fail a run whose workers died repeatedly before any step finished.
 
-    `row` is the run's row after the claim.
+    Return False if the run may continue. `row` is the run's row after the claim.
     """
     if row.request == "cancel" or row.recoveries <= POISON:
         return False
@@ -129,19 +130,19 @@ def fail_if_poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
 
 
 def find_failed_step(ws: Workspace, found: Survey, run: str) -> StepRow | None:
-    """Return the step whose failure ended the run before its worker was gone, if one did."""
+    """Return the failed step that ended the run before its worker died, or None."""
     failed = [step for step in ws.store.runs.steps(run).values() if step.state == State.FAILED]
     return next((step for step in failed if not _may_fail(found, step.step)), None)
 
 
 def _may_fail(found: Survey, step: str) -> bool:
-    """Return True if the run continues after a failure of the step."""
+    """Return True if the run continues after a failure of this step."""
     n = found.plan.index.get(step)
     return n is not None and bool(found.plan.nodes[n].flags & ALLOW_FAILURE)
 
 
 def recover(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claimed | None:
-    """Return the state of a run whose worker died, or None if it cannot resume.
+    """Return the stored progress of a run whose worker died, or None if it cannot resume.
 
     A run cannot resume after a failed step, or if its plan lacks open steps.
     """
@@ -180,7 +181,10 @@ def _can_resume(found: Survey, stored: Mapping[str, State], todo: set[str], open
 
 
 def _count_tries(stored: Mapping[str, State], attempts: Sequence[AttemptRow]) -> dict[str, int]:
-    """Count the attempts of each step, with one for each RUNNING step, which has no row yet."""
+    """Count the attempts of each step, including the current attempt of a RUNNING step.
+
+    The current attempt has no row yet.
+    """
     tries = {id: 1 for id, state in stored.items() if state is State.RUNNING}
     for attempt in attempts:
         is_running = stored.get(attempt.step) is State.RUNNING
@@ -189,7 +193,10 @@ def _count_tries(stored: Mapping[str, State], attempts: Sequence[AttemptRow]) ->
 
 
 def _budgets_used(attempts: Sequence[AttemptRow]) -> dict[str, Spent]:
-    """Return the retries that each step has used up; attempts with a new checkpoint are free."""
+    """Return the used retries of each step.
+
+    Attempts with a new checkpoint are free.
+    """
     failed: dict[str, list[str]] = {}
     for attempt in attempts:
         if attempt.outcome == "failed" and not attempt.exit.get("saved"):
@@ -198,7 +205,7 @@ def _budgets_used(attempts: Sequence[AttemptRow]) -> dict[str, Spent]:
 
 
 def _answer_old_request(ws: Workspace, row: RunRow, fence: int) -> None:
-    """Clear a pause that its worker never read or that is over; a newer request stays."""
+    """Clear a stored pause request from before the resume; a newer request stays."""
     if not row.request:
         return
     state = "QUEUED" if row.state == "PAUSED" else row.state

@@ -1,4 +1,4 @@
-"""The path of `recipe run`: survey, check, submit, work, report.
+"""Implementation of `recipe run`: survey, check, submit, execute and report.
 
 `recipe plan` stops after the survey.
 """
@@ -43,14 +43,14 @@ from .terms import (
 )
 
 if TYPE_CHECKING:
-    from ..hosts.ahead import Ahead
+    from ..hosts.ahead import EarlyConnection
     from ..planning.plan import Plan
     from .resume import Claimed
 
 
 _log = Log("session")
 LAST: Final = 10
-"""Number of open runs to check if no step has to run."""
+"""Maximum number of open runs to check if no step has to run."""
 
 
 def preview(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey:
@@ -93,7 +93,7 @@ def preview(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Sur
 
 
 def require_outputs(ws: Workspace, found: Survey) -> None:
-    """Change verdicts so that missing outputs of fresh steps are restored or created again.
+    """Change verdicts so that missing outputs of up-to-date steps are restored or created again.
 
     Only outputs that a running step needs count. Steps are checked from last to first. Outputs in
     the shared store are restored.
@@ -150,7 +150,7 @@ def run(
     listener: Listener,
     resumed: str = "",
 ) -> Summary:
-    """Run the steps that are not fresh and return a summary, also of failed steps.
+    """Run the steps that are out of date and return a summary, also if steps failed.
 
     `resumed` is the run to continue. By default, an interrupted run of the same request continues,
     or a new run starts. Raises an error before the first step starts if the request cannot work.
@@ -187,8 +187,11 @@ def run(
 
 def _connect_ahead(
     ws: Workspace, found: Survey, settings: Settings
-) -> AbstractContextManager[Ahead | None]:
-    """Start to connect the driver during the checks.  Raises CannotRun, Invalid."""
+) -> AbstractContextManager[EarlyConnection | None]:
+    """Start connecting the driver in the background during the checks.
+
+    Raises CannotRun, Invalid.
+    """
     if settings.driver == "local":
         return nullcontext()
     from ..hosts.renting.several import alternatives
@@ -206,7 +209,7 @@ def _connect_ahead(
 def _nothing_to_do(
     ws: Workspace, found: Survey, settings: Settings, listener: Listener, since: Since
 ) -> Summary:
-    """Report a request with no step to run, and complete what earlier runs left open."""
+    """Report a request without out-of-date steps, and complete interrupted runs."""
     total, fresh = count_steps(found)
     listener.begin(
         Overview("", found.plan.recipe, total, fresh, (), {}, settings.jobs, str(ws.root))
@@ -249,9 +252,9 @@ def _work(
     listener: Listener,
     since: Since,
     resumed: str,
-    ahead: Ahead | None,
+    ahead: EarlyConnection | None,
 ) -> tuple[Summary | None, str]:
-    """Resume or submit a run and work on it; return its summary and its ID."""
+    """Resume or submit a run and execute it; return its summary and its ID."""
     from ..hosts.link import client
 
     local = client.connect_own(ws.home)  # the agent starts during the preparation
@@ -308,7 +311,7 @@ def _work(
 def _submit(
     ws: Workspace, found: Survey, id: str, digest: str, choice: Choice, settings: Settings
 ) -> Claimed:
-    """Store and claim a new run."""
+    """Store a new run in the database and claim it."""
     from ..storage.crash import crashpoint
     from ..storage.records.runs import RunRow
     from .resume import Claimed
@@ -339,7 +342,10 @@ def _submit(
 
 
 def _restore_published(ws: Workspace, found: Survey, producer: int, content: str) -> bool:
-    """Copy a published file back into the store if it still has the content; False if none has."""
+    """Copy a published output back into the object store if its content is unchanged.
+
+    Return False if no published file has the content.
+    """
     from ..storage.content.files import Content
 
     for output, path in found.targets.get(producer, ()):
@@ -355,9 +361,10 @@ def _restore_published(ws: Workspace, found: Survey, producer: int, content: str
 
 
 def check_ids(plan: Plan, choice: Choice, read: Callable[[str], str] = str) -> None:
-    """Check that the chosen steps exist, with `read` applied to each ID.
+    """Check that the chosen steps exist.
 
-    Raises NotFound, or CannotRun for an instance that is not known yet.
+    `read` is applied to each ID. Raises NotFound, or CannotRun for an instance that is not known
+    yet.
     """
     known = {node.id for node in plan.nodes} | plan.waiting.keys()
     every = {name for id in known for name in names(id) | inner_names(id)}
@@ -380,7 +387,10 @@ def _unknown_step(plan: Plan, id: str, known: set[str]) -> NotFound:
 
 
 def _skip_unchosen(found: Survey) -> None:
-    """Skip the steps that the caller did not choose.  Raises CannotRun if a needed step is stale."""
+    """Skip the steps that the caller did not choose.
+
+    Raises CannotRun if a dependency of the chosen step is out of date.
+    """
     plan, only, wanted = found.plan, found.only, found.select_wanted(found.plan)
     needs = {need for n in wanted for need in plan.needs(n)}
     if only:

@@ -22,7 +22,7 @@ IMPORTS: Final = 0.01
 def handle_signals(interrupt: Callable[[], None], terminate: Callable[[], None]) -> Iterator[None]:
     """Call `interrupt` on SIGINT and `terminate` on SIGTERM during the block.
 
-    Outside the main thread, signals stay with the caller.
+    Outside the main thread, the caller handles signals.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -42,9 +42,9 @@ def handle_signals(interrupt: Callable[[], None], terminate: Callable[[], None])
 def raise_on_signals(say: Callable[[str], None]) -> Iterator[None]:
     """Raise KeyboardInterrupt on SIGINT or SIGTERM during the block, with a message to `say`.
 
-    A signal during an import waits until the import ends: Python would not release the import
-    lock, and a connecting thread would wait for it forever. A signal during the creation of an
-    event loop also waits, because deleting a half-made loop prints a traceback.
+    A signal during an import waits until the import ends: Python would not release the import lock,
+    and a connecting thread would wait for it forever. A signal during the creation of an event
+    loop also waits, because deleting a half-made loop prints a traceback.
     """
     here, around = (
         threading.get_ident(),
@@ -82,7 +82,7 @@ def raise_on_signals(say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _count_uninterruptible(frame: FrameType | None) -> int:
-    """Count the frames on the stack that must not be interrupted.
+    """Count the stack frames that a signal must not interrupt.
 
     These are imports and the creation of event loops.
     """
@@ -99,7 +99,7 @@ def _count_uninterruptible(frame: FrameType | None) -> int:
 def call_beside_loop(call: Callable[[], T], interrupted: Callable[[], object]) -> T:
     """Call a function, in another thread if this thread runs an event loop, as in a notebook.
 
-    There, Ctrl-C calls `interrupted`, waits for the function and raises KeyboardInterrupt.
+    In a notebook, Ctrl-C calls `interrupted`, waits for the function and raises KeyboardInterrupt.
     """
     try:
         asyncio.get_running_loop()

@@ -1,8 +1,8 @@
-"""Leases and attempts that a worker on another machine left, read from the events of the run.
+"""Takeover of leases and attempts that a worker on another machine left.
 
-A host knows an attempt by its name. This machine creates an attempt directory, a note of the host
-and the ID of the state, as if it had started the attempt. The earlier worker staged the inputs
-that the key names.
+They are read from the events of the run. A host knows an attempt by its name. This machine
+creates an attempt directory, a note of the host and the ID of the state, as if it had started the
+attempt. The earlier worker staged the inputs that the key names.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ..storage.workspace import Workspace
 
 
 class Left(NamedTuple):
-    """A running attempt of an earlier worker: its host, and its state's generation if it has one."""
+    """Running attempt of an earlier worker: its host, and the ID of its checkpoint directory."""
 
     place: str
     generation: str
 
 
 def read_leases(ws: Workspace, run: str) -> list[LeaseRow]:
-    """Return the leases of a run that were not released, to be found by the driver."""
+    """Return the unreleased machine leases of a run, to be found by the driver."""
     found: dict[str, LeaseRow] = {}
     for event in ws.store.runs.events(run):
         if event.subject != "lease":
@@ -54,7 +54,7 @@ def read_leases(ws: Workspace, run: str) -> list[LeaseRow]:
 
 
 def adopt_attempts(ws: Workspace, run: str) -> Mapping[str, Left]:
-    """Return the open attempts of another machine by name, and create their directories here."""
+    """Create local directories for another machine's open attempts, and return these by name."""
     open: dict[str, tuple[str, Left]] = {}
     for event in ws.store.runs.events(run):
         log, place = event.data.get("log"), event.data.get("site")

@@ -1,4 +1,4 @@
-"""Input of the scheduler: a task for each step of a plan."""
+"""Input of the scheduler: one task for each step of a plan."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..survey.survey import Survey
 def tasks_of(
     plan: Plan, ids: Collection[str], todo: set[str], expected: Mapping[str, float]
 ) -> list[Task]:
-    """Return the tasks of `ids` in plan order, with their dependencies among `todo`.
+    """Return scheduler tasks for the steps `ids` in plan order, with dependencies among `todo`.
 
     Steps on the longest path to the end get the highest priority.
     """
@@ -66,11 +66,11 @@ def tasks_of(
 
 
 MANY: Final = 200
-"""Most contents that a host is asked about in advance."""
+"""Maximum number of contents that a host is asked about in advance."""
 
 
 def find_given_contents(found: Survey) -> list[str]:
-    """Return the contents of the caller's files that the steps to run receive, at most `MANY`."""
+    """Return the digests of the caller's files that the steps to run read, at most `MANY`."""
     facts, nodes = found.facts, [found.plan.nodes[n] for n in found.todo]
     contents = [
         facts.files.get(path)
@@ -88,7 +88,7 @@ def find_given_contents(found: Survey) -> list[str]:
 
 
 def pattern_of(found: Survey, id: str) -> str | None:
-    """Return the pattern that reads a step's metrics from its log; None if it has no pattern."""
+    """Return the pattern for metrics in a step's log; None if the step has no such pattern."""
     n = found.plan.index.get(id)
     metrics = found.plan.specs()[n].metrics if n is not None else None
     return metrics.pattern if metrics is not None else None

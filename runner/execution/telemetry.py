@@ -1,4 +1,4 @@
-"""Metric points and log lines for the training platform, sent in batches during a run, masked."""
+"""Upload of metrics and log lines to the training platform, in batches during a run, masked."""
 
 from __future__ import annotations
 
@@ -22,18 +22,21 @@ from .tasks import pattern_of
 EVERY: Final = 5.0
 """Interval between batches, in seconds."""
 BATCH: Final = 500
-"""Most points or lines in one message."""
+"""Maximum number of metric points or log lines in one message."""
 LONGEST: Final = 4000
-"""Longest line, in characters."""
+"""Maximum length of a log line, in characters."""
 _OF_GPU: Final = {
     "gpu_utilization_percent": "gpu_utilization_percent",
     "gpu_memory_used_gb": "gpu_memory_allocated_gb",
 }
-"""Host measurements and their metric fields, for trainers that do not report them."""
+"""Metric fields filled from host measurements, for trainers that do not report them."""
 
 
 class Telemetry:
-    """Sender of the metrics and logs of one run.  Create it with `reporting.telemetry`."""
+    """Sender of the metrics and logs of one run to a training platform.
+
+    Create it with `reporting.telemetry`.
+    """
 
     def __init__(
         self, ws: Workspace, letters: Letters, run: str, found: Survey, say: Callable[[str], None]
@@ -78,7 +81,7 @@ class Telemetry:
             self.flush()
 
     def finish(self, attempt: str) -> None:
-        """Send the rest of a finished attempt, including an incomplete last line."""
+        """Send the remaining output of a finished attempt, including an incomplete last line."""
         for name, stream in list(self._rest):
             of_it = name == attempt or name.startswith(
                 f"{attempt}."
@@ -92,7 +95,7 @@ class Telemetry:
         self.flush()
 
     def flush(self) -> None:
-        """Put the waiting points and lines into the outbox."""
+        """Move the pending metric points and log lines into the outbox."""
         self._due = time.monotonic() + EVERY
         while self._points or self._lines:
             points, self._points = self._points[:BATCH], self._points[BATCH:]
@@ -111,7 +114,7 @@ class Telemetry:
                 self._save_progress()
 
     def _process(self, attempt: str, stream: str, line: bytes) -> None:
-        """Process one complete line of an attempt's stream."""
+        """Process one complete line of an attempt's log, metrics or host measurements."""
         if not line:
             if stream == "log":
                 self._add_line(attempt, line)
@@ -184,7 +187,7 @@ class Telemetry:
         self._points.append(point)
 
     def _advance(self, told: Mapping[str, object], point: Mapping[str, object]) -> None:
-        """Record the progress of the training."""
+        """Update the progress of the training from a reported metric point."""
         step, loss = _number(point["step"]), point.get("train_loss")
         total = told.get("max_steps", told.get("total_steps"))
         if not is_number(total):
@@ -212,7 +215,7 @@ class Telemetry:
         return self._training
 
     def _load_progress(self) -> None:
-        """Load the progress that an earlier worker on this machine sent.
+        """Load the training progress that an earlier worker on this machine sent.
 
         If the training is not executed again, load its stored metrics instead.
         """
@@ -251,7 +254,7 @@ class Telemetry:
 
 
 def _parse_object(line: bytes) -> dict[str, object] | None:
-    """Parse a JSON object; None for anything else."""
+    """Parse a line as a JSON object; return None for anything else."""
     try:
         told = json.loads(line)
     except (ValueError, RecursionError):

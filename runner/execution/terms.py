@@ -1,4 +1,4 @@
-"""The options of a run and its summary, as the command line, Python and the store share them."""
+"""Options of a run and its summary, shared by the command line, the Python API and the store."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The steps of a plan that the caller chose."""
+    """Selection of the plan's steps by the caller."""
 
     only: str | None = None
     until: str | None = None
@@ -37,7 +37,7 @@ EVERYTHING: Final = Choice()
 
 
 class Label(NamedTuple):
-    """The caller's name, tags and note for a run, shown by `runs` and `results`."""
+    """Caller's name, tags and note for a run, shown by `runs` and `results`."""
 
     name: str = ""
     tags: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ NO_LABEL: Final = Label()
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How to execute a run: its hosts, limits and options."""
+    """Execution settings of a run: its hosts, limits and options."""
 
     driver: str = "local"  # the source of hosts
     hosts: tuple[str, ...] = ()  # replace the driver's configured hosts
@@ -78,7 +78,7 @@ class Settings:
 
 
 class Overview(NamedTuple):
-    """The run that is about to start, for listeners."""
+    """Data about a run that is about to start, for listeners."""
 
     run: str
     recipe: str
@@ -89,22 +89,22 @@ class Overview(NamedTuple):
     jobs: int
     workspace: str
     masker: Masker = Masker()
-    """Masks the run's secrets in a step's output."""
+    """Masker for the run's secrets in a step's output."""
     command: Callable[[str], str] = lambda id: ""
-    """A step's command line, by step ID."""
+    """Function that returns a step's command line, by step ID."""
     steps: Callable[[str], float | None] = lambda id: None
-    """Number of training steps, by step ID; None if the inputs do not determine it."""
+    """Function that returns the number of training steps, by step ID, or None if unknown."""
     pattern: Callable[[str], str | None] = lambda id: None
-    """The pattern that reads metrics from a step's log, by step ID; None without a pattern."""
+    """Function that returns the pattern for metrics in a step's log, by step ID, or None."""
     trains: str = ""
-    """The training step without its matrix values; empty if there is none."""
+    """ID of the training step without its matrix values; empty if there is none."""
 
 
 class Summary(NamedTuple):
-    """The end of a run.  `results` are (name, path) of the published outputs.
+    """Summary of a finished run.
 
-    `interrupted`: a signal or a request asked the run to stop. The state is still COMPLETED if no
-    step was left out.
+    `results` are (name, path) of the published outputs. `interrupted`: a signal or a request asked
+    the run to stop. The state is still COMPLETED if no step was left out.
     """
 
     state: str
@@ -117,11 +117,11 @@ class Summary(NamedTuple):
     left_running: Sequence[str] = ()
     warnings: Sequence[str] = ()
     skipped: Sequence[str] = ()
-    """One line for each skipped step: its name and the reason."""
+    """Lines with the name and the reason of each skipped step."""
 
 
 class Listener(Protocol):
-    """Receiver of a run's events and messages.
+    """Callback protocol for a run's events and messages.
 
     `tick` is called about ten times a second while the run waits; `page` returns the run's HTML
     page.
@@ -165,7 +165,7 @@ def request_data(request: Request) -> dict[str, object]:
 
 
 def options_data(choice: Choice, settings: Settings) -> dict[str, object]:
-    """Return the choice, settings and label of a run in the form that is stored with it."""
+    """Return the step selection, settings and label of a run in their stored form."""
     how: dict[str, object] = {
         "choice": asdict(choice),
         "settings": {name: value for name, value in asdict(settings).items() if name != "label"},
@@ -174,7 +174,7 @@ def options_data(choice: Choice, settings: Settings) -> dict[str, object]:
 
 
 def limits_data(limits: LimitSpec) -> dict[str, object]:
-    """Return the limits of a run as they are stored with it, in seconds and US dollars."""
+    """Return the limits of a run in their stored form, in seconds and US dollars."""
     known = {
         name: value
         for name, value in (("time", limits.time), ("cost", limits.cost))
@@ -184,7 +184,7 @@ def limits_data(limits: LimitSpec) -> dict[str, object]:
 
 
 def request_of_run(row: RunRow) -> Request | None:
-    """Return the request of a run, or None if none is stored."""
+    """Return the stored request of a run, or None if none is stored."""
     from ..survey.request import Request
 
     asked = row.data.get("asked")
@@ -203,7 +203,7 @@ def request_of_run(row: RunRow) -> Request | None:
 
 
 def choice_of_run(row: RunRow) -> Choice:
-    """Return the step choice of a run."""
+    """Return the stored step selection of a run."""
     return Choice(**_values(row, "choice"))
 
 
@@ -239,7 +239,10 @@ def apply_stack(ws: Workspace, settings: Settings) -> Settings:
 
 
 def limits_asked(ws: Workspace, settings: Settings) -> Mapping[str, float]:
-    """Return the limits of a request and of its stack.  Raises NotFound."""
+    """Return the limits of a request combined with those of its stack.
+
+    Raises NotFound.
+    """
     if not settings.stack:
         return settings.limits
     from ..language.units import duration, money
@@ -252,12 +255,15 @@ def limits_asked(ws: Workspace, settings: Settings) -> Mapping[str, float]:
 
 
 def settings_of_run(row: RunRow) -> Settings:
-    """Return the settings of a run."""
+    """Return the stored execution settings of a run."""
     return Settings(**_values(row, "settings"))
 
 
 def _values(row: RunRow, what: str) -> dict[str, Any]:
-    """Return stored fields with lists as tuples; empty if an earlier version stored none."""
+    """Return the stored fields `what` of a run, with lists as tuples.
+
+    Empty if an earlier version stored none.
+    """
     found = row.data.get(what)
     return (
         {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
@@ -272,5 +278,5 @@ def login_name(environ: Mapping[str, str]) -> str:
 
 
 def new_id() -> str:
-    """Return a new run ID: the UTC time, which sorts, and random digits."""
+    """Return a new run ID: the UTC time, for sorting, and random digits."""
     return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + os.urandom(3).hex()

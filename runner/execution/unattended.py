@@ -1,4 +1,4 @@
-"""Cancel or pause a run without a worker: stop its jobs and store its state."""
+"""Cancellation or pause of a run without a worker: stop its jobs and store its state."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .steps.orphans import find_left_attempts
 
 END = Literal["CANCELLED", "PAUSED"]
 LATE = timedelta(seconds=10)
-"""Longest wait for a job's end after its kill."""
+"""Timeout for a job's end after its kill."""
 
 
 def end_unattended(ws: Workspace, run: str, state: END, say: Callable[[str], None]) -> bool:
-    """Cancel or pause a run without a worker; False if a worker has it, or if it has ended.
+    """Cancel or pause a run without a worker.
 
-    Stops the run's jobs on this machine. Names its jobs on other hosts, which a run with the same
-    driver can resume or stop.
+    Return False if a worker has it, or if it has ended. Stops the run's jobs on this machine.
+    Names its jobs on other hosts, which a run with the same driver can resume or stop.
     """
     fence = ws.store.runs.claim(run, f"process {os.getpid()}")
     if fence is None:
@@ -42,7 +42,7 @@ def end_unattended(ws: Workspace, run: str, state: END, say: Callable[[str], Non
 def end_claimed(
     ws: Workspace, run: str, fence: int, state: END, say: Callable[[str], None]
 ) -> None:
-    """Cancel or pause a run that this process has claimed, and on which no loop works."""
+    """Cancel or pause a run that this process has claimed but is not executing."""
     try:
         here, elsewhere = find_left_attempts(ws.home, run)
         for name, place in elsewhere.items():
@@ -85,7 +85,7 @@ async def _stop_jobs(root: Path, names: Sequence[str]) -> None:
 
 
 def _close_steps(ws: Workspace, run: str, state: str) -> Beside:
-    """Return the events and rows of the open steps of a run without jobs.
+    """Return events and database rows that close the open steps of a run without jobs.
 
     For CANCELLED, all open steps are CANCELLED; for PAUSED, RUNNING steps are QUEUED again.
     """

@@ -1,4 +1,4 @@
-"""Upload the results of a run to its `--out` address, before the run is COMPLETED.
+"""Upload of a run's results to its `--out` address, before the run is COMPLETED.
 
 A run that changes nothing needs one request, which checks the earlier upload.
 """
@@ -34,17 +34,20 @@ if TYPE_CHECKING:
 
 HUB: Final = "hf://"
 TRIES: Final = 3
-"""Attempts of an upload; each one continues with the missing files."""
+"""Maximum number of upload attempts; each attempt continues with the missing files."""
 PAUSE: Final = 5.0
-"""Pause before the next attempt, in seconds."""
+"""Delay before the next upload attempt, in seconds."""
 SPOKEN: Final = 10.0
 """Interval between progress messages of a long upload, in seconds."""
 LATEST: Final = "latest.json"
-"""File beside a recipe's result folders with the name of the latest one."""
+"""Name of the file with the name of a recipe's latest result directory."""
 
 
 def check(ws: Workspace, plan: Plan, address: str) -> None:
-    """Check that the upload address can be used.  Raises Invalid, Infrastructure."""
+    """Check that the upload address can be used.
+
+    Raises Invalid, Infrastructure.
+    """
     if address.startswith(HUB):
         from ..storage.buckets import hub
 
@@ -63,7 +66,7 @@ def upload(
     listener: Listener,
     run: str = "",
 ) -> None:
-    """Upload the results of a plan, with the logs and the report of `run` if it is given.
+    """Upload the results of a plan, with the logs and the report of `run` if given.
 
     Raises Infrastructure if a result is missing or the upload fails.
     """
@@ -128,7 +131,7 @@ def upload(
 
 
 def find_maker(ws: Workspace, found: Survey) -> str:
-    """Return the last run that created one of the fresh results; empty if there is none."""
+    """Return the last run that created one of the up-to-date results; empty if there is none."""
     traces = ws.store.index.traces(
         [verdict.key for verdict in found.verdicts if verdict.key is not None]
     )
@@ -158,7 +161,7 @@ def _upload_files(
 
 
 def _is_uploaded(ws: Workspace, place: str, shown: str, size: int) -> bool:
-    """Check that the manifest of an earlier upload exists with `size` bytes.
+    """Return True if the manifest of an earlier upload exists with `size` bytes.
 
     Raises Infrastructure if the store does not answer.
     """
@@ -176,7 +179,7 @@ def _is_uploaded(ws: Workspace, place: str, shown: str, size: int) -> bool:
 
 
 def _endpoint(ws: Workspace, address: str) -> str:
-    """Return the custom endpoint of an address; empty for the provider's own endpoint."""
+    """Return the custom endpoint URL for an address; empty for the provider's own endpoint."""
     scheme = address.partition("://")[0]
     names = {
         "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"),
@@ -189,7 +192,7 @@ def _endpoint(ws: Workspace, address: str) -> str:
 
 
 def _bucket(ws: Workspace, address: str) -> Bucket:
-    """Open the folder at an address with the settings of the store in its bucket."""
+    """Open the bucket directory at an address with the settings of its store."""
     store = ws.config.store_of(address) or StoreSettings("", address)
     return buckets.open(store._replace(url=address), ws.root)
 
@@ -223,7 +226,10 @@ def _collect_run_files(ws: Workspace, run: str, beside: Path, listener: Listener
 
 
 def _retry(do: Callable[[], int], listener: Listener) -> int:
-    """Call `do`, and repeat it after a lost connection.  Raises Infrastructure."""
+    """Call the upload function `do`, and repeat the call after a lost connection.
+
+    Raises Infrastructure.
+    """
 
     def say(error: Exception) -> None:
         listener.say(f"lost the connection during the upload; resuming in {PAUSE:g} s: {error}")
@@ -238,7 +244,7 @@ def _retry(do: Callable[[], int], listener: Listener) -> int:
 
 
 def _progress_reporter(size: int, listener: Listener) -> Callable[[int], None]:
-    """Return a progress callback that shows a message every `SPOKEN` seconds."""
+    """Return a progress callback that shows an upload message every `SPOKEN` seconds."""
     began = spoken = time.monotonic()
     done = 0
 

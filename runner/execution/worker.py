@@ -1,6 +1,6 @@
-"""Execute one claimed run: open its hosts, run its loop and store its end.
+"""Execution of one claimed run: open its hosts, run its event loop and store its result.
 
-Both `recipe run` and `recipe worker` use it.
+Both `recipe run` and `recipe worker` use this module.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..errors import (
 )
 from ..failures import RunFailure, of_step
 from ..hosts import interpreters, stacks
-from ..hosts.ahead import Ahead
+from ..hosts.ahead import EarlyConnection
 from ..hosts.connect import check_same_packages
 from ..hosts.interpreters import CURRENT
 from ..hosts.link.client import Client
@@ -77,7 +77,7 @@ LOCAL: Final = "local"
 
 @dataclass(slots=True)
 class Assignment:
-    """A claimed run, with the objects that this process needs to execute it."""
+    """Claimed run, with the objects that this process needs to execute it."""
 
     ws: Workspace
     local: Client
@@ -88,14 +88,14 @@ class Assignment:
     listener: Listener
     since: Since
     submit: Callable[[], int] | None = None
-    """Stores a new run after the hosts have accepted it, and returns its fence."""
+    """Function that stores a new run after the hosts have accepted it, and returns its fence."""
     handover: Handover | None = None
     """Stop requests to the process of a queue worker."""
-    ahead: Ahead | None = None
-    """The run's driver, which is already connecting."""
+    ahead: EarlyConnection | None = None
+    """Driver of the run, which is already connecting."""
     masker: Masker = field(init=False)
     commits: GroupCommit | None = None
-    """Writer of the run once it has started."""
+    """Journal writer of the run once it has started."""
 
     def __post_init__(self) -> None:
         self.masker = Masker(
@@ -113,7 +113,7 @@ class Assignment:
 
 
 def work(ours: Assignment) -> Summary | None:
-    """Execute a run and return its summary; None if it paused and must resume now.
+    """Execute a run and return its summary; None if the run paused and must resume now.
 
     After an error, the caller releases the claim.
     """
@@ -141,7 +141,10 @@ def work(ours: Assignment) -> Summary | None:
 
 
 def _work(ours: Assignment) -> Summary | None:
-    """Execute a run, store its end and report it.  The stack of the run is held."""
+    """Execute a run, store its final state and report it.
+
+    The caller holds the stack of the run.
+    """
     ws, found, settings, listener, run = (
         ours.ws,
         ours.found,
@@ -158,7 +161,7 @@ def _work(ours: Assignment) -> Summary | None:
     gc.freeze()
     try:
         with asyncio.Runner(
-            loop_factory=ours.ahead.loop if ours.ahead is not None else None
+            loop_factory=ours.ahead.wait_for_loop if ours.ahead is not None else None
         ) as runner:
             working, report = runner.run(_execute(ours))
         if settings.upload and report.state == "COMPLETED":
@@ -222,7 +225,7 @@ def _work(ours: Assignment) -> Summary | None:
 
 
 async def _execute(ours: Assignment) -> tuple[Loop, Report]:
-    """Open the hosts, start the run and run the loop to its end."""
+    """Open the hosts, start the run and execute its event loop to the end."""
     ws, found, settings = ours.ws, ours.found, ours.settings
     host_pool = _compose_pool(ours)
     try:
@@ -230,17 +233,17 @@ async def _execute(ours: Assignment) -> tuple[Loop, Report]:
         with _cancel_on_signals(host_pool) if ours.handover is None else contextlib.nullcontext():
             await host_pool.open(
                 want=settings.jobs or sum(counts),
-                wish=lambda: compose_wish(found, host_pool.stays, settings.jobs),
+                wish=lambda: compose_wish(found, host_pool.runs_locally, settings.jobs),
             )
-        if host_pool.priced:
+        if host_pool.is_priced:
             refuse_denied_secrets(ws, found, host_pool)
-        needs = find_rental_needs(found, host_pool) if host_pool.priced else {}
+        needs = find_rental_needs(found, host_pool) if host_pool.is_priced else {}
         refuse_too_large(
             ws,
             found,
             host_pool,
             settings,
-            await host_pool.offered(estimate_takes(ws, found, needs)),
+            await host_pool.find_offered(estimate_takes(ws, found, needs)),
         )
         if found.request.current_python:
             await check_same_packages([*host_pool.head.places, *host_pool.places])
@@ -281,7 +284,7 @@ async def _execute(ours: Assignment) -> tuple[Loop, Report]:
 
 
 def _note_environment(ours: Assignment, begins: Claimed) -> threading.Thread:
-    """Start a thread that records the code version and the installed packages."""
+    """Start a thread that records the code version and the installed packages of a run."""
     ws, settings = ours.ws, ours.settings
     asked = CURRENT if ours.found.request.current_python else settings.python
     named = asked if settings.driver == LOCAL or asked == CURRENT else ""
@@ -290,7 +293,7 @@ def _note_environment(ours: Assignment, begins: Claimed) -> threading.Thread:
 
 
 def _compose_pool(ours: Assignment) -> HostPool:
-    """Return the hosts on which the run may execute, not opened yet."""
+    """Return the pool of hosts for the run, which is not opened yet."""
     ws, found, settings, claimed = ours.ws, ours.found, ours.settings, ours.claimed
     python = CURRENT if found.request.current_python else settings.python
     pool = HostPool(
@@ -324,7 +327,7 @@ def _cancel_on_signals(host_pool: HostPool) -> Iterator[None]:
     assert waiting is not None
 
     def end() -> None:
-        if host_pool.away and not host_pool.priced:
+        if host_pool.is_remote and not host_pool.is_priced:
             host_pool.say(
                 f"interrupted before a host was ready; released the request to {host_pool.name}"
             )
@@ -335,9 +338,9 @@ def _cancel_on_signals(host_pool: HostPool) -> Iterator[None]:
 
 
 def _store_end(ws: Workspace, commits: GroupCommit, report: Report, why: str) -> str:
-    """Store the end of a run and return its state.
+    """Store the final state of a run and return it.
 
-    A run that was left is released for the next worker and stays ACTIVE. Raises Stale if another
+    A run that was left to the next worker is released and stays ACTIVE. Raises Stale if another
     worker has claimed it.
     """
     if report.left:
@@ -356,7 +359,10 @@ def _store_end(ws: Workspace, commits: GroupCommit, report: Report, why: str) ->
 
 
 def _store_final_state(commits: GroupCommit, end: RunState, step: str = "") -> str:
-    """Store the final state of a run and return it.  A last cancel request wins."""
+    """Store the final state of a run and return it.
+
+    A last cancel request wins.
+    """
     while True:
         if end.state in ("CANCELLED", "PAUSED"):
             words = {"cancel": "cancelled", "pause": "paused"}.get(commits.answers, end.reason)
@@ -384,7 +390,7 @@ def failed_state(error: RecipeError | DriverError) -> RunState:
 
 
 def _store_error(commits: GroupCommit | None, error: BaseException) -> None:
-    """Store an error as the end of a started run.
+    """Store an error as the final state of a started run.
 
     Ignores errors that do not concern the run.
     """
@@ -398,7 +404,7 @@ def _store_error(commits: GroupCommit | None, error: BaseException) -> None:
 
 
 def _explain(error: BaseException, ws: Workspace, settings: Settings) -> RecipeError | None:
-    """Return an error with a fix for the user, or None for an unknown error."""
+    """Return a user-facing error with a fix, or None for an unknown error."""
     if isinstance(error, DriverError):
         return Infrastructure(
             str(error),

@@ -111,7 +111,7 @@ class Pip:
     """A pip run: its command, and the progress and errors parsed from its output."""
 
     def __init__(self, command: Sequence[str], home: str, wanted: int, meant: str) -> None:
-        self.command, self.env, self.meant = command, _env(home), meant
+        self.command, self.env, self.meant = command, _installer_env(home), meant
         self.wanted, self.here, self.size = wanted, 0, 0.0
         self.installing = False
         self.index, self.broken = "pypi.org", False
@@ -131,7 +131,7 @@ class Pip:
             requirements,
         ]
 
-    def reads(self, line: str) -> None:
+    def parse_line(self, line: str) -> None:
         if line.startswith("Ignoring "):
             self.wanted -= 1
         elif got := re.match(
@@ -152,10 +152,10 @@ class Pip:
         if "ERROR" in line or self.faults:
             self.faults = [*self.faults, line.strip()][:LAST]
 
-    def fetched(self) -> str:
+    def download_progress(self) -> str:
         return f"{min(self.here, self.wanted)} of {self.wanted} packages downloaded, {self.size / 1e9:.1f} GB"
 
-    def fault(self) -> Exception:
+    def find_error(self) -> Exception:
         """Return the cause of the failure: BuildError, Broken, or OSError if the disk is full."""
         said = "\n".join(self.faults)
         if any(word in said for word in FULL):
@@ -169,7 +169,7 @@ class Pip:
                 ),
                 "a package",
             )
-            return _mismatch(
+            return _hash_error(
                 re.sub(r" \(from -r .*", "", package),
                 r"Expected sha\d+ ([0-9a-f]{12})",
                 r"Got\s+([0-9a-f]{12})",
@@ -190,7 +190,7 @@ class Pip:
         ]
         return BuildError(" ".join(errors) or "pip failed without an error message", ANOTHER_LOCK)
 
-    def incomplete(self) -> list[str]:
+    def find_unpinned(self) -> list[str]:
         """Return the dependencies that the lock does not pin, each with the package that needs it."""
         said = subprocess.run(
             [*self.command, "check", *QUIETLY],
@@ -222,7 +222,7 @@ class Uv:
         how = ("--require-hashes", "--no-deps", "--index-strategy", "unsafe-best-match")
         return [self.program, "pip", "install", "--python", self.python, *how, "-r", requirements]
 
-    def reads(self, line: str) -> None:
+    def parse_line(self, line: str) -> None:
         if got := re.match(r"(Resolved|Prepared) (\d+) package", line):
             self.wanted, self.installing = (
                 int(got[2]) if got[1] == "Resolved" else self.wanted,
@@ -235,11 +235,11 @@ class Uv:
         elif line.startswith("error:") or self.faults:
             self.faults = [*self.faults, line.strip()][:LAST]
 
-    def fetched(self) -> str:
+    def download_progress(self) -> str:
         size = sum(self.large.get(name, 0.0) for name in self.here)
         return f"{len(self.here)} of {len(self.large)} large packages downloaded, {size / 1e9:.1f} of {sum(self.large.values()) / 1e9:.1f} GB"
 
-    def fault(self) -> Exception:
+    def find_error(self) -> Exception:
         """Return the cause of the failure: BuildError, Broken, or OSError if a disk is full."""
         said = "\n".join(self.faults)
         if any(word in said for word in FULL):
@@ -248,7 +248,7 @@ class Uv:
             )
             return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), where[1] if where else None)
         if got := re.search(r"Hash mismatch for `([^`]+)`", said):
-            return _mismatch(
+            return _hash_error(
                 got[1],
                 r"Expected:\s+sha\d+:([0-9a-f]{12})",
                 r"Computed:\s+sha\d+:([0-9a-f]{12})",
@@ -278,7 +278,7 @@ class Uv:
         words = [re.sub(r"^(error|cause): ", "", line).rstrip(".") for line in self.faults if line]
         return BuildError("; ".join(words) or "uv failed without an error message", ANOTHER_LOCK)
 
-    def incomplete(self) -> list[str]:
+    def find_unpinned(self) -> list[str]:
         """Return the dependencies that the lock does not pin, each with the package that needs it."""
         argv = [self.program, "pip", "check", "--python", self.python]
         said = subprocess.run(argv, env=self.env, capture_output=True, text=True, errors="replace")
@@ -312,7 +312,7 @@ def build(home: str, requirements: str, uv: str) -> None:
             done={
                 "packages": wanted,
                 "seconds": round(time.monotonic() - began, 1),
-                "bytes": _size(home),
+                "bytes": _disk_usage(home),
             }
         )
 
@@ -331,18 +331,18 @@ def make_environment(home: str, requirements: str, uv: str, lock: int) -> int:
     head = re.match(r"# Made by .*?: (.*?)\.?$", lines[0]) if lines else None
     meant = head[1] if head else ""
     wanted = sum(1 for line in lines if re.match(r"[A-Za-z0-9]", line))
-    if not _runs(uv):
-        pip = _pip(home)
+    if not _can_run(uv):
+        pip = _find_pip(home)
         return install_insistently(lambda: Pip(pip, home, wanted, meant), home, requirements, lock)
     with open(f"{home}/fetched/exact.txt", "w", encoding="utf-8") as file:
-        file.writelines(f"{_exact(line)}\n" for line in lines)
+        file.writelines(f"{_pin_exactly(line)}\n" for line in lines)
     try:
         return install_insistently(lambda: Uv(uv, home, wanted, meant), home, file.name, lock)
     except Missing:
         return install_insistently(lambda: Uv(uv, home, wanted, meant), home, requirements, lock)
 
 
-def _exact(line: str) -> str:
+def _pin_exactly(line: str) -> str:
     """Change a pin from `==` to `===`.
 
     Otherwise uv may choose a build with a local version such as 2.13.0+cpu.  pip selects by hash.
@@ -366,7 +366,7 @@ def install_insistently(
     raise AssertionError("unreachable")
 
 
-def _runs(uv: str) -> bool:
+def _can_run(uv: str) -> bool:
     """Return whether the program `uv` runs on this host.  A uv for another C library does not."""
     try:
         return (
@@ -380,7 +380,7 @@ def _runs(uv: str) -> bool:
         return False
 
 
-def _pip(home: str) -> list[str]:
+def _find_pip(home: str) -> list[str]:
     """Return the command of a pip that can install into the environment.  The pip of this Python saves seconds.  Raises BuildError."""
     from importlib import metadata
 
@@ -414,16 +414,16 @@ def install(installer: Pip | Uv, home: str, requirements: str, lock: int) -> int
         pass_fds=(lock,),
     ) as process:
         assert process.stdout is not None
-        teller = threading.Thread(target=_tell, args=(home, installer, over))
+        teller = threading.Thread(target=_report_progress, args=(home, installer, over))
         teller.start()
         for line in process.stdout:
-            installer.reads(line)
+            installer.parse_line(line)
         over.set()
         teller.join()
     if process.returncode:
-        raise installer.fault()
+        raise installer.find_error()
     # Only the packages of the lock were installed, so the version check reports what the lock forgot.
-    if forgotten := installer.incomplete():
+    if forgotten := installer.find_unpinned():
         raise BuildError(
             f"the lock does not pin {'; nor '.join(forgotten)}",
             "create the lock file again with all dependencies",
@@ -432,7 +432,7 @@ def install(installer: Pip | Uv, home: str, requirements: str, lock: int) -> int
     return installer.wanted
 
 
-def _env(home: str) -> dict[str, str]:
+def _installer_env(home: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in ELSEWHERE} | {
         "TMPDIR": f"{home}/fetched",
         "PYTHONUNBUFFERED": "1",
@@ -444,7 +444,12 @@ def _uv_env(home: str) -> dict[str, str]:
 
     pip's settings about package sources apply if uv has no setting of its own.
     """
-    env = {"NO_COLOR": "1", **of_pip(os.environ), **_env(home), "UV_PYTHON_DOWNLOADS": "never"}
+    env = {
+        "NO_COLOR": "1",
+        **translate_pip_settings(os.environ),
+        **_installer_env(home),
+        "UV_PYTHON_DOWNLOADS": "never",
+    }
     cache = (
         env.get("UV_CACHE_DIR")
         or f"{env.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')}/uv"
@@ -457,7 +462,7 @@ def _uv_env(home: str) -> dict[str, str]:
     return env if writable else {**env, "UV_CACHE_DIR": f"{home}/fetched"}
 
 
-def of_pip(environ: Mapping[str, str]) -> dict[str, str]:
+def translate_pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """Translate pip's settings (files and variables) to uv's variables.  Local paths that do not exist are left out, as pip does."""
     read = configparser.RawConfigParser(strict=False)
     user = os.path.expanduser("~")
@@ -497,21 +502,21 @@ def _is_there(place: str) -> bool:
     return not path.startswith("/") or os.path.exists(path)
 
 
-def _tell(home: str, installer: Pip | Uv, over: threading.Event) -> None:
+def _report_progress(home: str, installer: Pip | Uv, over: threading.Event) -> None:
     last, pause = "", PULSE
     while not over.wait(pause):
         pause = min(SLOWEST, pause * 1.3)
         words = (
-            f"{_there(home)} of {installer.wanted} packages installed"
+            f"{_count_installed(home)} of {installer.wanted} packages installed"
             if installer.installing
-            else installer.fetched()
+            else installer.download_progress()
         )
         if words != last:
             _say(says=words)
         last = words
 
 
-def _there(home: str) -> int:
+def _count_installed(home: str) -> int:
     with contextlib.suppress(OSError):
         return sum(
             name.endswith(".dist-info")
@@ -522,7 +527,7 @@ def _there(home: str) -> int:
     return 0
 
 
-def _mismatch(package: str, expected: str, got: str, said: str) -> BuildError:
+def _hash_error(package: str, expected: str, got: str, said: str) -> BuildError:
     """Return the error for a file with other hashes than in the lock.  The patterns find the digests in the installer's output."""
     wanted, found = re.search(expected, said), re.search(got, said)
     what = f"{package} has other hashes than the lock (expected {wanted[1] if wanted else '?'}…, got {found[1] if found else '?'}…)"
@@ -557,7 +562,7 @@ def _clear(home: str) -> None:
             shutil.rmtree(item.path) if item.is_dir(follow_symlinks=False) else os.unlink(item.path)
 
 
-def _size(home: str) -> int:
+def _disk_usage(home: str) -> int:
     return sum(
         os.lstat(os.path.join(folder, name)).st_size
         for folder, _, names in os.walk(home)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from drivers.base import Driver
 
 
-class Ahead:
+class EarlyConnection:
     """A driver that connects on its own event loop, which the run uses later.  Rents nothing.  Errors are raised when the driver is first used."""
 
     def __init__(self, driver: Driver) -> None:
@@ -22,7 +22,7 @@ class Ahead:
         )  # an event, because a thread whose join was interrupted by a signal counts as ended
         threading.Thread(target=self._run, daemon=True).start()
 
-    def loop(self) -> asyncio.AbstractEventLoop:
+    def wait_for_loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop once the driver has connected or failed.  Meanwhile, load the agent program and the transfer code."""
         from .link.stream import agent_program
         from .transfer import host_store as transfer  # noqa: F401
@@ -53,9 +53,9 @@ class Ahead:
 
 
 @contextlib.contextmanager
-def connect_ahead(driver: Driver) -> Iterator[Ahead]:
+def connect_ahead(driver: Driver) -> Iterator[EarlyConnection]:
     """Connect a driver in the background until the block ends."""
-    made = Ahead(driver)
+    made = EarlyConnection(driver)
     try:
         yield made
     finally:

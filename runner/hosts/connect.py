@@ -34,7 +34,7 @@ from .link.client import Client, connect_remote
 from .link.contact import ask_program
 from .place.place import Place, Shell
 from .place.remote import RemotePlace
-from .renting.resting import NotAsSold
+from .renting.resting import UnusableMachine
 
 if TYPE_CHECKING:
     from .link.wire import Progress
@@ -116,9 +116,9 @@ class Connector:
     ) -> None:
         self._ws, self._name, self._named, self._say, self._given = ws, name, named, say, given
 
-    def here(self, local: Client) -> Place:
+    def local_place(self, local: Client) -> Place:
         """Return this machine as a place.  Raises CannotRun."""
-        python, ws = self._python(), self._ws
+        python, ws = self._choose_python(), self._ws
         path = interpreters.command_path(python, ws.home, ws.environ)
 
         def seen() -> Sequence[Device]:
@@ -131,12 +131,12 @@ class Connector:
         shell = Shell(python, path, ws.environ)
         return Place(ws, "local", local, ws.machine(), seen, shell)
 
-    def _python(self) -> str:
+    def _choose_python(self) -> str:
         """Return the interpreter of this machine.  A Python that was set for remote hosts need not exist here.  Raises CannotRun."""
         named = "" if self._name != "local" and self._named != interpreters.CURRENT else self._named
         return interpreters.choose_python(named, self._ws.root, self._ws.environ)
 
-    def reach(
+    def begin_connection(
         self,
         name: str,
         host: Host,
@@ -159,21 +159,23 @@ class Connector:
         jobs = connect_remote(wire)
         jobs.wake()  # the agent starts while the host answers
         host_store = HostStore(
-            wire, self._recall, f"{self._ws.home}/partial" if traits.shared_disk else ""
+            wire, self._recall_manifest, f"{self._ws.home}/partial" if traits.shared_disk else ""
         )
         words = ("/bin/sh", "-c", PROGRAM + _ASK, "sh", python, root, OWN, hung)
         asked = ask_program(host.call, words)
         return HostConnection(
-            python, jobs, host_store, asyncio.gather(asked, self._open(host_store))
+            python, jobs, host_store, asyncio.gather(asked, self._open_store(host_store))
         )
 
     @contextlib.asynccontextmanager
-    async def reached(self, driver: Driver, want: int) -> AsyncIterator[dict[str, HostConnection]]:
+    async def begin_connections(
+        self, driver: Driver, want: int
+    ) -> AsyncIterator[dict[str, HostConnection]]:
         """Connect to the hosts in parallel while their offers are read.  On exit, close the connections that the caller has not taken out."""
         hosts = driver.connected_hosts()
         some = hosts if len(hosts) <= want else {}  # with more hosts, some may not be needed
         found = {
-            name: self.reach(f"{self._name} {name}", host, host.python, driver.traits)
+            name: self.begin_connection(f"{self._name} {name}", host, host.python, driver.traits)
             for name, host in some.items()
         }
         try:
@@ -182,11 +184,11 @@ class Connector:
             for each in found.values():
                 await each.aclose()
 
-    async def _open(self, host_store: HostStore) -> None:
+    async def _open_store(self, host_store: HostStore) -> None:
         await host_store.open()
-        await host_store.expect(self._given)
+        await host_store.prefetch_state(self._given)
 
-    async def place(
+    async def create_place(
         self,
         offer: Offer,
         lease: Lease,
@@ -202,7 +204,7 @@ class Connector:
         room = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
         cards = tuple(Card(number) for number in range(have.gpus or 0))
         hung = lease.data.get("hung", "")  # known since the offer
-        reached = reached or self.reach(
+        reached = reached or self.begin_connection(
             name,
             host,
             lease.data.get("python", "python3"),
@@ -248,7 +250,7 @@ class Connector:
         place.address = host.address
         return place
 
-    def _recall(self, content: str) -> Any:
+    def _recall_manifest(self, content: str) -> Any:
         """Return the manifest of a tree if it is stored here."""
         return (
             self._ws.objects.manifests.entries(Content(content))
@@ -258,7 +260,7 @@ class Connector:
 
 
 async def check_as_sold(offer: Offer, need: Need, host: Host, image: str, cuda: str) -> None:
-    """Check that a machine has the offered resources.  Raises NotAsSold.
+    """Check that a machine has the offered resources.  Raises UnusableMachine.
 
     Its GPU driver must also support the CUDA version of its image.
 
@@ -266,7 +268,7 @@ async def check_as_sold(offer: Offer, need: Need, host: Host, image: str, cuda: 
     """
     facts = machine.facts(await ask_program(host.call, machine.question(".", machine.GPUS)))
     if short := machine.less(offer.resources, need, facts, need.image or image, cuda):
-        raise NotAsSold(f"the machine has less than offered: {short}", LeaseFailure.LACKS)
+        raise UnusableMachine(f"the machine has less than offered: {short}", LeaseFailure.LACKS)
 
 
 async def check_same_packages(places: Iterable[Place]) -> None:

@@ -123,15 +123,15 @@ class Containers:
         self._images: dict[str, Image] = {}
         self._alone = asyncio.Lock()
 
-    async def image(self, name: str) -> Image:
+    async def provide_image(self, name: str) -> Image:
         """Return an image, pulled if necessary.  The first call finds the engine and removes leftover containers.  Raises CannotRun."""
         async with self._alone:
-            engine = self._engine or await self._find()
+            engine = self._engine or await self._find_engine()
             if name not in self._images:
                 self._images[name] = await pull_image(self._host, engine, name, self._say)
             return self._images[name]
 
-    async def _find(self) -> Engine:
+    async def _find_engine(self) -> Engine:
         given = self._settings
         self._engine = await detect(
             self._host,
@@ -144,7 +144,7 @@ class Containers:
             self._say(f"removed a leftover container of {attempt}")
         return self._engine
 
-    def digest(self, name: str) -> str:
+    def digest_of(self, name: str) -> str:
         """Return the digest of an image that `image` found, otherwise its name."""
         return self._images[name].digest if name in self._images else name
 
@@ -163,12 +163,12 @@ class Containers:
         image = self._images[name]
         return wrap(command, image, self._engine, mounts, gpus, needed=needed, network=network)
 
-    async def over(self, attempt: str, exit: Exit) -> None:
+    async def clean_up(self, attempt: str, exit: Exit) -> None:
         """Remove the container of a job that was killed or stopped.  `attempt` is the path of its directory."""
         if exit.signal is not None or exit.reason != "exit":
             with suppress(CannotRun):  # without an engine there is no container
                 async with self._alone:
-                    engine = self._engine or await self._find()
+                    engine = self._engine or await self._find_engine()
                 await remove_container(self._host, engine, attempt)
 
 
@@ -435,20 +435,20 @@ def _walk_links(folder: str, store: str, ours: Sequence[str], seen: set[str]) ->
                 elif entry.is_symlink():
                     target = os.path.realpath(entry.path)
                     if not os.path.exists(target) or any(
-                        _within(target, place) for place in (folder, *ours)
+                        _is_within(target, place) for place in (folder, *ours)
                     ):
                         continue
-                    if _within(target, store):
+                    if _is_within(target, store):
                         yield store  # stored objects contain no links that leave the store
                         continue
-                    if not any(_within(target, place) for place in seen):
+                    if not any(_is_within(target, place) for place in seen):
                         yield target
                     if os.path.isdir(target) and target not in walked:
                         walked.add(target)
                         pending.append(target)
 
 
-def _within(path: str, folder: str) -> bool:
+def _is_within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
 
 
@@ -457,19 +457,19 @@ def cover_paths(paths: Iterable[str], most: int = MOST) -> list[str]:
 
     Returns the root only if nothing else fits.
     """
-    found = _tops(paths)
+    found = _remove_nested(paths)
     while len(found) > most:
         deepest = max(path.count("/") for path in found)
-        found = _tops(
+        found = _remove_nested(
             posixpath.dirname(path) if path.count("/") == deepest else path for path in found
         )
     return found
 
 
-def _tops(paths: Iterable[str]) -> list[str]:
+def _remove_nested(paths: Iterable[str]) -> list[str]:
     found: list[str] = []
     for path in sorted(set(paths), key=lambda path: path.split("/")):
-        if not found or not _within(path, found[-1]):
+        if not found or not _is_within(path, found[-1]):
             found.append(path)
     return found
 

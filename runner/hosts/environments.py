@@ -93,8 +93,8 @@ async def find_python(place: Place, version: str) -> str:
 
 async def is_built(place: Place, wanted: EnvironmentSpec) -> bool:
     """Return whether the environment exists.  It does not count if its base Python was removed."""
-    home = _home(place, wanted)
-    return await place.folder.noted(f"{home}/complete") and await place.folder.noted(
+    home = _environment_folder(place, wanted)
+    return await place.folder.has_marker(f"{home}/complete") and await place.folder.has_marker(
         f"{home}/bin/python"
     )
 
@@ -102,7 +102,7 @@ async def is_built(place: Place, wanted: EnvironmentSpec) -> bool:
 async def provide_python(hooks: Hooks, wanted: EnvironmentSpec, say: Callable[[str], None]) -> str:
     """Return the interpreter of an environment, built if necessary.  `say` receives the progress.  Raises CannotRun."""
     place = hooks.place
-    home = _home(place, wanted)
+    home = _environment_folder(place, wanted)
     if wanted.lock is None and await find_python(place, wanted.version) == place.python:
         return place.python
     if not await is_built(place, wanted):
@@ -113,11 +113,11 @@ async def provide_python(hooks: Hooks, wanted: EnvironmentSpec, say: Callable[[s
             else contextlib.nullcontext()
         ):
             await _build(hooks, wanted, f"{place.folder.root}/{home}", say)
-    await place.folder.note(f"{home}/complete")  # `gc` uses the time of the last use
+    await place.folder.write_marker(f"{home}/complete")  # `gc` uses the time of the last use
     return f"{place.folder.root}/{home}/bin/python"
 
 
-def _home(place: Place, wanted: EnvironmentSpec) -> str:
+def _environment_folder(place: Place, wanted: EnvironmentSpec) -> str:
     """Return the environment's directory below the root.  Workspaces share it on a host if they use the same Python."""
     return (
         wanted.name
@@ -132,7 +132,7 @@ async def _wait_for_lock(hooks: Hooks, name: str, say: Callable[[str], None]) ->
     lock = locks.try_hold(f"env-{name}")
     if lock is None:
         say(f"{locks.holder(f'env-{name}')} is installing the packages; waiting")
-    while lock is None and not hooks.stopped(INSTALL):
+    while lock is None and not hooks.is_stopped(INSTALL):
         await asyncio.sleep(LOOK)
         lock = locks.try_hold(f"env-{name}")
     if lock is None:
@@ -168,7 +168,7 @@ async def _build(
         home,
         *(("requirements.txt", await _provide_uv(hooks.place)) if lock else ("",)),
     ]
-    exit, said = await hooks.do(INSTALL, argv, pass_env=inherited, files=files, hear=hear)
+    exit, said = await hooks.run_command(INSTALL, argv, pass_env=inherited, files=files, hear=hear)
     if exit.code != 0:
         words = last.get("wrong") or " ".join(said.split()) or exit.reason
         where = (
@@ -193,7 +193,7 @@ async def _provide_uv(place: Place) -> str:
         .strip()
     )
     found = await asyncio.to_thread(uv.fetch_uv, machine, Path(cache_folder(os.environ)))
-    return await place.folder.program(found) if found else ""
+    return await place.folder.provide_program(found) if found else ""
 
 
 def _read_lock(lock: Path) -> bytes:

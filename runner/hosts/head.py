@@ -13,7 +13,7 @@ from .connect import Connector
 from .place import rendezvous
 from .place.capacity import remove_taken
 from .place.rendezvous import Node
-from .renting.leases import driver_of
+from .renting.leases import create_driver
 
 if TYPE_CHECKING:
     from drivers.devices import Device
@@ -44,16 +44,16 @@ class StackHead:
         """Return whether the head is node 0 of a step."""
         return bool(self.places) and spec.node_count > 1
 
-    def workers(self, spec: StepSpec) -> int:
+    def count_workers(self, spec: StepSpec) -> int:
         """Return the number of driver places that a step needs: its nodes without the head."""
         return spec.node_count - int(self.leads(spec))
 
-    def roomy(self, spec: StepSpec, places: Sequence[Place]) -> Sequence[Place]:
+    def find_fitting(self, spec: StepSpec, places: Sequence[Place]) -> Sequence[Place]:
         """Return the places that could run the step, or one node of the step with GPUs of its own."""
-        could = [place for place in places if place.could(spec.resources.room)]
+        could = [place for place in places if place.fits(spec.resources.room)]
         return select_disjoint(could, spec.resources.gpus or 0) if spec.node_count > 1 else could
 
-    def crew(self, spec: StepSpec, places: Sequence[Place]) -> Sequence[Place]:
+    def choose_places(self, spec: StepSpec, places: Sequence[Place]) -> Sequence[Place]:
         """Return the places of a step by rank: the head, if the step uses it, then workers.  Empty if there are too few."""
         heads = self.places if self.leads(spec) else ()
         if not all(head.has_room({}) for head in heads):
@@ -63,7 +63,7 @@ class StackHead:
             there = [place for place in places if heads or place.zone == zone]
             found = [
                 *heads,
-                *select_disjoint(there, spec.resources.gpus or 0)[: self.workers(spec)],
+                *select_disjoint(there, spec.resources.gpus or 0)[: self.count_workers(spec)],
             ]
             if len(found) == spec.node_count:
                 return found
@@ -96,7 +96,7 @@ class StackHead:
             ),
             {},
         )
-        driver = driver_of(
+        driver = create_driver(
             head.driver,
             {**settings, "hosts": [{**own, "host": head.host, "address": head.address}]},
             (),
@@ -110,7 +110,7 @@ class StackHead:
                     raise found
                 found.deadman = settings.get("deadman")  # `visit` sets no deadman
                 lease = Lease(head.driver, name, "head", {"python": found.python})
-                place = await Connector(ws, head.driver, self._named, self._say).place(
+                place = await Connector(ws, head.driver, self._named, self._say).create_place(
                     Offer(head.driver, name), lease, found, driver.traits, slots=1
                 )
                 place.port, self.places = head.port, [place]

@@ -46,11 +46,11 @@ from .renting.budget import TERM
 from .renting.inventory import IDLE, Inventory, find_places_named
 from .renting.kept import KeptLeases
 from .renting.lease_upkeep import LeaseUpkeep
-from .renting.leases import driver_of, lease_of, need_of, offer_of
-from .renting.money import SAVING
-from .renting.needs import Spot, Takes, least_of, market_of, need_for, wish_for
+from .renting.leases import create_driver, lease_of, need_of, offer_of
+from .renting.money import DOWNLOAD_SECONDS
+from .renting.needs import Spot, StepTotals, least_of, market_of, need_for, wish_for
 from .renting.offering import describe_excluded
-from .renting.resting import RESTS, NotAsSold, find_resting
+from .renting.resting import COOLDOWNS, UnusableMachine, find_on_cooldown
 from .renting.several import SeveralLeases, alternatives, data_notice
 from .renting.totals import History, Pricing
 from .renting.zones import Zones, zone_of
@@ -94,11 +94,11 @@ class HostPool:
     """Contents that the first steps need."""
     earlier: Sequence[LeaseRow] = ()
     """Leases that a worker on another machine had for this run."""
-    taking: Mapping[Need, Takes] = field(default_factory=dict)
+    taking: Mapping[Need, StepTotals] = field(default_factory=dict)
     """What the steps of each need take, on any market."""
     unmet: dict[Need, str] = field(default_factory=dict)
     """Needs without an offer before the run, each with the excluded offers by count."""
-    here: Place = field(init=False)
+    local_place: Place = field(init=False)
     head: StackHead = field(default_factory=StackHead)
     inventory: Inventory = field(default_factory=Inventory)
     """The remote places of the run."""
@@ -112,12 +112,12 @@ class HostPool:
     """State changes of leases that the run has not recorded yet: the previous state, and the lease."""
     leases: KeptLeases | None = None
     _opened: list[Place] = field(default_factory=list)
-    _here_of: dict[Path, Place] = field(default_factory=dict)
+    _local_places: dict[Path, Place] = field(default_factory=dict)
     """Places of this machine for the agents of earlier claims, by agent root."""
     _wish: Wish = field(default_factory=Wish)
     _want: int = 0
     """Number of free places that the run can use."""
-    _told: set[str] = field(default_factory=set)
+    _shown: set[str] = field(default_factory=set)
     """Messages that are shown once."""
     _connector: Connector = field(init=False)
     _connectors: Mapping[str, Connector] = field(default_factory=dict)
@@ -126,50 +126,54 @@ class HostPool:
 
     lost: list[str] = field(default_factory=list)
     """Reasons for the loss of places."""
-    _given_back: set[str] = field(default_factory=set)
+    _releasing: set[str] = field(default_factory=set)
     """Keys of leases that this run is releasing."""
     refused: dict[Need, str] = field(default_factory=dict)
     """Needs for which no machine is available, with the reasons."""
 
     @property
-    def away(self) -> bool:
+    def is_remote(self) -> bool:
         """Whether steps run on other machines."""
         return self.name != "local"
 
     @property
     def places(self) -> list[Place]:
         """The places of steps that are not bound to this machine."""
-        return self.inventory.places if self.away else [self.here]
+        return self.inventory.places if self.is_remote else [self.local_place]
 
     @property
-    def priced(self) -> bool:
+    def is_priced(self) -> bool:
         """Whether hosts cost money, so that each is rented on demand."""
         return self.leases is not None and self.leases.driver.traits.priced
 
-    def machine(self, names: Iterable[str]) -> dict[str, float]:
+    def total_capacity(self, names: Iterable[str]) -> dict[str, float]:
         """Return the total of `cpus`, `gpus`, or `memory` in bytes of all places.
 
         The result is empty if machines are rented on demand.
         """
         return (
             {}
-            if self.priced
-            else {name: sum(place.capacity.has(name) for place in self.places) for name in names}
+            if self.is_priced
+            else {
+                name: sum(place.capacity.total_of(name) for place in self.places) for name in names
+            }
         )
 
     @property
     def has_late(self) -> bool:
         """True if slow hosts have not answered yet.  `join` may add them."""
-        return self.away and not self.priced and bool(self._of().driver.late)
+        return self.is_remote and not self.is_priced and bool(self._require_leases().driver.late)
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether no more machines may be added."""
-        if self._of().keeping is not None and len(self.inventory):
+        if self._require_leases().kept_stack is not None and len(self.inventory):
             return True
         if self.user_is_full:
             return True
-        return len(self.inventory) >= (self._of().driver.traits.hosts_at_once or math.inf)
+        return len(self.inventory) >= (
+            self._require_leases().driver.traits.hosts_at_once or math.inf
+        )
 
     @property
     def user_is_full(self) -> bool:
@@ -177,50 +181,56 @@ class HostPool:
 
         The maximum is `[limits] machines`.
         """
-        room = self._of().budget.room
+        room = self._require_leases().budget.machine_room
         if math.isinf(room):
             return False
-        states = [row.state for row in self._of().ledger.of_run(self.run)]
+        states = [row.state for row in self._require_leases().ledger.of_run(self.run)]
         not_noted = len(self.inventory.coming) - states.count("ASKED") - states.count("COMING")
         return room <= max(0, not_noted)
 
     def money_is_over(self) -> bool:
         """Return whether running machines must be left now to keep the cost limit."""
-        leases = self._of()
-        if not self.priced:
-            return leases.budget.spent(SAVING)
+        leases = self._require_leases()
+        if not self.is_priced:
+            return leases.budget.reaches_limit(DOWNLOAD_SECONDS)
         return any(
-            not leases.budget.outlasts(row, need_of(row), offer)
-            for offer, row in self.inventory.overdue()
+            not leases.budget.covers_replacement(row, need_of(row), offer)
+            for offer, row in self.inventory.find_overdue()
         )
 
-    def stays(self, spec: StepSpec) -> bool:
+    def runs_locally(self, spec: StepSpec) -> bool:
         """Return whether a step without a fixed place runs on this machine."""
-        if not self.away or not self.priced or self.everything_there or self.head.leads(spec):
-            return not self.away
-        if self.joins(spec):
+        if (
+            not self.is_remote
+            or not self.is_priced
+            or self.everything_there
+            or self.head.leads(spec)
+        ):
+            return not self.is_remote
+        if self.needs_one_zone(spec):
             return False
-        return not spec.resources.gpus and self.here.could(spec.resources.room)
+        return not spec.resources.gpus and self.local_place.fits(spec.resources.room)
 
-    def joins(self, spec: StepSpec) -> bool:
+    def needs_one_zone(self, spec: StepSpec) -> bool:
         """Return whether the nodes of a step are machines rented in one zone."""
         joins = self.leases is not None and self.leases.driver.traits.joins
         return joins and spec.node_count > 1 and not self.head.leads(spec)
 
     def places_of(self, spec: StepSpec, *, local: bool) -> Sequence[Place]:
         """Return the places where a step may run; with `local`, only this machine."""
-        if local or (self.priced and self.stays(spec)):
-            return [self.here]
-        if not self.priced:
+        if local or (self.is_priced and self.runs_locally(spec)):
+            return [self.local_place]
+        if not self.is_priced:
             return self.places
-        return self.inventory.serving(self.need(spec))
+        return self.inventory.find_places(self.need(spec))
 
     def need(self, spec: StepSpec) -> Need:
         """Return the machine requirements of a step, on the market of the driver's settings."""
         return need_for(
             spec,
             self.spot.market,
-            images=self._of().driver.traits.images and self.python != interpreters.CURRENT,
+            images=self._require_leases().driver.traits.images
+            and self.python != interpreters.CURRENT,
         )
 
     async def open(self, *, want: int, wish: Callable[[], Wish] = Wish) -> None:
@@ -237,13 +247,13 @@ class HostPool:
             name: Connector(self.ws, name, self.python, self.say, self.given)
             for name in alternatives(self.ws.config, self.name)
         }
-        self.here = self._connector.here(self.local)
-        self._opened.append(self.here)
-        if not self.away:
+        self.local_place = self._connector.local_place(self.local)
+        self._opened.append(self.local_place)
+        if not self.is_remote:
             return
         if among := data_notice(self.ws.config, self.name):
             self.say(among)
-        self.leases = self._leases()
+        self.leases = self._open_leases()
         self._upkeep = LeaseUpkeep(
             self.leases, self.inventory, self.name, self.say, self.ws.environ
         )
@@ -259,48 +269,48 @@ class HostPool:
             await self.leases.adopt()
         )  # before leftovers of other runs: our own leases may be past their end while our steps still run there
         await self._upkeep.tidy()
-        if self.priced:
-            self.here.capacity.slots = self.here.capacity.processors
+        if self.is_priced:
+            self.local_place.capacity.slots = self.local_place.capacity.processors
         else:
-            await self._fill(kept)
+            await self._acquire_free(kept)
         for rows in kept.values():
-            await self._enter(offer_of(rows[0]), rows)
-        self.spot.taken = self.leases.taken_away() if self.priced else 0
-        if not self.priced and not self.places and self.lost:
+            await self._add_places(offer_of(rows[0]), rows)
+        self.spot.preemptions = self.leases.count_preemptions() if self.is_priced else 0
+        if not self.is_priced and not self.places and self.lost:
             raise NoHost(
                 "\n".join(self.lost),
                 fix=f"run `recipe doctor --driver {self.name}` to test the connection step by step",
             )
-        if not self.priced and not self.places:
+        if not self.is_priced and not self.places:
             raise Busy(
                 f"all slots on {self.name} are in use",
                 fix="wait, raise `slots`, or choose another host",
             )
-        self._upkeep.begin()
+        self._upkeep.start()
 
-    async def _fill(self, kept: dict[str, list[LeaseRow]]) -> None:
+    async def _acquire_free(self, kept: dict[str, list[LeaseRow]]) -> None:
         """Acquire free places until the run has enough places and hosts, first on hosts with leases.
 
         A host that cannot be opened is skipped if another works, unless it has leases: a step may run there.
         Slow hosts are waited for only if the others are too few; otherwise `join` adds them.
         """
-        driver = self._of().driver
+        driver = self._require_leases().driver
         if driver.traits.allocates:
             if not kept:
                 await self.allocate()
             return
         trouble: list[str] = []
-        async with self._connector.reached(driver, self._want) as reached:
-            await self._take_free(Wish(hurry=True), kept, reached, trouble)
-            if driver.late and not self._suffices():
-                await self._take_free(Wish(), kept, reached, trouble)
+        async with self._connector.begin_connections(driver, self._want) as reached:
+            await self._acquire_offered(Wish(hurry=True), kept, reached, trouble)
+            if driver.late and not self._has_enough_hosts():
+                await self._acquire_offered(Wish(), kept, reached, trouble)
         if trouble and not self.places:
             raise NoHost(
                 "\n".join(trouble),
                 fix=f"run `recipe doctor --driver {self.name}` to test the connection step by step",
             )
 
-    async def _take_free(
+    async def _acquire_offered(
         self,
         wish: Wish,
         kept: dict[str, list[LeaseRow]],
@@ -311,14 +321,16 @@ class HostPool:
         offers = sorted(await self._offers(wish), key=lambda offer: offer.id not in kept)
         there = {place.name for place in self.places}
         for offer in offers:
-            missing = self._missing()
+            missing = self._count_missing()
             if (missing <= 0 and offer.id not in kept) or f"{self.name} {offer.id}" in there:
                 continue
             ours = kept.pop(offer.id, [])
-            alone = offer is offers[-1] and not self.places and not self._of().driver.late
+            alone = (
+                offer is offers[-1] and not self.places and not self._require_leases().driver.late
+            )
             try:
                 async with asyncio.timeout(None if ours or alone else OPENS):
-                    if await self._take(
+                    if await self._acquire(
                         offer, missing, Need(), ours, reached=reached.get(offer.id)
                     ):
                         reached.pop(offer.id, None)
@@ -330,7 +342,7 @@ class HostPool:
                 if not alone:
                     self.say(f"{trouble[-1]}; continuing without this host")
 
-    def _missing(self) -> int:
+    def _count_missing(self) -> int:
         """Return how many more places the run can use.
 
         This is at least one while a step has more nodes than there are hosts.
@@ -339,15 +351,15 @@ class HostPool:
         hosts = self._wish.need.nodes - len(self.head.places) - len(self.places)
         return max(places, int(hosts > 0))
 
-    def _suffices(self) -> bool:
+    def _has_enough_hosts(self) -> bool:
         """Return whether the largest step of the run could start on the present hosts."""
         need = self._wish.need
         wants = {"cpus": need.cpus, "memory": need.memory, "gpus": need.gpus}
         room = {name: float(amount) for name, amount in wants.items() if amount}
-        hosts = sum(place.could(room) for place in self.places)
+        hosts = sum(place.fits(room) for place in self.places)
         return hosts >= max(1, need.nodes - len(self.head.places))
 
-    async def join(self, ready: Callable[[Place], Awaitable[object]]) -> Sequence[Place]:
+    async def add_late_hosts(self, ready: Callable[[Place], Awaitable[object]]) -> Sequence[Place]:
         """Wait for slow hosts, and acquire them if the run can use them; `ready` prepares each.
 
         Reports hosts that cannot be reached.  Raises DriverError.
@@ -355,14 +367,14 @@ class HostPool:
         joined: list[Place] = []
         there = {place.name for place in self.places}
         for offer in await self._offers(Wish()):
-            if (missing := self._missing()) > 0 and f"{self.name} {offer.id}" not in there:
-                joined += await self._take(offer, missing, Need(), ready=ready)
+            if (missing := self._count_missing()) > 0 and f"{self.name} {offer.id}" not in there:
+                joined += await self._acquire(offer, missing, Need(), ready=ready)
         return joined
 
     async def allocate(self) -> Sequence[Place]:
         """Acquire one lease with the nodes of a step, from the first offer available."""
         for offer in await self._offers(self._wish):
-            if short := self._of().budget.pays(self._wish.need, offer):
+            if short := self._require_leases().budget.explain_shortage(self._wish.need, offer):
                 raise Invalid(
                     [
                         Problem(
@@ -372,33 +384,35 @@ class HostPool:
                         )
                     ]
                 )
-            if found := await self._take(offer, 1, self._wish.need):
+            if found := await self._acquire(offer, 1, self._wish.need):
                 return found
         return ()
 
-    async def offered(self, needs: Mapping[Need, Takes]) -> set[Need]:
+    async def find_offered(self, needs: Mapping[Need, StepTotals]) -> set[Need]:
         """Return the needs for which a machine is running or offered.  Rents nothing.
 
         Raises DriverError, Invalid if the cost limit does not cover the cheapest offer, and Busy if a dead run may use the persistent machine.
         """
         found = set()
         if self.leases is not None:
-            self.leases.free()
+            self.leases.require_free()
             self.taking = {replace(need, market="any"): takes for need, takes in needs.items()}
-            self.leases.budget.every = {
-                need: takes.every for need, takes in self.taking.items() if takes.every is not None
+            self.leases.budget.checkpoint_intervals = {
+                need: takes.checkpoint_interval
+                for need, takes in self.taking.items()
+                if takes.checkpoint_interval is not None
             }
         for need in needs:
-            driver = self._of().driver
-            if self.inventory.machines(need):
+            driver = self._require_leases().driver
+            if self.inventory.count_machines(need):
                 found.add(need)
                 continue
-            await self._of().denied()
+            await self._require_leases().check_denial()
             if offers := await self._offers(wish_for(need, self.taking, self.where)):
                 found.add(need)
-                await self._of().call(driver.solvent)
-                budget = self._of().budget
-                if short := budget.pays(need, offers[0], left=budget.at_best()):
+                await self._require_leases().call(driver.solvent)
+                budget = self._require_leases().budget
+                if short := budget.explain_shortage(need, offers[0], funds=budget.maximum_funds()):
                     raise Invalid(
                         [
                             Problem(
@@ -409,7 +423,7 @@ class HostPool:
                         ]
                     )
             else:
-                self.unmet[need] = describe_excluded(self._of().excluded)
+                self.unmet[need] = describe_excluded(self._require_leases().exclusions)
         return found
 
     async def rent(self, need: Need, ready: Callable[[Place], Awaitable[object]]) -> Place | None:
@@ -420,7 +434,7 @@ class HostPool:
         tried: list[str] = []
         asked: set[tuple[str, str]] = set()
         last = ""
-        await self._of().denied()
+        await self._require_leases().check_denial()
         together = need in self.together
         while len(tried) < BOOTS:
             # Ask for offers again each time: the earlier ones may be gone, or more expensive.
@@ -430,12 +444,14 @@ class HostPool:
                 if (offer.driver, offer.id) not in asked
             ]
             if together:
-                offers = self.zones.among(need, offers, self._zones_of(need))
+                offers = self.zones.filter_offers(need, offers, self._zones_of(need))
             now = time.time()
-            recent = self._of().ledger.since(now - max(RESTS.values()))
+            recent = self._require_leases().ledger.since(now - max(COOLDOWNS.values()))
             offer = min(
                 offers,
-                key=lambda offer: find_resting(recent, self._driver(offer), now).has(offer),
+                key=lambda offer: find_on_cooldown(recent, self._driver_name(offer), now).covers(
+                    offer
+                ),
                 default=None,
             )
             if offer is None and together and self._leave_zone(need):
@@ -447,26 +463,27 @@ class HostPool:
             asked.add((offer.driver, offer.id))
             verb = (
                 "renting"
-                if self._of().keeping is None or self._of().machine() is None
+                if self._require_leases().kept_stack is None
+                or self._require_leases().find_machine() is None
                 else "starting"
             )
             why = self._why_spot(need, offer, offers)
-            self.say(f"{verb} {self._named(offer)} for ${offer.price:.2f} an hour{why}")
+            self.say(f"{verb} {self._offer_name(offer)} for ${offer.price:.2f} an hour{why}")
             began = time.monotonic()
             try:
-                found = await self._take(offer, 1, need, ready=ready)
+                found = await self._acquire(offer, 1, need, ready=ready)
             except Full as error:  # another run was faster: try again when there is room
-                self.say(f"{self._named(offer)} is not rented yet: {error}")
+                self.say(f"{self._offer_name(offer)} is not rented yet: {error}")
                 return None
             if found:
                 self.say(f"{found[0].name} is up after {time.monotonic() - began:.0f} s")
-                if together and zone_of(offer) != self.zones.of(need):
+                if together and zone_of(offer) != self.zones.zone_for(need):
                     found[0].leaving = f"too few machines in {zone_of(offer)}"
                 return found[0]
-            row = self._of().ledger.of_run(self.run)[-1]
+            row = self._require_leases().ledger.of_run(self.run)[-1]
             last = row.reason
             if row.lease:
-                tried.append(f"{self._named(offer) if self._connectors else offer.id}: {last}")
+                tried.append(f"{self._offer_name(offer) if self._connectors else offer.id}: {last}")
         why = (
             f"{self.name} has no other matching machine"
             if len(tried) < BOOTS
@@ -480,15 +497,15 @@ class HostPool:
 
     def _zones_of(self, need: Need) -> list[str]:
         """Return the zones of the running machines of this need."""
-        return [place.zone for place in self.inventory.serving(need)]
+        return [place.zone for place in self.inventory.find_places(need)]
 
     def _leave_zone(self, need: Need) -> bool:
         """Give up the zone of a need, with its idle machines; False if no zone was chosen."""
-        if not (zone := self.zones.leave(need, self._zones_of(need))):
+        if not (zone := self.zones.give_up(need, self._zones_of(need))):
             return False
         why = f"too few machines in {zone}"
         self.say(f"{why} for the nodes of one step; trying another zone")
-        for place in self.inventory.serving(need):
+        for place in self.inventory.find_places(need):
             if place.zone == zone and not place.capacity.busy:
                 place.leaving = why
         return True
@@ -498,12 +515,12 @@ class HostPool:
         others = [each for each in offers if each.market != offer.market]
         if need.market != "any" or not others or offer is not offers[0]:
             return ""
-        often = self._pricing(need).history_of.taken_away(
+        often = self._pricing_for(need).known_history.preemption_rate(
             offer if offer.market == "spot" else others[0]
         )
         losses = f"with {often:.2g} preemptions an hour"
         if offer.market == "spot":
-            left = self.spot.most_taken - self.spot.taken
+            left = self.spot.max_preemptions - self.spot.preemptions
             return f", spot: cheaper than ${others[0].price:.2f} on demand even {losses}; on demand after {left} more"
         return f", on demand: spot at ${others[0].price:.2f} is not cheaper {losses}"
 
@@ -512,53 +529,57 @@ class HostPool:
         self.refused[need] = why
         self.lost.append(why)
 
-    def hopes(self, spec: StepSpec) -> bool:
+    def may_get_place(self, spec: StepSpec) -> bool:
         """Return whether a step has a place to run, or may get one later."""
         if self.head.leads(spec) and self.head.places[0].lost:
             return False
-        if len(self.head.roomy(spec, self.places_of(spec, local=False))) >= self.head.workers(spec):
+        if len(
+            self.head.find_fitting(spec, self.places_of(spec, local=False))
+        ) >= self.head.count_workers(spec):
             return True
-        return self.priced and not self.stays(spec) and self.need(spec) not in self.refused
+        return (
+            self.is_priced and not self.runs_locally(spec) and self.need(spec) not in self.refused
+        )
 
-    def named(self, names: Sequence[str]) -> Place | None:
+    def find_place(self, names: Sequence[str]) -> Place | None:
         """Return the place with these hosts, by rank; None if the run does not have all of them."""
         from .place.group import group_of
 
         found = find_places_named([*self.head.places, *self.places], names)
         return group_of(found) if found else None
 
-    def here_of(self, root: Path) -> Place:
+    def local_place_of(self, root: Path) -> Place:
         """Return this machine for jobs of another agent root, where nothing new starts."""
         if str(root.absolute()) == self.local.root:
-            return self.here
-        if root not in self._here_of:
-            self._here_of[root] = place = copy.copy(self.here)
+            return self.local_place
+        if root not in self._local_places:
+            self._local_places[root] = place = copy.copy(self.local_place)
             place.host = client.connect_local(root)
             self._opened.append(place)
-        return self._here_of[root]
+        return self._local_places[root]
 
-    async def give_back(self, place: Place, reason: str) -> bool:
+    async def release(self, place: Place, reason: str) -> bool:
         """Release the leases of a place.  Returns False if a release is not confirmed yet.  Raises DriverError."""
         rows, with_it = self.inventory.drop(place)
-        self._given_back |= {row.key for row in rows}
+        self._releasing |= {row.key for row in rows}
         for each in with_it:
             each.lost = each.lost or reason
         closing = asyncio.gather(*(each.aclose() for each in (place, *with_it)))
         if not place.lost:  # closing the connections of a lost machine takes no paid time
             await closing
         gone, spot, failure = True, self.spot.market, ""
-        if self.spot.gone((place, *with_it)):
+        if self.spot.count_preempted((place, *with_it)):
             failure, reason = LeaseFailure.TAKEN_AWAY, f"preempted: {reason}"
             if self.spot.market != spot:
                 self.say(
-                    f"{self.spot.most_taken} spot machines were preempted; renting on demand from now on"
+                    f"{self.spot.max_preemptions} spot machines were preempted; renting on demand from now on"
                 )
         healthy = not (place.lost or place.leaving)
         for row in rows:
-            if healthy and self._of().stays_alive(row):
-                self._of().hand_over(row)
+            if healthy and self._require_leases().stays_alive(row):
+                self._require_leases().hand_over(row)
             else:
-                gone &= await self._of().release(row, reason, failure)
+                gone &= await self._require_leases().release(row, reason, failure)
         await closing
         return gone
 
@@ -568,19 +589,19 @@ class HostPool:
         _log.info("%s lost: %s", lost.name, lost.lost)
         if lost in self.head.places:
             await lost.aclose()
-            await self.head.open(self._of().driver.traits, unused=False)
+            await self.head.open(self._require_leases().driver.traits, unused=False)
             return self.head.places
-        wanted = not self.inventory.succeeded(lost)
+        wanted = not self.inventory.has_successor(lost)
         with contextlib.suppress(DriverError):
-            await self.give_back(lost, lost.lost)
-        if self.priced:
+            await self.release(lost, lost.lost)
+        if self.is_priced:
             return ()
         try:
-            if self._of().driver.traits.allocates:
+            if self._require_leases().driver.traits.allocates:
                 return await self.allocate() if wanted else ()
             for offer in await self._offers(Wish()):
                 if not any(place.name == f"{self.name} {offer.id}" for place in self.places) and (
-                    found := await self._take(offer, lost.capacity.slots or 1, Need())
+                    found := await self._acquire(offer, lost.capacity.slots or 1, Need())
                 ):
                     return found
         except (DriverError, Infrastructure) as error:
@@ -594,12 +615,12 @@ class HostPool:
         places = [*self._opened, *self.head.places, *self.inventory.places]
         silent = asyncio.gather(*(place.aclose() for place in places if place.lost))
         leaving = asyncio.gather(*(place.aclose() for place in places if not place.lost))
-        if self.leases is None or self.priced or self.leases.driver.traits.allocates:
+        if self.leases is None or self.is_priced or self.leases.driver.traits.allocates:
             await leaving  # if jobs end with the lease, all transfers must be finished first
         if not self._opened:
             await self.local.aclose()
         if self.leases is not None:
-            if not (leave and self.priced):
+            if not (leave and self.is_priced):
                 for held in self.inventory.held:
                     if not (held.place.lost or held.place.leaving):
                         for row in filter(self.leases.stays_alive, held.leases):
@@ -610,7 +631,7 @@ class HostPool:
                     )
             await asyncio.gather(leaving, silent)
             with contextlib.suppress(DriverError, Busy):  # the accrued cost stays
-                await self.leases.charges()
+                await self.leases.record_charges()
             await self.leases.driver.aclose()
             self.leases.ledger.close()
 
@@ -619,22 +640,22 @@ class HostPool:
         leases = next((held.leases for held in self.inventory.held if held.place is place), ())
         return ",".join(str(row.lease["id"]) for row in leases if row.lease.get("id")) or place.name
 
-    def _of(self) -> KeptLeases:
+    def _require_leases(self) -> KeptLeases:
         assert self.leases is not None
         return self.leases
 
-    def _driver(self, offer: Offer) -> str:
+    def _driver_name(self, offer: Offer) -> str:
         """Return the driver name of an offer."""
         return offer.driver if self._connectors else self.name
 
-    def _named(self, offer: Offer) -> str:
+    def _offer_name(self, offer: Offer) -> str:
         """Return an offer's display name."""
-        return f"{self._driver(offer)} {offer.id}"
+        return f"{self._driver_name(offer)} {offer.id}"
 
-    def _leases(self) -> KeptLeases:
+    def _open_leases(self) -> KeptLeases:
         if not self._connectors:
-            return self._leases_of(self.name, self.driver)
-        each = {name: self._leases_of(name, None) for name in self._connectors}
+            return self._open_driver_leases(self.name, self.driver)
+        each = {name: self._open_driver_leases(name, None) for name in self._connectors}
         settings = {name: self.ws.config.driver(name) for name in each}
         # The container settings of a driver whose machines run their own engine.
         for name, leases in each.items():
@@ -646,20 +667,20 @@ class HostPool:
         budgets = [leases.budget for leases in each.values()]
         found.say, found.stack = self.say, next(iter(each.values())).stack
         least = [given for given in map(least_of, settings.values()) if given is not None]
-        self._limit(found, max(least, default=None), min(budget.term for budget in budgets))
+        self._apply_limits(found, max(least, default=None), min(budget.term for budget in budgets))
         idle = min(float(given.get("idle", IDLE)) for given in settings.values())
         self.inventory = Inventory(idle, ends=True)
         return found
 
-    def _limit(self, leases: KeptLeases, least: float | None, term: timedelta) -> None:
+    def _apply_limits(self, leases: KeptLeases, least: float | None, term: timedelta) -> None:
         """Apply the limits of the run to its leases."""
         budget, traits = leases.budget, leases.driver.traits
         budget.limits = self.ws.config.limits if traits.priced else {}
         budget.limit = self.limit if traits.priced or traits.billed else None
-        budget.least, budget.term = least, term
-        budget.leaving = lambda: self.inventory.leaving_keys() | self._given_back
+        budget.min_seconds, budget.term = least, term
+        budget.leaving_keys = lambda: self.inventory.leaving_keys() | self._releasing
 
-    def _leases_of(self, name: str, given: Driver | None) -> KeptLeases:
+    def _open_driver_leases(self, name: str, given: Driver | None) -> KeptLeases:
         settings = self.ws.config.driver(name)
         self.box = _container_settings(settings)
         self.spot = Spot(market_of(settings))
@@ -677,28 +698,30 @@ class HostPool:
         self.inventory = Inventory(float(settings.get("idle", IDLE)), ends=driver.traits.priced)
         leases.say = self.say
         term = timedelta(hours=float(settings.get("term", TERM.total_seconds() / 3600)))
-        self._limit(leases, least_of(settings), term)
+        self._apply_limits(leases, least_of(settings), term)
         leases.keep_alive, leases.settings = self.keep_alive, settings
         if self.stack:
-            leases.of(self.ws.config.stacks[self.stack])
+            leases.use_stack(self.ws.config.stacks[self.stack])
         return leases
 
-    def _pricing(self, need: Need) -> Pricing:
+    def _pricing_for(self, need: Need) -> Pricing:
         """Return the cost model for a run with this need."""
-        takes = self.taking.get(replace(need, market="any"), Takes())
-        return Pricing(History.of(self._of().ledger.since(0), time.time()), takes.on)
+        takes = self.taking.get(replace(need, market="any"), StepTotals())
+        return Pricing(
+            History.from_rows(self._require_leases().ledger.since(0), time.time()), takes.hours_on
+        )
 
     async def _offers(self, wish: Wish) -> Sequence[Offer]:
-        leases = self._of()
+        leases = self._require_leases()
         offers: Sequence[Offer] = await leases.offers(wish)
-        if self.priced:
-            offers = self._pricing(wish.need).ranked(offers, wish)
+        if self.is_priced:
+            offers = self._pricing_for(wish.need).rank(offers, wish)
         for host, why in leases.driver.left_out.items():
             self._say_once(f"skipped host {host}: {why}")
         for offer in offers:
             if "hung" in offer.data:
-                self._say_once(unused_gpus_warning(self._named(offer)))
-        if not offers and not self.priced:
+                self._say_once(unused_gpus_warning(self._offer_name(offer)))
+        if not offers and not self.is_priced:
             why = f": {'; '.join(leases.driver.excluded)}" if leases.driver.excluded else ""
             raise NoHost(
                 f"the driver {self.name} offers no host{why}",
@@ -707,11 +730,11 @@ class HostPool:
         return offers
 
     def _say_once(self, words: str) -> None:
-        if words not in self._told:
-            self._told.add(words)
+        if words not in self._shown:
+            self._shown.add(words)
             self.say(words)
 
-    async def _take(
+    async def _acquire(
         self,
         offer: Offer,
         want: int,
@@ -730,16 +753,22 @@ class HostPool:
                 while (
                     len(kept) + len(taken) < want
                     and (
-                        row := await self._of().ask(need, offer, max(1, len(self.inventory.coming)))
+                        row := await self._require_leases().rent(
+                            need, offer, max(1, len(self.inventory.coming))
+                        )
                     )
                     is not None
                 ):
                     taken.append(row)
             return (
-                await self._enter(offer, [*kept, *taken], ready, reached) if kept or taken else ()
+                await self._add_places(offer, [*kept, *taken], ready, reached)
+                if kept or taken
+                else ()
             )
         except (Exception, asyncio.CancelledError) as error:
-            await self._of().close({row.key for row in taken}, f"cannot use it: {error}")
+            await self._require_leases().close(
+                {row.key for row in taken}, f"cannot use it: {error}"
+            )
             raise
 
     @contextlib.contextmanager
@@ -749,9 +778,9 @@ class HostPool:
             yield
         except Rejected as error:
             fix = "free disk space, or set `root` to a writable directory in the driver's settings; `recipe doctor` shows the details"
-            raise CannotRun(f"cannot use {self._named(offer)}: {error}", fix=fix) from error
+            raise CannotRun(f"cannot use {self._offer_name(offer)}: {error}", fix=fix) from error
 
-    async def _enter(
+    async def _add_places(
         self,
         offer: Offer,
         rows: Sequence[LeaseRow],
@@ -763,48 +792,48 @@ class HostPool:
         A new machine that cannot be used is released too, and its offer counts as failed.  Raises CannotRun, and the errors of `ready`.
         """
         places: list[Place] = []
-        leases = self._of().of_driver(offer.driver)
+        leases = self._require_leases().of_driver(offer.driver)
         connector = self._connectors.get(offer.driver, self._connector)
         try:
             with self._usable(offer):
-                leased = [await self._of().up(row) for row in rows]
+                leased = [await self._require_leases().wait_until_up(row) for row in rows]
             rows = [row for row, _ in leased]
             hosts = leased[0][1]
             with (
                 self._usable(offer)
                 if ready is None
-                else _as_failed_offer(DriverError, Infrastructure, CannotRun)
+                else _fail_offer_on(DriverError, Infrastructure, CannotRun)
             ):
-                if self.priced:
+                if self.is_priced:
                     cuda = self.where.get("cuda") or str(leases.settings.get("cuda", ""))
                     await check_as_sold(
                         offer, need_of(rows[0]), hosts[0], leases.driver.traits.image, cuda
                     )
-                    leases.measured(rows[0])
+                    leases.mark_persistent(rows[0])
                 traits = leases.driver.traits
                 lease = lease_of(rows[0])
                 for host in hosts:
                     places.append(
-                        await connector.place(
+                        await connector.create_place(
                             offer, lease, host, traits, slots=len(rows), reached=reached
                         )
                     )
             if ready is not None:
-                with _as_failed_offer(HostLost, Unreachable):
+                with _fail_offer_on(HostLost, Unreachable):
                     for place in places:
                         await ready(place)  # before a step can start there
         except HostLost as error:
-            self.say(f"{self._named(offer)}: {error}")
-            if not self.priced:
+            self.say(f"{self._offer_name(offer)}: {error}")
+            if not self.is_priced:
                 self.lost.append(f"{self.name} {offer.id}: {error}")
             for place in places:
                 await place.aclose()
-            failure = error.failure if isinstance(error, NotAsSold) else ""
-            await self._of().close({row.key for row in rows}, str(error), failure)
+            failure = error.failure if isinstance(error, UnusableMachine) else ""
+            await self._require_leases().close({row.key for row in rows}, str(error), failure)
             return ()
         for place, host in zip(places, hosts, strict=True):
             place.image = need_of(rows[0]).image
-            place.is_rented = self.priced
+            place.is_rented = self.is_priced
             place.zone = zone_of(offer) if leases.driver.traits.joins else ""
             self.inventory.add(place, offer, rows)
             if host.until < math.inf:
@@ -820,14 +849,14 @@ class HostPool:
 
 
 @contextlib.contextmanager
-def _as_failed_offer(*faults: type[Exception]) -> Iterator[None]:
+def _fail_offer_on(*faults: type[Exception]) -> Iterator[None]:
     """Treat `faults` of a new machine as a failed offer, so that the next offer is used."""
     try:
         yield
-    except NotAsSold:
+    except UnusableMachine:
         raise
     except faults as error:
-        raise NotAsSold(f"the machine did not start: {error}", LeaseFailure.FAILED) from error
+        raise UnusableMachine(f"the machine did not start: {error}", LeaseFailure.FAILED) from error
 
 
 def _container_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -843,7 +872,7 @@ def driver_for(ws: Workspace, name: str, hosts: Sequence[str], python: str) -> D
         python == interpreters.CURRENT
     ):  # remote hosts use the Python of the settings, which must have the same packages
         python = sys.executable if name == "loopback" and "python" not in settings else ""
-    return driver_of(
+    return create_driver(
         name,
         settings,
         hosts,

@@ -80,7 +80,7 @@ async def open_kept_leases(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLea
     """Open the leases of a stack with a persistent machine, outside of a run.  Raises CannotRun if the stack has none."""
 
     from .renting.kept import KeptLeases
-    from .renting.leases import driver_of
+    from .renting.leases import create_driver
     from .renting.needs import least_of
 
     if not stack.keep:
@@ -89,13 +89,13 @@ async def open_kept_leases(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLea
             fix='add `keep = "stopped"` to the stack',
         )
     ws.on(stack.name)
-    driver = driver_of(stack.driver, ws.config.driver(stack.driver), (), str(ws.home))
+    driver = create_driver(stack.driver, ws.config.driver(stack.driver), (), str(ws.home))
     with Ledger.open(of_user(ws.environ)) as ledger:
         leases = KeptLeases(driver, stack.driver, ledger, "", str(ws.root))
         leases.budget.limits = ws.config.limits
         leases.settings = ws.config.driver(stack.driver)
-        leases.budget.least = least_of(leases.settings)
-        leases.of(stack)
+        leases.budget.min_seconds = least_of(leases.settings)
+        leases.use_stack(stack)
         try:
             yield leases
         finally:
@@ -104,10 +104,12 @@ async def open_kept_leases(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLea
 
 async def read_state(leases: KeptLeases) -> StackState:
     """Return a stack's machine, its uses, and the provider's answer about it.  Raises DriverError."""
-    if (machine := leases.machine()) is None:
+    if (machine := leases.find_machine()) is None:
         return StackState(None)
     return StackState(
-        machine, leases.uses(machine), await leases.stands(machine) if machine.lease else ""
+        machine,
+        leases.find_uses(machine),
+        await leases.ask_status(machine) if machine.lease else "",
     )
 
 
@@ -121,14 +123,14 @@ async def start_machine(leases: KeptLeases, say: Callable[[str], None]) -> Lease
     from .connect import check_as_sold
     from .renting.leases import need_of, offer_of
 
-    leases.free()
+    leases.require_free()
     need = Need(gpus=1)
     for offer in await leases.offers(Wish(need)):
         say(f"{offer.id} for ${offer.price:.2f} an hour")
-        if (row := await leases.ask(need, offer)) is None:
+        if (row := await leases.rent(need, offer)) is None:
             continue
         try:
-            row, hosts = await leases.up(row)
+            row, hosts = await leases.wait_until_up(row)
             await check_as_sold(
                 offer_of(row),
                 need_of(row),
@@ -136,7 +138,7 @@ async def start_machine(leases: KeptLeases, say: Callable[[str], None]) -> Lease
                 leases.driver.traits.image,
                 str(leases.settings.get("cuda", "")),
             )
-            leases.measured(row)
+            leases.mark_persistent(row)
             return row
         except HostLost as error:
             say(f"{offer.id}: {error}")
@@ -182,14 +184,14 @@ def export_program(ws: Workspace, stack: Stack) -> str:
     from drivers.base import Rejected
 
     from ..language.units import duration
-    from .renting.leases import driver_of
+    from .renting.leases import create_driver
     from .renting.several import alternatives
 
     ws.on(stack.name)
     given = ws.config.driver(stack.driver)
     driver = None
     if not alternatives(ws.config, stack.driver):
-        driver = driver_of(stack.driver, given, (), str(ws.home))
+        driver = create_driver(stack.driver, given, (), str(ws.home))
     if driver is None or not driver.traits.exports:
         raise CannotRun(
             f"cannot export a stack of the driver {stack.driver} as a Pulumi program",
@@ -222,9 +224,9 @@ def export_program(ws: Workspace, stack: Stack) -> str:
 
 async def stop_machine(leases: KeptLeases, reason: str) -> bool:
     """Stop the stack's machine.  Returns True once the stop is confirmed.  Raises DriverError."""
-    machine = leases.machine()
+    machine = leases.find_machine()
     stopped = True
-    for row in leases.uses(machine) if machine is not None else ():
+    for row in leases.find_uses(machine) if machine is not None else ():
         stopped &= await leases.release(leases.ledger.take(row, leases.holder), reason)
     return stopped
 
@@ -233,7 +235,7 @@ async def terminate_machine(leases: KeptLeases) -> bool:
     """Terminate the stack's machine and its disk.  Returns True once the end is confirmed.  Raises DriverError."""
     if not await stop_machine(leases, "the stack was taken down"):
         return False
-    machine = leases.machine()
+    machine = leases.find_machine()
     return machine is None or await leases.release(
         leases.ledger.take(machine, leases.holder), "the stack was taken down"
     )
@@ -243,7 +245,7 @@ async def find_host(leases: KeptLeases) -> Host | None:
     """Return the stack's machine if it is up; otherwise None.  Raises DriverError."""
     from .renting.leases import lease_of
 
-    machine = leases.machine()
+    machine = leases.find_machine()
     found = (
         await leases.call(partial(leases.driver.hosts, lease_of(machine)))
         if machine is not None and machine.lease

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -66,27 +66,28 @@ def results(recipe: Recipe) -> list[tuple[str, str, Output | None]]:
         ]
     found = []
     for name, leaf in recipe.outputs.items():
-        step, output = next(
-            (
-                (path[1], path[2])
-                for path in _mentions(leaf)
-                if path[0] == "steps" and len(path) > 2
-            ),
-            ("", ""),
-        )
-        made = recipe.steps.get(step)
-        if made is not None and made.select is not None:
-            made = recipe.steps.get(made.select.step)
-        found.append(
-            (
-                name,
-                step,
-                next((each for each in made.outputs if each.name == output), None)
-                if made
-                else None,
-            )
-        )
+        step, output = _first_step_output(leaf)
+        found.append((name, step, _declaration(recipe, step, output)))
     return found
+
+
+def _first_step_output(leaf: object) -> tuple[str, str]:
+    """Return the step and the name of the first step output in a template; empty without one."""
+    for path in _mentions(leaf):
+        if path[0] == "steps" and len(path) > 2:
+            return path[1], path[2]
+    return "", ""
+
+
+def _declaration(recipe: Recipe, step: str, output: str) -> Output | None:
+    """Return an output of a step, or for a `select` step, of the step from which it selects."""
+    producer = recipe.steps.get(step)
+    if producer is not None and producer.select is not None:
+        producer = recipe.steps.get(producer.select.step)
+    for each in producer.outputs if producer is not None else ():
+        if each.name == output:
+            return each
+    return None
 
 
 def choices(recipe: Recipe) -> list[tuple[str | None, Preset | None]]:
@@ -96,17 +97,14 @@ def choices(recipe: Recipe) -> list[tuple[str | None, Preset | None]]:
 
 def machine(recipe: Recipe, preset: Preset | None) -> Resources:
     """Return the maximum of each resource request over all steps, with the preset applied."""
-    most = (
-        recipe.resources
-        if preset is None or preset.resources is None
-        else preset.resources.over(recipe.resources)
-    )
+    override = preset.resources if preset is not None else None
+    most = recipe.resources if override is None else override.over(recipe.resources)
     for step in recipe.steps.values():
         own, gpus = step.resources, recipe.resources.gpus
         wants = own.over(recipe.resources.of_step(own, gpus))
-        if preset is not None and preset.resources is not None:
-            gpus = gpus if preset.resources.gpus is None else preset.resources.gpus
-            wants = preset.resources.of_step(own, gpus).over(wants)
+        if override is not None:
+            gpus = gpus if override.gpus is None else override.gpus
+            wants = override.of_step(own, gpus).over(wants)
         most = _greater(most, wants)
     return most
 
@@ -128,10 +126,7 @@ def fixtures(recipe: Recipe) -> list[str]:
 
 def needs(recipe: Recipe, step: Step) -> list[str]:
     """Return the ids of a step's dependencies, from its references and the outputs it reads."""
-    written: Any = recipe.document.value
-    for part in step.origin:
-        written = written[part]
-    makers = {
+    producers = {
         output.path.rstrip("/"): other.id
         for other in recipe.steps.values()
         for output in other.outputs
@@ -139,28 +134,42 @@ def needs(recipe: Recipe, step: Step) -> list[str]:
     found = list(step.needs)
     if step.select:
         found.append(step.select.source)
-    found += [makers[path] for path in step.reads if path in makers]
-    for leaf, _ in leaves(written):
-        found += [path[1] for path in _mentions(leaf) if path[0] == "steps" and len(path) > 1]
+    found += [producers[path] for path in step.reads if path in producers]
+    found += _referenced_steps(_source_of(recipe, step))
     return [id for id in dict.fromkeys(found) if id in recipe.steps]
 
 
+def _source_of(recipe: Recipe, step: Step) -> Tree:
+    """Return the content of a step in the recipe file."""
+    content: Any = recipe.document.value
+    for part in step.origin:
+        content = content[part]
+    source: Tree = content
+    return source
+
+
+def _referenced_steps(content: Tree) -> list[str]:
+    """Return the ids after `steps.` in the templates of a tree."""
+    paths = [path for leaf, _ in leaves(content) for path in _mentions(leaf)]
+    return [path[1] for path in paths if path[0] == "steps" and len(path) > 1]
+
+
 def _mentions(leaf: object) -> list[tuple[str, ...]]:
+    """Return the paths of the references in a template; empty for other values."""
+    if not isinstance(leaf, str):
+        return []
     try:
-        return (
-            [tuple(map(str, reference.path)) for reference in references(leaf)]
-            if isinstance(leaf, str)
-            else []
-        )
+        return [tuple(map(str, reference.path)) for reference in references(leaf)]
     except TemplateError:
         return []  # `recipe validate` reports the error
 
 
 def _greater(a: Resources, b: Resources) -> Resources:
+    """Return the maximum of each request; the GPU model of `a` if set, otherwise of `b`."""
     pick: dict[str, Any] = {}
     for name in ("cpus", "memory", "gpus", "gpu_memory", "disk"):
         values = [value for value in (getattr(a, name), getattr(b, name)) if value is not None]
-        pick[name] = max(values) if values else None
+        pick[name] = max(values, default=None)
     pools = {
         name: max(a.pools.get(name, 0), b.pools.get(name, 0)) for name in {**a.pools, **b.pools}
     }
@@ -180,21 +189,7 @@ def describe_sheet(sheet: Sheet) -> Mapping[str, object]:
         "path": recipe.document.name,
         "inputs": {spec.name: _input_facts(spec) for spec in recipe.inputs.values()},
         "presets": {preset.name: dict(preset.inputs) for preset in recipe.presets.values()},
-        "steps": {
-            step.id: {
-                "needs": needs(recipe, step),
-                "uses": step.uses.recipe if step.uses else None,
-                "outputs": {output.name: output_path(output) for output in step.outputs},
-                "state": {state.name: state.path for state in step.state},
-                "matrix": list(step.matrix or ()),
-                "resources": _resources(
-                    step.resources.over(
-                        recipe.resources.of_step(step.resources, recipe.resources.gpus)
-                    )
-                ),
-            }
-            for step in recipe.steps.values()
-        },
+        "steps": {step.id: _step_facts(recipe, step) for step in recipe.steps.values()},
         "outputs": dict(recipe.outputs) if recipe.outputs is not None else None,
         "results": {
             name: {
@@ -219,22 +214,29 @@ def describe_sheet(sheet: Sheet) -> Mapping[str, object]:
     }
 
 
-def _input_facts(spec: Input) -> Mapping[str, object]:
-    found = {
-        name: getattr(spec, name)
-        for name in (
-            "type",
-            "items",
-            "doc",
-            "default",
-            "env",
-            "key",
-            "continues",
-            "stream",
-            "member",
-        )
+def _step_facts(recipe: Recipe, step: Step) -> Mapping[str, object]:
+    shared = recipe.resources.of_step(step.resources, recipe.resources.gpus)
+    return {
+        "needs": needs(recipe, step),
+        "uses": step.uses.recipe if step.uses else None,
+        "outputs": {output.name: output_path(output) for output in step.outputs},
+        "state": {state.name: state.path for state in step.state},
+        "matrix": list(step.matrix or ()),
+        "resources": _resources(step.resources.over(shared)),
     }
-    return found | {
+
+
+def _input_facts(spec: Input) -> Mapping[str, object]:
+    return {
+        "type": spec.type,
+        "items": spec.items,
+        "doc": spec.doc,
+        "default": spec.default,
+        "env": spec.env,
+        "key": spec.key,
+        "continues": spec.continues,
+        "stream": spec.stream,
+        "member": spec.member,
         "required": spec.required and not spec.has_default,
         "limits": dict(spec.limits),
         "only": list(spec.only),
@@ -249,14 +251,9 @@ def text(sheet: Sheet, width: int) -> list[str]:
     recipe = sheet.recipe
     lines = _wrap(f"{recipe.id}: {recipe.summary}" if recipe.summary else recipe.id, width, "", "")
     if recipe.doc:
-        lines += [
-            "",
-            *(
-                line
-                for each in recipe.doc.rstrip().splitlines()
-                for line in (_wrap(each, width, "", "") or [""])
-            ),
-        ]
+        lines.append("")
+        for each in recipe.doc.rstrip().splitlines():
+            lines += _wrap(each, width, "", "") or [""]
     for title, rows in _sections(sheet):
         lines += ["", title]
         name_width = min(16, max((len(name) for name, *_ in rows), default=0))
@@ -343,22 +340,28 @@ def _result(recipe: Recipe, name: str, step: str, output: Output | None) -> tupl
 
 def machine_text(recipe: Recipe, preset: Preset | None) -> str:
     """Describe the resources of the recipe's most demanding step."""
-    wants = machine(recipe, preset)
-    parts = [_gpu_text(wants)]
-    if wants.cpus:
-        parts.append(f"{wants.cpus:g} CPU{'s' if wants.cpus != 1 else ''}")
-    if wants.memory:
-        parts.append(f"{size_text(wants.memory)} memory")
-    if wants.disk:
-        parts.append(f"{size_text(wants.disk)} disk")
-    parts += [f"{count:g} of the pool {name}" for name, count in wants.pools.items()]
+    parts = _resource_parts(machine(recipe, preset))
     nodes = {str(step.nodes) for step in recipe.steps.values() if step.nodes not in (None, 1)}
     if nodes:
         parts.append(f"on {' or '.join(sorted(nodes))} nodes")
     inner = dict.fromkeys(step.uses.recipe for step in recipe.steps.values() if step.uses)
     if inner:
         parts.append(f"plus the resources of {', '.join(inner)}")
-    return ", ".join(part for part in parts if part) or "any"
+    return ", ".join(parts) or "any"
+
+
+def _resource_parts(wants: Resources) -> list[str]:
+    """Describe each resource request."""
+    parts = []
+    if gpus := _gpu_text(wants):
+        parts.append(gpus)
+    if wants.cpus:
+        parts.append(f"{wants.cpus:g} CPU{'s' if wants.cpus != 1 else ''}")
+    if wants.memory:
+        parts.append(f"{size_text(wants.memory)} memory")
+    if wants.disk:
+        parts.append(f"{size_text(wants.disk)} disk")
+    return parts + [f"{count:g} of the pool {name}" for name, count in wants.pools.items()]
 
 
 def _gpu_text(wants: Resources) -> str:
@@ -402,7 +405,7 @@ def input_text(spec: Input) -> str:
     """Describe an input's type, default and bounds, and the effect of a change on the cache."""
     if spec.type == "secret":
         return f"secret, from ${spec.env}" + ("" if spec.required else ", optional")
-    notes = list(_bounds(spec.limits))
+    notes = [_type_and_default(spec), *_bounds(spec.limits)]
     if spec.continues:
         notes.append("raising it continues training")
     if not spec.key:
@@ -413,7 +416,7 @@ def input_text(spec: Input) -> str:
         notes.append("streamed")
     if spec.only:
         notes.append(f"only {' '.join(spec.only)}")
-    return "; ".join([_type_and_default(spec), *(note for note in notes if note)])
+    return "; ".join(note for note in notes if note)
 
 
 def _type_and_default(spec: Input) -> str:
@@ -425,65 +428,76 @@ def _type_and_default(spec: Input) -> str:
     return f"{kind} = {json.dumps(spec.default, ensure_ascii=False)}"
 
 
+_RANGES: Final = (
+    ("minimum", "maximum", ""),
+    ("minLength", "maxLength", " characters"),
+    ("minItems", "maxItems", " items"),
+)
+"""Keys of a lower and an upper limit, with the unit of both."""
+_OTHER_LIMITS: Final = {
+    "exclusiveMaximum": "below",
+    "multipleOf": "a multiple of",
+    "pattern": "like",
+}
+
+
 def _bounds(limits: Mapping[str, Tree]) -> Iterator[str]:
+    """Describe the limits of an input."""
     choices = limits.get("choices")
     if isinstance(choices, list):
         yield " | ".join(str(choice) for choice in choices)
-    for low, high, what in (
-        ("minimum", "maximum", ""),
-        ("minLength", "maxLength", " characters"),
-        ("minItems", "maxItems", " items"),
-    ):
+    for low, high, unit in _RANGES:
         if low in limits and high in limits:
-            yield f"{json.dumps(limits[low])} to {json.dumps(limits[high])}{what}"
+            yield f"{json.dumps(limits[low])} to {json.dumps(limits[high])}{unit}"
         elif low in limits:
-            yield f"at least {json.dumps(limits[low])}{what}"
+            yield f"at least {json.dumps(limits[low])}{unit}"
         if low == "minimum" and "exclusiveMinimum" in limits:
             yield f"above {json.dumps(limits['exclusiveMinimum'])}"
         if high in limits and low not in limits:
-            yield f"at most {json.dumps(limits[high])}{what}"
-    words = {"exclusiveMaximum": "below", "multipleOf": "a multiple of", "pattern": "like"}
-    yield from (
-        f"{words[word]} {value if isinstance(value, str) else json.dumps(value)}"
-        for word, value in limits.items()
-        if word in words
-    )
+            yield f"at most {json.dumps(limits[high])}{unit}"
+    for word, value in limits.items():
+        if word in _OTHER_LIMITS:
+            yield f"{_OTHER_LIMITS[word]} {_plain(value)}"
     if limits.get("uniqueItems"):
         yield "no duplicates"
 
 
+def _plain(value: Tree) -> str:
+    """Return a text as it is, and any other value as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def preset_text(preset: Preset) -> str:
     """Return the input values of a preset in one line."""
-    words = [
-        f"{name}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-        for name, value in preset.inputs.items()
-    ]
-    return " ".join(words).replace("{{ fixtures }}/", "fixtures/") or "same inputs, other hardware"
+    words = " ".join(f"{name}={_plain(value)}" for name, value in preset.inputs.items())
+    return words.replace("{{ fixtures }}/", "fixtures/") or "same inputs, other hardware"
 
 
 def _step(recipe: Recipe, step: Step) -> tuple[str, ...]:
     """Return a row of the steps section: the id, then the kind, dependencies and outputs."""
-    what = (
-        f"uses {step.uses.recipe}"
-        if step.uses
-        else f"the best of {step.select.step} by {step.select.metric}"
-        if step.select
-        else ""
-    )
-    if step.accelerate:
-        what = f"accelerate {step.accelerate.get('script') or step.accelerate.get('module')}"
-    parts = [
-        what,
-        f"for each {', '.join(step.matrix)}" if step.matrix else "",
-        f"when {step.when}" if step.when is not None else "",
-    ]
-    wanted = needs(recipe, step)
-    parts.append(f"<- {', '.join(wanted)}" if wanted else "")
-    made = [output_path(output) for output in step.outputs] + [
-        f"{state.path}/ (state)" for state in step.state
-    ]
-    parts.append(f"-> {', '.join(made)}" if made else "")
+    parts = [_step_kind(step)]
+    if step.matrix:
+        parts.append(f"for each {', '.join(step.matrix)}")
+    if step.when is not None:
+        parts.append(f"when {step.when}")
+    if wanted := needs(recipe, step):
+        parts.append(f"<- {', '.join(wanted)}")
+    products = [output_path(output) for output in step.outputs]
+    products += [f"{state.path}/ (state)" for state in step.state]
+    if products:
+        parts.append(f"-> {', '.join(products)}")
     return (step.id, "  ".join(part for part in parts if part))
+
+
+def _step_kind(step: Step) -> str:
+    """Describe a step that uses a recipe, selects a result or starts accelerate; empty for others."""
+    if step.accelerate:
+        return f"accelerate {step.accelerate.get('script') or step.accelerate.get('module')}"
+    if step.uses:
+        return f"uses {step.uses.recipe}"
+    if step.select:
+        return f"the best of {step.select.step} by {step.select.metric}"
+    return ""
 
 
 def locks(recipe: Recipe) -> list[str]:
@@ -498,34 +512,35 @@ def _environment(sheet: Sheet) -> Iterator[tuple[str, str]]:
     """Yield a name and a description for each part of the environment that the recipe sets."""
     recipe = sheet.recipe
     own: list[Recipe | Step] = [recipe, *recipe.steps.values()]
-    parts: list[Recipe | Step | Preset] = [*own, *recipe.presets.values()]
-    lock_texts = [
+    all_parts: list[Recipe | Step | Preset] = [*own, *recipe.presets.values()]
+    pythons = [part.python for part in all_parts if part.python]
+    described_locks = [
         f"{name}: {sheet.locks[name]}" if name in sheet.locks else name for name in locks(recipe)
     ]
-    if lock_texts:
-        yield "python", "; ".join(lock_texts)
-    versions = dict.fromkeys(
-        part.python.version for part in parts if part.python and part.python.version
-    )
-    if versions:
-        yield "python version", ", ".join(versions)
-    images = dict.fromkeys(part.image for part in parts if part.image)
-    if images:
-        yield "image", ", ".join(images)
-    variables = dict.fromkeys(name for part in own for name in part.pass_env)
-    if variables:
-        yield "passed on", f"{', '.join(variables)}: from your environment"
-    files = dict.fromkeys(path for part in own for path in part.env_files)
-    if files:
-        yield "env_file", ", ".join(files)
-    if recipe.setup:
-        yield "setup", f"{len(recipe.setup)} commands on each host"
-    code = [*recipe.code, *(each for step in recipe.steps.values() for each in step.code or ())]
-    checkouts = dict.fromkeys(
-        f"{each.url} at {each.commit[:12]}" for each in code if isinstance(each, GitCode)
-    )
-    if checkouts:
-        yield "code", ", ".join(checkouts)
+    passed = _join_distinct(name for part in own for name in part.pass_env)
+    rows = [
+        ("python", "; ".join(described_locks)),
+        ("python version", _join_distinct(python.version for python in pythons)),
+        ("image", _join_distinct(part.image for part in all_parts)),
+        ("passed on", f"{passed}: from your environment" if passed else ""),
+        ("env_file", _join_distinct(path for part in own for path in part.env_files)),
+        ("setup", f"{len(recipe.setup)} commands on each host" if recipe.setup else ""),
+        ("code", _join_distinct(_checkouts(own))),
+    ]
+    yield from ((name, text) for name, text in rows if text)
+
+
+def _join_distinct(texts: Iterable[str | None]) -> str:
+    """Join the texts in order, without duplicates and empty texts."""
+    return ", ".join(dict.fromkeys(text for text in texts if text))
+
+
+def _checkouts(parts: Iterable[Recipe | Step]) -> Iterator[str]:
+    """Yield the URL and the short commit of each Git repository."""
+    for part in parts:
+        for code in part.code or ():
+            if isinstance(code, GitCode):
+                yield f"{code.url} at {code.commit[:12]}"
 
 
 def output_path(output: Output) -> str:
@@ -534,19 +549,17 @@ def output_path(output: Output) -> str:
 
 
 def _resources(resources: Resources) -> Mapping[str, str | float]:
-    named: dict[str, str | float | None] = {
+    """Return the resource requests that are set, with sizes as texts."""
+    found: dict[str, str | float | None] = {
         "gpus": resources.gpus,
         "gpu": resources.gpu,
         "cpus": resources.cpus,
     }
-    named |= {
-        name: size_text(value)
-        for name in ("gpu_memory", "memory", "disk")
-        if (value := getattr(resources, name)) is not None
-    }
-    return {
-        name: value for name, value in {**named, **resources.pools}.items() if value is not None
-    }
+    for name in ("gpu_memory", "memory", "disk"):
+        size = getattr(resources, name)
+        found[name] = None if size is None else size_text(size)
+    found.update(resources.pools)
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _limits(recipe: Recipe, preset: Preset | None) -> Limits:

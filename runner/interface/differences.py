@@ -19,21 +19,19 @@ _MEASURES = ("seconds", "cpu", "peak_memory")
 def lines(change: Difference) -> list[str]:
     """Format one difference as text: the part with both values, or only the changed lines of a long value."""
     part, before, after = change.part, change.before, change.after
+    name = safe_ids(part)
     if is_tree(before) and is_tree(after):
-        return [
-            f"{safe_ids(part)}: {brief(before)} -> {brief(after)}",
-            *(f"  {line}" for line in _file_lines(change.files)),
-        ]
-    if before is not None and after is not None:
-        inner = _inside(before, after)
-        if inner:
-            return [f"{safe_ids(part)} changed:", *(f"  {line}" for line in inner)]
-        return [
-            f"{safe_ids(part)}: {text(part, before)} -> {text(part, after)}{_ratio(part, before, after)}"
-        ]
+        files = [f"  {line}" for line in _file_lines(change.files)]
+        return [f"{name}: {brief(before)} -> {brief(after)}", *files]
     if before is None:
-        return [f"{safe_ids(part)} is new: {text(part, after)}"]
-    return [f"{safe_ids(part)} is gone: it was {text(part, before)}"]
+        return [f"{name} is new: {text(part, after)}"]
+    if after is None:
+        return [f"{name} is gone: it was {text(part, before)}"]
+    inner = _inside(before, after)
+    if inner:
+        return [f"{name} changed:", *(f"  {line}" for line in inner)]
+    ratio = _ratio(part, before, after)
+    return [f"{name}: {text(part, before)} -> {text(part, after)}{ratio}"]
 
 
 def text(part: str, value: object) -> str:
@@ -46,15 +44,20 @@ def text(part: str, value: object) -> str:
 
 def _plain(part: str, value: object) -> str:
     """Format a value with the unit of its part: durations for seconds, megabytes for memory, else JSON or a bare word."""
-    if isinstance(value, str) and value and value == value.strip() and value.isprintable():
-        return value
+    if isinstance(value, str):
+        return value if _is_bare_word(value) else json.dumps(value, ensure_ascii=False)
     if part in ("seconds", "cpu") and isinstance(value, (int, float)):
         return span(value)
-    if isinstance(value, float):
-        return f"{value:.6g}"
     if part == "peak_memory" and isinstance(value, int):
         return f"{value / 1e6:.0f} MB"
+    if isinstance(value, float):
+        return f"{value:.6g}"
     return json.dumps(value, ensure_ascii=False)
+
+
+def _is_bare_word(text: str) -> bool:
+    """Return True if a text needs no quotes."""
+    return bool(text) and text == text.strip() and text.isprintable()
 
 
 def brief(value: object) -> str:
@@ -73,16 +76,28 @@ def _file_lines(files: Mapping[str, str] | None) -> list[str]:
 
 def _inside(before: object, after: object) -> list[str]:
     """List the changed lines of a script, words of a command or entries of a mapping.  Empty for values that are shown whole."""
-    if isinstance(before, str) and isinstance(after, str):
-        is_long = _has_lines(before) or _has_lines(after)
-        return _unified_diff(before.splitlines(), after.splitlines()) if is_long else []
-    if isinstance(before, list) and isinstance(after, list):
-        is_long = max(len(json.dumps(before)), len(json.dumps(after))) > _SHORT_LIST
-        return _unified_diff([*map(_word, before)], [*map(_word, after)]) if is_long else []
     if isinstance(before, dict) and isinstance(after, dict):
         changes = map(without_files, diff_mappings(before, after))
         return [line for change in changes for line in lines(change)]
+    if isinstance(before, str) and isinstance(after, str):
+        return _changed_lines(before, after)
+    if isinstance(before, list) and isinstance(after, list):
+        return _changed_words(before, after)
     return []
+
+
+def _changed_lines(before: str, after: str) -> list[str]:
+    """List the changed lines of two texts; empty if both have only one line."""
+    if not _has_lines(before) and not _has_lines(after):
+        return []
+    return _unified_diff(before.splitlines(), after.splitlines())
+
+
+def _changed_words(before: list[object], after: list[object]) -> list[str]:
+    """List the changed items of two lists; empty if both are short."""
+    if max(len(json.dumps(before)), len(json.dumps(after))) <= _SHORT_LIST:
+        return []
+    return _unified_diff([*map(_word, before)], [*map(_word, after)])
 
 
 def _has_lines(text: str) -> bool:
@@ -94,15 +109,13 @@ def _word(item: object) -> str:
 
 
 def _unified_diff(before: Sequence[str], after: Sequence[str]) -> list[str]:
-    found = difflib.unified_diff(before, after, lineterm="", n=0)
-    return _cut(
-        [
-            f"{line[0]} {safe_line(line[1:])}"[:_WIDEST]
-            for line in found
-            if not line.startswith(("---", "+++", "@@"))
-        ],
-        "lines",
-    )
+    """List the removed and added lines, without the headers of a unified diff."""
+    changed = [
+        f"{line[0]} {safe_line(line[1:])}"[:_WIDEST]
+        for line in difflib.unified_diff(before, after, lineterm="", n=0)
+        if not line.startswith(("---", "+++", "@@"))
+    ]
+    return _cut(changed, "lines")
 
 
 def _cut(lines: list[str], what: str) -> list[str]:

@@ -70,50 +70,15 @@ def draft(
     PYTHONPATH.
     """
     script = replace(script, options=tuple(_as_data(option, kind) for option in script.options))
-    made = Draft(look=list(script.notes))
-    inputs: list[str] = []
-    smoke: list[str] = []
     names = _names(script)
-    for option in script.options:
-        if option.role in ("value", "input"):
-            inputs.append(
-                f"  {names[option.name]}: {_input(option, names[option.name], script, kind)}"
-            )
-            default = _default(option, kind)
-            if default is None and (option.required or (option.role == "input" and option.default)):
-                made.needed.append(names[option.name])
-            if _continues(option, script):
-                made.look.append(
-                    f"more {names[option.name]} resume from the last checkpoint: remove `continues` if the learning rate depends on it"
-                )
-            if (few := _fewer(option, default)) is not None:
-                smoke.append(f"    {names[option.name]}: {few}")
-                made.smaller.append(f"{names[option.name]}={few}")
-    made.look += [_left_off(option, names) for option in script.options if option.role == "off"]
-    made.look += [
-        f"{path} is not written by default: if you enable it, add it to `outputs`"
-        for path in script.unwritten
+    made = Draft(look=list(script.notes))
+    inputs = [
+        _add_input(made, option, names[option.name], script, kind)
+        for option in script.options
+        if option.role in ("value", "input")
     ]
-    state = [option for option in script.options if option.role == "state"]
-    resume = [option for option in script.options if option.role == "resume" and _latest(script)]
-    if any(option.role == "resume" for option in script.options) and not resume:
-        made.look.append(
-            "the script can resume, but no checkpoint directory with names such as step-10.pt was found: see docs/state.md"
-        )
-    elif not state:
-        made.look.append(
-            "no checkpointing found: an interrupted run starts over; see docs/state.md"
-        )
     outputs = [*_outputs(script, names), *_literal_outputs(script, names)]
-    if not outputs:
-        made.look.append(
-            "no written files were found: declare them under `outputs`, and pass the path as {{ outputs.NAME }}"
-        )
-    if not script.metrics:
-        made.look.append(
-            'no printed loss was found: append {"step": 10, "loss": 2.3} lines to $RECIPE_METRICS, and set `metrics: true`'
-        )
-    deps = [each for each in script.reads if kind(each.rstrip("/"))]
+    made.look += _review_notes(path, script, names, has_outputs=bool(outputs))
     lines = [
         f"# Written from {path}: what it takes, reads and writes was read from its text.  Look it over; `recipe validate {shown}` checks it.",
         *(f"# Look at: {line}" for line in made.look),
@@ -128,12 +93,12 @@ def draft(
             *inputs,
             "",
         ]
-    if smoke:
+    if made.smaller:
         lines += [
             "presets:",
             "  # The whole of it, for real, and little of it: what you run after every change.  A minute on two CPU cores is a good length.",
             "  smoke:",
-            *smoke,
+            *(f"    {word.replace('=', ': ')}" for word in made.smaller),
             "",
         ]
     lines += [
@@ -142,25 +107,72 @@ def draft(
         "",
         "steps:",
         "  train:",
-        *_command(start or Start("script", path), script, names, resume),
-        f"    code: [{', '.join(_yaml(each) for each in code)}]",
+        *_command(start or Start("script", path), script, names),
+        f"    code: [{', '.join(map(_yaml, code))}]",
     ]
-    lines += (
-        [f"    env: {{PYTHONPATH: {_yaml(':'.join(each or '.' for each in folders))}}}"]
-        if folders
-        else []
-    )
-    lines += [f"    deps: [{', '.join(_yaml(each.rstrip('/')) for each in deps)}]"] if deps else []
-    lines += ["    state:", *(_state(option, names) for option in state)] if state else []
-    lines += ["    outputs:", *outputs] if outputs else []
-    if script.metrics:
-        lines.append(
-            "    metrics: true"
-            if script.metrics is True
-            else f"    metrics: {{pattern: {_single(str(script.metrics))}}}"
-        )
+    if folders:
+        lines.append(f"    env: {{PYTHONPATH: {_yaml(':'.join(each or '.' for each in folders))}}}")
+    lines += _files_and_metrics(script, names, kind, outputs)
     made.text = "\n".join(lines) + "\n"
     return made
+
+
+def _add_input(
+    made: Draft, option: Option, name: str, script: Script, kind: Callable[[str], str]
+) -> str:
+    """Return the line of an input, and add what the user must know about it to the draft."""
+    default = _default(option, kind)
+    is_missing_path = option.role == "input" and bool(option.default)
+    if default is None and (option.required or is_missing_path):
+        made.needed.append(name)
+    if _continues(option, script):
+        made.look.append(
+            f"more {name} resume from the last checkpoint: remove `continues` if the learning rate depends on it"
+        )
+    few = _fewer(option, default)
+    if few is not None:
+        made.smaller.append(f"{name}={few}")
+    return f"  {name}: {_input(option, default, script, kind)}"
+
+
+def _review_notes(
+    path: str, script: Script, names: dict[str, str], *, has_outputs: bool
+) -> Iterator[str]:
+    """Yield the notes on outputs, checkpoints and metrics that the user must add or check."""
+    for option in script.options:
+        if option.role == "off":
+            yield _left_off(option, names)
+    for unwritten in script.unwritten:
+        yield f"{unwritten} is not written by default: if you enable it, add it to `outputs`"
+    roles = {option.role for option in script.options}
+    if "resume" in roles and not _latest(script):
+        yield "the script can resume, but no checkpoint directory with names such as step-10.pt was found: see docs/state.md"
+    elif "state" not in roles:
+        yield "no checkpointing found: an interrupted run starts over; see docs/state.md"
+    if not has_outputs:
+        yield "no written files were found: declare them under `outputs`, and pass the path as {{ outputs.NAME }}"
+    if not script.metrics:
+        yield 'no printed loss was found: append {"step": 10, "loss": 2.3} lines to $RECIPE_METRICS, and set `metrics: true`'
+
+
+def _files_and_metrics(
+    script: Script, names: dict[str, str], kind: Callable[[str], str], outputs: Sequence[str]
+) -> Iterator[str]:
+    """Yield the lines of the step from `deps` to `metrics`."""
+    deps = [path.rstrip("/") for path in script.reads if kind(path.rstrip("/"))]
+    if deps:
+        yield f"    deps: [{', '.join(map(_yaml, deps))}]"
+    states = [option for option in script.options if option.role == "state"]
+    if states:
+        yield "    state:"
+        yield from (_state(option, names) for option in states)
+    if outputs:
+        yield "    outputs:"
+        yield from outputs
+    if script.metrics is True:
+        yield "    metrics: true"
+    elif script.metrics:
+        yield f"    metrics: {{pattern: {_single(str(script.metrics))}}}"
 
 
 def _as_data(option: Option, kind: Callable[[str], str]) -> Option:
@@ -189,55 +201,65 @@ def _names(script: Script) -> dict[str, str]:
     """Map each option to its name in the recipe."""
     found: dict[str, str] = {}
     for option in script.options:
-        made = option.role in ("output", "state", "off")
-        name = plain_name(
-            re.sub(r"_(dir|path|file|folder)$", "", option.name.lower()) if made else option.name
-        )
-        name = (
-            "max_steps"
-            if name == "steps_value"
-            else "model"
-            if name == "outputs_value" and option.role == "output"
-            else name
-        )
+        name = _recipe_name(option)
         while name in found.values():
             name += "_2"
         found[option.name] = name
     return found
 
 
+def _recipe_name(option: Option) -> str:
+    """Return an option's name in the recipe, without a suffix such as `_dir` for written paths."""
+    word = option.name
+    if option.role in ("output", "state", "off"):
+        word = re.sub(r"_(dir|path|file|folder)$", "", word.lower())
+    name = plain_name(word)
+    if name == "steps_value":
+        return "max_steps"
+    if name == "outputs_value" and option.role == "output":
+        return "model"
+    return name
+
+
 def plain_name(word: str) -> str:
     """Convert a word to a valid name for an input, step or output."""
     name = re.sub(r"[^a-z0-9_]+", "_", word.lower()).strip("_") or "value"
-    return f"{name}_value" if name in _RESERVED else name if name[0].isalpha() else f"n{name}"
+    if name in _RESERVED:
+        return f"{name}_value"
+    return name if name[0].isalpha() else f"n{name}"
 
 
 # -- inputs -----------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _input(option: Option, name: str, script: Script, kind: Callable[[str], str]) -> str:
-    if option.choices:
-        words = [
-            "type: choice",
-            f"choices: [{', '.join(_text(choice) for choice in option.choices)}]",
-        ]
-    elif option.role == "input" and not _hub_word(option, kind):
-        words = [f"type: {'model' if option.model else 'dataset' if option.folder else 'file'}"]
-    elif option.many:
-        words = ["type: list", f"items: {option.type}"]
-    else:
-        words = [f"type: {option.type}"]
-    default = _default(option, kind)
+def _input(option: Option, default: str | None, script: Script, kind: Callable[[str], str]) -> str:
+    """Return the declaration of an input as a YAML mapping."""
+    words = _type_words(option, kind)
+    is_missing_path = option.role == "input" and bool(option.default)
     if default is not None:
         words.append(f"default: {default}")
-    elif not option.required and not (
-        option.role == "input" and option.default
-    ):  # if the default path is missing, the input is required
+    elif not option.required and not is_missing_path:
         words.append("required: false")
-    words += ["continues: true"] if _continues(option, script) else []
-    words += ["key: false"] if option.name in _HARMLESS else []
-    words += [f"doc: {json.dumps(option.help, ensure_ascii=False)}"] if option.help else []
+    if _continues(option, script):
+        words.append("continues: true")
+    if option.name in _HARMLESS:
+        words.append("key: false")
+    if option.help:
+        words.append(f"doc: {json.dumps(option.help, ensure_ascii=False)}")
     return f"{{{', '.join(words)}}}"
+
+
+def _type_words(option: Option, kind: Callable[[str], str]) -> list[str]:
+    """Return the keys for the type of an input."""
+    if option.choices:
+        return ["type: choice", f"choices: [{', '.join(map(_text, option.choices))}]"]
+    if option.role == "input" and not _hub_word(option, kind):
+        if option.model:
+            return ["type: model"]
+        return ["type: dataset" if option.folder else "type: file"]
+    if option.many:
+        return ["type: list", f"items: {option.type}"]
+    return [f"type: {option.type}"]
 
 
 def _default(option: Option, kind: Callable[[str], str]) -> str | None:
@@ -246,20 +268,24 @@ def _default(option: Option, kind: Callable[[str], str]) -> str | None:
         return None
     value = ast.literal_eval(option.default)
     if option.role == "input" and (not option.model or kind(str(value))):
-        return (
-            _yaml(value if value.startswith(("./", "/")) else f"./{value}")
-            if isinstance(value, str) and kind(value)
-            else None
-        )
+        return _default_path(value, kind)
     if option.choices:
         return _text(str(value))
     if isinstance(value, bool):
         return "true" if value else "false"
     if option.many and isinstance(value, (list, tuple)):
-        return f"[{', '.join(_text(item) if isinstance(item, str) else json.dumps(item) for item in value)}]"
+        items = [_text(item) if isinstance(item, str) else json.dumps(item) for item in value]
+        return f"[{', '.join(items)}]"
     if option.type in ("integer", "number"):
         return str(value)
     return _text(value if isinstance(value, str) else json.dumps(value))
+
+
+def _default_path(value: object, kind: Callable[[str], str]) -> str | None:
+    """Return a default path as YAML, relative paths with `./`; None if nothing exists there."""
+    if not isinstance(value, str) or not kind(value):
+        return None
+    return _yaml(value if value.startswith(("./", "/")) else f"./{value}")
 
 
 def _continues(option: Option, script: Script) -> bool:
@@ -293,50 +319,55 @@ def _fewer(option: Option, default: str | None) -> int | None:
 # -- the step ---------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _command(
-    start: Start, script: Script, names: dict[str, str], resume: list[Option]
-) -> Iterator[str]:
+def _command(start: Start, script: Script, names: dict[str, str]) -> Iterator[str]:
+    """Yield the lines of the step's command."""
+    can_resume = _latest(script) != ""
     options = [
         option
         for option in script.options
-        if option.role != "off" and (option.role != "resume" or option in resume)
+        if option.role != "off" and (option.role != "resume" or can_resume)
     ]
-    accelerate = any(name.partition(".")[0] == "accelerate" for name in script.imports)
-    if accelerate and not any(
-        not option.flag or option.negative or not option.flag.startswith("--") for option in options
-    ):
+    has_accelerate = any(name.partition(".")[0] == "accelerate" for name in script.imports)
+    if has_accelerate and all(_fits_accelerate(option) for option in options):
         yield "    # Started by accelerate, on as many devices as there are; null and false are no flag."
         yield f"    accelerate:\n      {start.kind}: {_yaml(start.name)}"
         if options:
             yield "      args:"
-            yield from (
-                f"        {option.flag[2:]}: {_quote(_value(option, names, script))}"
-                for option in options
-            )
+        for option in options:
+            yield f"        {option.flag[2:]}: {_quote(_value(option, names, script))}"
         return
+    program = ["python", *(["-m"] if start.kind == "module" else []), _yaml(start.name)]
     yield "    # A nested list is dropped if an item in it is null: an optional flag."
     yield "    run:"
-    yield f"      - [{', '.join(['python', *(['-m'] if start.kind == 'module' else []), _yaml(start.name), *script.words])}]"
+    yield f"      - [{', '.join([*program, *script.words])}]"
     # Positional arguments come first, because an option with several values would consume them.
     for option in sorted(options, key=lambda each: bool(each.flag)):
-        value = _value(option, names, script)
-        if option.type == "boolean" and re.fullmatch("--.*=", option.flag):
-            chosen = f"{{{{ 'True' if inputs.{names[option.name]} else 'False' }}}}"
-            yield f"      - {_quote(option.flag + chosen)}"
-        elif option.type == "number" and re.fullmatch("--.*=", option.flag):
-            # The division writes 1 as 1.0, because such scripts accept only floats.
-            divided = f"{{{{ inputs.{names[option.name]} / 1 }}}}"
-            yield f"      - {_quote(option.flag + divided)}"
-        elif option.flag.endswith("="):
-            yield f"      - {_quote(option.flag + value)}"
-        elif option.type == "boolean":
-            no = f"'{option.negative}'" if option.negative else "none"
-            chosen = f"'{option.flag}' if inputs.{names[option.name]} else {no}"
-            yield f"      - {_quote('{{ ' + chosen + ' }}')}"
-        elif option.flag:
-            yield f"      - [{option.flag}, {_quote(value)}]"
-        else:
-            yield f"      - {_quote(value)}"
+        yield f"      - {_argument(option, names, script)}"
+
+
+def _fits_accelerate(option: Option) -> bool:
+    """Return True if `accelerate` args can express the option: a long flag without a negative."""
+    return option.flag.startswith("--") and not option.negative
+
+
+def _argument(option: Option, names: dict[str, str], script: Script) -> str:
+    """Return an option's item of `run` as YAML."""
+    value = _value(option, names, script)
+    input_name = f"inputs.{names[option.name]}"
+    has_equals_sign = re.fullmatch("--.*=", option.flag) is not None
+    if option.type == "boolean" and has_equals_sign:
+        return _quote(f"{option.flag}{{{{ 'True' if {input_name} else 'False' }}}}")
+    if option.type == "number" and has_equals_sign:
+        # The division writes 1 as 1.0, because such scripts accept only floats.
+        return _quote(f"{option.flag}{{{{ {input_name} / 1 }}}}")
+    if option.flag.endswith("="):
+        return _quote(option.flag + value)
+    if option.type == "boolean":
+        negative = f"'{option.negative}'" if option.negative else "none"
+        return _quote(f"{{{{ '{option.flag}' if {input_name} else {negative} }}}}")
+    if option.flag:
+        return f"[{option.flag}, {_quote(value)}]"
+    return _quote(value)
 
 
 def _value(option: Option, names: dict[str, str], script: Script) -> str:
@@ -376,23 +407,25 @@ def _outputs(script: Script, names: dict[str, str]) -> Iterator[str]:
 
 
 def _literal_outputs(script: Script, names: dict[str, str]) -> Iterator[str]:
+    """Yield the output lines of literal paths inside the workspace."""
     taken = set(names.values())
+    folders = [path for path in script.writes if path.endswith("/")]
     for path in script.writes:
         bare = posixpath.normpath(path)
-        if bare.startswith(("/", "..")) or any(
-            bare.startswith(other)
-            for other in script.writes
-            if other.endswith("/") and other != path
-        ):
+        is_inside_other = any(bare.startswith(folder) for folder in folders if folder != path)
+        if bare.startswith(("/", "..")) or is_inside_other:
             continue
-        name = re.sub(
-            r"[^a-z0-9_]+",
-            "_",
-            posixpath.basename(bare).rpartition(".")[0].lower() or posixpath.basename(bare).lower(),
-        ).strip("_")
-        name = name if name and name[0].isalpha() and name not in taken else f"file_{name}"
+        name = _output_name(bare)
+        if not name[:1].isalpha() or name in taken:
+            name = f"file_{name}"
         taken.add(name)
         yield f"      {name}: {_yaml(bare + ('/' if path.endswith('/') else ''))}"
+
+
+def _output_name(path: str) -> str:
+    """Return the file name without its extension, in the characters of an output name."""
+    base = posixpath.basename(path).lower()
+    return re.sub(r"[^a-z0-9_]+", "_", base.rpartition(".")[0] or base).strip("_")
 
 
 # -- YAML -------------------------------------------------------------------------------------------------------------------------------------------

@@ -143,16 +143,18 @@ def align_curves(
     """Resample curves to common x values.  With too many points, keep the minimum and maximum of each interval, so that spikes stay visible."""
     every = sorted({x for curve in curves for x, _ in curve})
     if len(every) <= most:
-        place = {x: n for n, x in enumerate(every)}
-        found = [[(place[x], y) for x, y in curve] for curve in curves]
-        return every, [_place(points, len(every)) for points in found]
+        index = {x: n for n, x in enumerate(every)}
+        rows = [_place(((index[x], y) for x, y in curve), len(every)) for curve in curves]
+        return every, rows
     low, parts = every[0], max(most // 2, 1)
     width = (every[-1] - low) / parts or 1.0
+    # Two x values in each interval, a quarter of its width from its ends.
     xs = [low + (n / 2 + 0.25) * width for n in range(2 * parts)]
     return xs, [_place(_extremes(curve, low, width, parts), 2 * parts) for curve in curves]
 
 
 def _place(points: Iterable[tuple[int, float]], size: int) -> list[float | None]:
+    """Return a row with the rounded values at their indices, and None elsewhere."""
     row: list[float | None] = [None] * size
     for n, y in points:
         row[n] = float(f"{y:.4g}")
@@ -160,6 +162,7 @@ def _place(points: Iterable[tuple[int, float]], size: int) -> list[float | None]
 
 
 def _extremes(curve: Curve, low: float, width: float, parts: int) -> Iterable[tuple[int, float]]:
+    """Yield the minimum and maximum of each interval in their order, with indices 2n and 2n + 1."""
     found: dict[int, list[float]] = {}
     for x, y in curve:
         found.setdefault(min(int((x - low) / width), parts - 1), []).append(y)

@@ -6,13 +6,13 @@ that has Snakemake installed. No rule is run.
 
 from __future__ import annotations
 
-import itertools
 import json
+import math
 import posixpath
 import re
 import string
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -200,37 +200,25 @@ def _step(
     kind: Callable[[str], str],
     look: list[str],
 ) -> Table:
-    step: Table = {}
-    if axes := {word: [*dict.fromkeys(each[word] for each in instances)] for word in instances[0]}:
-        step["matrix"] = {plain_name(word): values for word, values in axes.items()}
-        combined = [
-            dict(zip(axes, each, strict=True)) for each in itertools.product(*axes.values())
-        ]
-        if len(combined) > len(instances):
-            chosen = json.dumps([list(each.values()) for each in instances], ensure_ascii=False)
-            named = ", ".join(f"matrix.{plain_name(word)}" for word in axes)
-            step["when"] = f"{{{{ [{named}] in {chosen} }}}}"
+    """Convert a rule to a step, with a matrix of its wildcards."""
+    step = _matrix(instances)
     names = _names(rule)
     if rule.shell is None:
         how = ", ".join(rule.other) or "Python of the Snakefile"
         look.append(f"rule {rule.name} has no shell command ({how}): write its command into `run`")
         step["run"] = f"echo 'write the command of rule {rule.name} here' >&2; exit 1"
     else:
-        step["run"] = _command(rule, names, look).strip()
-    if apart := [word for word in rule.other if word in ("conda_env", "container_img")]:
+        step["run"] = _command(rule, rule.shell, names, look).strip()
+    environments = [word for word in rule.other if word in ("conda_env", "container_img")]
+    if environments:
         look.append(
-            f"rule {rule.name} has its own environment ({', '.join(apart)}): declare it as `python` or `image`"
+            f"rule {rule.name} has its own environment ({', '.join(environments)}): declare it as `python` or `image`"
         )
-    code, deps = list[str](), list[str]()
-    for _, path in rule.inputs:
-        if path is not None:
-            is_code = not _WILDCARD.search(path) and path.endswith(_CODE)
-            folder = "/" if kind(path) in ("code", "folder") and not path.endswith("/") else ""
-            (code if is_code else deps).append(_as_template(path) + folder)
+    code, deps = _code_and_deps(rule, kind)
     if code:
         step["code"] = code
     if deps:
-        step["deps"] = [*dict.fromkeys(deps)]
+        step["deps"] = list(dict.fromkeys(deps))
     if names:
         step["outputs"] = {
             name: _as_template(path)
@@ -239,26 +227,59 @@ def _step(
     return step
 
 
+def _matrix(instances: Sequence[Mapping[str, str]]) -> Table:
+    """Return the `matrix` of the wildcards, and `when` if only some combinations are required."""
+    axes = {word: list(dict.fromkeys(each[word] for each in instances)) for word in instances[0]}
+    if not axes:
+        return {}
+    step: Table = {"matrix": {plain_name(word): values for word, values in axes.items()}}
+    combinations = math.prod(len(values) for values in axes.values())
+    if combinations > len(instances):
+        chosen = json.dumps([list(each.values()) for each in instances], ensure_ascii=False)
+        named = ", ".join(f"matrix.{plain_name(word)}" for word in axes)
+        step["when"] = f"{{{{ [{named}] in {chosen} }}}}"
+    return step
+
+
+def _code_and_deps(rule: _Rule, kind: Callable[[str], str]) -> tuple[list[str], list[str]]:
+    """Return the inputs of a rule that are scripts, and its other inputs, as templates."""
+    code: list[str] = []
+    deps: list[str] = []
+    for _, path in rule.inputs:
+        if path is None:
+            continue
+        is_folder = kind(path) in ("code", "folder") and not path.endswith("/")
+        template = _as_template(path) + ("/" if is_folder else "")
+        if path.endswith(_CODE) and not _WILDCARD.search(path):
+            code.append(template)
+        else:
+            deps.append(template)
+    return code, deps
+
+
 def _names(rule: _Rule) -> list[str]:
     """Return distinct names for the outputs of a rule, followed by its logs."""
     found: list[str] = []
     for word, path in rule.outputs_of_rule:
-        stem = posixpath.splitext(posixpath.basename(_WILDCARD.sub("", path).rstrip("/")))[0]
-        name = plain_name(
-            word or stem.strip("._-") or ("log" if (word, path) in rule.logs else "made")
-        )
+        base = posixpath.basename(_WILDCARD.sub("", path).rstrip("/"))
+        stem = posixpath.splitext(base)[0].strip("._-")
+        default = "log" if (word, path) in rule.logs else "made"
+        name = plain_name(word or stem or default)
         while name in found:
             name += "_2"
         found.append(name)
     return found
 
 
-def _command(rule: _Rule, names: Sequence[str], look: list[str]) -> str:
+_Fields = Mapping[str, Sequence[tuple[str, str]]]
+"""Names and replacements of the items of `input`, `output`, `log` and `params`."""
+
+
+def _command(rule: _Rule, shell: str, names: Sequence[str], look: list[str]) -> str:
     """Return the shell command of a rule with recipe templates instead of Snakemake fields."""
-    logs = len([path for _, path in rule.logs if path])
     outputs = [f"{{{{ outputs.{name} }}}}" for name in names]
-    split = len(outputs) - logs
-    known = {
+    split = len(outputs) - len([path for _, path in rule.logs if path])
+    fields = {
         "input": [(word, _as_template(path or "")) for word, path in rule.inputs],
         "output": [
             (word, each) for (word, _), each in zip(rule.outputs, outputs[:split], strict=False)
@@ -266,30 +287,35 @@ def _command(rule: _Rule, names: Sequence[str], look: list[str]) -> str:
         "log": [(word, each) for (word, _), each in zip(rule.logs, outputs[split:], strict=False)],
         "params": [(word, value or "") for word, value in rule.params],
     }
-    return "".join(_replace_wildcards(rule, known, look))
+    parts: list[str] = []
+    for before, field, _, _ in string.Formatter().parse(shell):
+        parts.append(before)
+        if field is not None:
+            parts.append(_replacement(field, fields, rule, look))
+    return "".join(parts)
 
 
-def _replace_wildcards(
-    rule: _Rule, known: Mapping[str, Sequence[tuple[str, str]]], look: list[str]
-) -> Iterator[str]:
-    for before, field, _, _ in string.Formatter().parse(rule.shell or ""):
-        yield before
-        if field is None:
-            continue
-        head, _, rest = re.sub(r"\[(\w+)\]", r".\1", field.strip()).partition(".")
-        if head == "wildcards" and rest:
-            yield f"{{{{ matrix.{plain_name(rest)} }}}}"
-        elif head == "threads":
-            yield "1"
-            look.append(
-                f"rule {rule.name} asks for {{threads}}: 1 is used; set `resources: {{cpus: N}}`"
-            )
-        elif head in known and not rest:
-            yield " ".join(each for _, each in known[head])
-        elif head in known and rest.isdecimal() and int(rest) < len(known[head]):
-            yield known[head][int(rest)][1]
-        elif head in known and (named := [each for word, each in known[head] if word == rest]):
-            yield " ".join(named)
-        else:
-            yield f"{{{field}}}"
-            look.append(f"rule {rule.name}: {{{field}}} is unknown: replace it by a value")
+def _replacement(field: str, fields: _Fields, rule: _Rule, look: list[str]) -> str:
+    """Return the template for a field such as `input[0]`; the field itself if unknown."""
+    head, _, rest = re.sub(r"\[(\w+)\]", r".\1", field.strip()).partition(".")
+    if head == "wildcards" and rest:
+        return f"{{{{ matrix.{plain_name(rest)} }}}}"
+    if head == "threads":
+        look.append(
+            f"rule {rule.name} asks for {{threads}}: 1 is used; set `resources: {{cpus: N}}`"
+        )
+        return "1"
+    items = _select_items(fields.get(head, ()), rest)
+    if items or (head in fields and not rest):
+        return " ".join(items)
+    look.append(f"rule {rule.name}: {{{field}}} is unknown: replace it by a value")
+    return f"{{{field}}}"
+
+
+def _select_items(items: Sequence[tuple[str, str]], word: str) -> list[str]:
+    """Return the item with a number, or the items with a name; all items for an empty word."""
+    if not word:
+        return [text for _, text in items]
+    if word.isdecimal() and int(word) < len(items):
+        return [items[int(word)][1]]
+    return [text for name, text in items if name == word]

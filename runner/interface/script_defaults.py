@@ -71,31 +71,42 @@ class Defaults:
         return base[0] if base is not None and isinstance(base[0], str) and not base[1] else ""
 
     def _value(self, node: ast.expr) -> Any:
+        """Return the default value of an expression.  Raises _Unknown, TypeError."""
         if isinstance(node, ast.Constant):
             return node.value
         if name := self._name(node):
-            if name in self._known:
-                return self._known[name]
-            raise _Unknown
+            return self._option_value(name)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return not self._value(node.operand)
         if isinstance(node, ast.BoolOp):
-            return self._either(node)
-        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _SIGNS:
-            return _SIGNS[type(node.ops[0])](
-                self._value(node.left), self._value(node.comparators[0])
-            )
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id in ("len", "bool")
-            and len(node.args) == 1
-        ):
-            value = self._value(node.args[0])
-            return bool(value) if node.func.id == "bool" else len(value or "")
+            return self._connective(node)
+        if isinstance(node, ast.Compare):
+            return self._comparison(node)
+        if isinstance(node, ast.Call):
+            return self._call(node)
         raise _Unknown
 
-    def _either(self, node: ast.BoolOp) -> bool:
+    def _option_value(self, name: str) -> object:
+        if name not in self._known:
+            raise _Unknown
+        return self._known[name]
+
+    def _comparison(self, node: ast.Compare) -> Any:
+        """Return the value of a comparison of two values."""
+        operation = _SIGNS.get(type(node.ops[0]))
+        if operation is None or len(node.ops) > 1:
+            raise _Unknown
+        return operation(self._value(node.left), self._value(node.comparators[0]))
+
+    def _call(self, node: ast.Call) -> bool | int:
+        """Return the value of `len(value)`, 0 for None, or of `bool(value)`."""
+        function = node.func.id if isinstance(node.func, ast.Name) else ""
+        if function not in ("len", "bool") or len(node.args) != 1:
+            raise _Unknown
+        value = self._value(node.args[0])
+        return bool(value) if function == "bool" else len(value or "")
+
+    def _connective(self, node: ast.BoolOp) -> bool:
         """Return the value of an `and` or `or` expression.
 
         One false part makes `and` false, even if others are unknown. One true part makes `or` true.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from .script_declared import Declared, text_of
@@ -29,65 +29,98 @@ def of_globals(tree: ast.Module, notes: list[str]) -> Iterator[Declared]:
 def _flags(tree: ast.Module, notes: list[str]) -> Iterator[Declared]:
     """Yield the absl flags of the script."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    required = {
-        text_of(each)
-        for call in calls
-        if isinstance(call.func, ast.Attribute)
-        and call.func.attr in ("mark_flag_as_required", "mark_flags_as_required")
-        for arg in call.args
-        for each in (arg.elts if isinstance(arg, (ast.List, ast.Tuple)) else [arg])
-    }
+    required = _required_flags(calls)
     for call in calls:
-        word = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-        if not word.startswith("DEFINE_") or not call.args:
+        function = _method_name(call)
+        if not function.startswith("DEFINE_") or not call.args:
             continue
         name = text_of(call.args[0])
-        if word not in _ABSL or not name:
+        if function not in _ABSL or not name:
             notes.append(
-                f"line {call.lineno}: {name or 'a flag'} is left to its default: {word} is not read here"
+                f"line {call.lineno}: {name or 'a flag'} is left to its default: {function} is not read here"
             )
+        else:
+            yield _declare_flag(call, function, name, is_marked=name in required)
+
+
+def _required_flags(calls: Sequence[ast.Call]) -> set[str]:
+    """Return the names passed to `mark_flag_as_required` and `mark_flags_as_required`."""
+    found = set()
+    for call in calls:
+        if _method_name(call) not in ("mark_flag_as_required", "mark_flags_as_required"):
             continue
-        given = {each.arg: each.value for each in call.keywords}
-        default = given.get("default", call.args[1] if len(call.args) > 1 else None)
-        if isinstance(default, ast.Constant) and default.value is None:
-            default = None
-        choices = given.get("enum_values", call.args[2] if len(call.args) > 2 else None)
-        at = 3 if word == "DEFINE_enum" else 2
-        about = given.get("help", call.args[at] if len(call.args) > at else None)
-        needed = name in required or _is_true(given.get("required"))
-        kind = _ABSL[word]
-        if kind == "bool":
-            yield Declared(
-                name, f"--{name}", kind, default, text_of(about), needed, negative=f"--no{name}", alone=True
-            )  # fmt: skip
-            continue
-        values = getattr(choices, "elts", ()) if word == "DEFINE_enum" else ()
-        yield Declared(
-            name, f"--{name}", kind, default, text_of(about), needed, tuple(map(text_of, values))
-        )
+        for arg in call.args:
+            items = arg.elts if isinstance(arg, (ast.List, ast.Tuple)) else [arg]
+            found |= {text_of(item) for item in items}
+    return found
+
+
+def _declare_flag(call: ast.Call, function: str, name: str, *, is_marked: bool) -> Declared:
+    """Return the flag `name` that the absl function `function` defines.
+
+    `is_marked` flags are required, even if the call does not say so.
+    """
+    is_enum = function == "DEFINE_enum"
+    default = _argument(call, "default", 1)
+    if isinstance(default, ast.Constant) and default.value is None:
+        default = None
+    flag = Declared(
+        name,
+        f"--{name}",
+        _ABSL[function],
+        default,
+        text_of(_argument(call, "help", 3 if is_enum else 2)),
+        required=is_marked or _is_true(_argument(call, "required", None)),
+    )
+    if flag.type == "bool":
+        return flag._replace(negative=f"--no{name}", alone=True)
+    if is_enum:
+        choices = getattr(_argument(call, "enum_values", 2), "elts", ())
+        return flag._replace(choices=tuple(map(text_of, choices)))
+    return flag
+
+
+def _method_name(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
+def _argument(call: ast.Call, keyword: str, position: int | None) -> ast.expr | None:
+    """Return a call's argument, given by keyword or position; None if missing."""
+    for each in call.keywords:
+        if each.arg == keyword:
+            return each.value
+    if position is not None and position < len(call.args):
+        return call.args[position]
+    return None
 
 
 def _find_globals(tree: ast.Module, notes: list[str]) -> Iterator[Declared]:
     """Yield the global constants above `exec(open("configurator.py").read())`, which are set with `--NAME=VALUE`."""
-    at = next((n for n, node in enumerate(tree.body) if _executes(node)), None)
-    if at is None:
-        return
-    found: dict[str, ast.expr] = {}
-    for node in tree.body[:at]:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            target = node.targets[0]
-            if isinstance(target, ast.Name) and not target.id.startswith("_"):
-                found[target.id] = node.value
-    for name, value in found.items():
+    for name, value in _globals_before_exec(tree).items():
         if not isinstance(value, (ast.Constant, ast.UnaryOp, ast.List, ast.Tuple, ast.Dict)):
             continue  # computed: not an option
-        if (kind := _kind(value)) is None:
+        kind = _kind(value)
+        if kind is None:
             notes.append(f"{name} is left as the script sets it: it is no plain value")
         else:
             yield Declared(name, f"--{name}=", kind, value, "", required=False)
 
 
+def _globals_before_exec(tree: ast.Module) -> dict[str, ast.expr]:
+    """Return the public globals assigned above the `exec` call; empty without such a call."""
+    found: dict[str, ast.expr] = {}
+    for node in tree.body:
+        if _executes(node):
+            return found
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            target = node.targets[0]
+            if isinstance(target, ast.Name) and not target.id.startswith("_"):
+                found[target.id] = node.value
+    return {}
+
+
 def _executes(node: ast.stmt) -> bool:
+    """Return True for `exec(open("FILE.py").read())`."""
     call = node.value if isinstance(node, ast.Expr) else None
     return (
         isinstance(call, ast.Call)

@@ -6,15 +6,19 @@ import ast
 import re
 import string
 from collections.abc import Iterator
+from itertools import zip_longest
 from typing import Final
 
 from .script_declared import text_of
 
 _MEASURE: Final = re.compile(r"loss|acc|perplexity|ppl|score|f1|bleu|error|reward")
+_COUNTERS: Final = ("step", "epoch")
 _NUMBER: Final = r"[-+.\deE]+|nan|-?inf"
 _PRINTERS: Final = frozenset({"print", "info", "debug", "warning", "log", "write", "print_rank_0"})
 _BARS: Final = frozenset({"set_description", "set_description_str", "set_postfix_str"})
-_OLD: Final = re.compile(r"%(?:\((\w+)\))?[-+ #0]*(?:\*|\d+)?(?:\.\d+)?([diouxXeEfFgGcrs%])")
+_PERCENT_FIELD: Final = re.compile(
+    r"%(?:\((\w+)\))?[-+ #0]*(?:\*|\d+)?(?:\.\d+)?([diouxXeEfFgGcrs%])"
+)
 _TRAINERS: Final = frozenset({"Trainer", "Seq2SeqTrainer", "SFTTrainer", "DPOTrainer"})
 
 _Piece = str | ast.expr
@@ -72,26 +76,31 @@ def _named_texts(tree: ast.AST) -> dict[str, ast.expr]:
 
 
 def _pieces_of_print(args: list[ast.expr], texts: dict[str, ast.expr]) -> list[_Piece]:
-    if args and len(args) > 1 and _OLD.search(text := text_of(args[0])):
-        return _old(text, args[1:])  # %-formatting of logging
-    return [
-        piece for n, arg in enumerate(args) for piece in ([" "] if n else []) + _pieces(arg, texts)
-    ]
+    """Split the printed arguments, which a space separates, or the %-format of a logging call."""
+    if len(args) > 1:
+        text = text_of(args[0])
+        if _PERCENT_FIELD.search(text):
+            return _pieces_of_percent(text, args[1:])
+    pieces: list[_Piece] = []
+    for n, arg in enumerate(args):
+        if n > 0:
+            pieces.append(" ")
+        pieces += _pieces(arg, texts)
+    return pieces
 
 
 def _postfix(call: ast.Call) -> list[_Piece]:
     """Return the pieces of a tqdm postfix such as `loss=0.25, lr=0.001`."""
     names = sorted(each.arg for each in call.keywords if each.arg not in (None, "refresh"))
     if call.args and isinstance(call.args[0], ast.Dict):
-        names = [
-            *map(text_of, call.args[0].keys),
-            *names,
-        ]  # the dict in its order, then sorted keywords
-    return [
-        piece
-        for n, name in enumerate(filter(None, names))
-        for piece in (", " if n else "", f"{name}=", ast.Name(name))
-    ]
+        # tqdm prints the dict in its order, then sorted keywords.
+        names = [*map(text_of, call.args[0].keys), *names]
+    pieces: list[_Piece] = []
+    for name in filter(None, names):
+        if pieces:
+            pieces.append(", ")
+        pieces += [f"{name}=", ast.Name(name)]
+    return pieces
 
 
 def _pieces(node: ast.expr, texts: dict[str, ast.expr]) -> list[_Piece]:
@@ -101,27 +110,43 @@ def _pieces(node: ast.expr, texts: dict[str, ast.expr]) -> list[_Piece]:
     if isinstance(node, ast.Constant):
         return [str(node.value)]
     if isinstance(node, ast.JoinedStr):
-        return [
-            str(part.value) if isinstance(part, ast.Constant) else part.value
-            for part in node.values
-            if isinstance(part, (ast.Constant, ast.FormattedValue))
-        ]
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "format"
-        and (text := text_of(node.func.value))
-    ):
-        return _pieces_of_format(text, node)
+        return _pieces_of_fstring(node)
     if isinstance(node, ast.BinOp):
-        if isinstance(node.op, ast.Mod) and (text := text_of(node.left)):
-            right = node.right
-            return _old(text, right.elts if isinstance(right, ast.Tuple) else [right])
-        if isinstance(node.op, ast.Add):
-            left, right_pieces = _pieces(node.left, texts), _pieces(node.right, texts)
-            if left != [node.left] or right_pieces != [node.right]:
-                return left + right_pieces
-    if isinstance(node, ast.Call) and _word(node.func) == "str" and len(node.args) == 1:
+        return _pieces_of_operator(node, texts)
+    if isinstance(node, ast.Call):
+        return _pieces_of_call(node)
+    return [node]
+
+
+def _pieces_of_fstring(node: ast.JoinedStr) -> list[_Piece]:
+    pieces: list[_Piece] = []
+    for part in node.values:
+        if isinstance(part, ast.Constant):
+            pieces.append(str(part.value))
+        elif isinstance(part, ast.FormattedValue):
+            pieces.append(part.value)
+    return pieces
+
+
+def _pieces_of_operator(node: ast.BinOp, texts: dict[str, ast.expr]) -> list[_Piece]:
+    """Split `text % values` and `text + text`; other operations are one value expression."""
+    if isinstance(node.op, ast.Mod) and (text := text_of(node.left)):
+        right = node.right
+        return _pieces_of_percent(text, right.elts if isinstance(right, ast.Tuple) else [right])
+    if isinstance(node.op, ast.Add):
+        left, right_pieces = _pieces(node.left, texts), _pieces(node.right, texts)
+        if left != [node.left] or right_pieces != [node.right]:
+            return left + right_pieces
+    return [node]
+
+
+def _pieces_of_call(node: ast.Call) -> list[_Piece]:
+    """Split `text.format(…)`; `str(value)` is the value expression."""
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+        text = text_of(node.func.value)
+        if text:
+            return _pieces_of_format(text, node)
+    if _word(node.func) == "str" and len(node.args) == 1:
         return [node.args[0]]
     return [node]
 
@@ -149,7 +174,7 @@ def _pieces_of_format(text: str, call: ast.Call) -> list[_Piece]:
     return pieces
 
 
-def _old(text: str, values: list[ast.expr]) -> list[_Piece]:
+def _pieces_of_percent(text: str, values: list[ast.expr]) -> list[_Piece]:
     """Split `text % values` into literal texts and value expressions."""
     pieces: list[_Piece] = []
     end = count = 0
@@ -157,7 +182,7 @@ def _old(text: str, values: list[ast.expr]) -> list[_Piece]:
     if len(values) == 1 and isinstance(values[0], ast.Dict):
         given = values[0]
         pairs = {text_of(key): value for key, value in zip(given.keys, given.values, strict=True)}
-    for found in _OLD.finditer(text):
+    for found in _PERCENT_FIELD.finditer(text):
         pieces.append(text[end : found.start()])
         end = found.end()
         if found[2] == "%":
@@ -170,43 +195,64 @@ def _old(text: str, values: list[ast.expr]) -> list[_Piece]:
     return [*pieces, text[end:]]
 
 
-def _as_pattern(parts: list[_Piece]) -> tuple[str, list[str]]:
+def _as_pattern(pieces: list[_Piece]) -> tuple[str, list[str]]:
+    """Return a regular expression for a printed line, and the names of its metrics."""
     pattern, names, before = "", list[str](), ""
-    parts = [part for part in parts if part != ""]
-    for n, part in enumerate(parts):
-        if isinstance(part, str):
-            before = part
-            pattern += r"\s*".join(re.escape(piece) for piece in re.split(r"\s+", part))
+    pieces = [piece for piece in pieces if piece != ""]
+    for piece, following in zip_longest(pieces, pieces[1:], fillvalue=""):
+        if isinstance(piece, str):
+            before = piece
+            pattern += _text_pattern(piece)
             continue
-        called, label = (
-            _called_name(part).lower(),
-            next(iter(re.findall(r"([A-Za-z_]\w*)\W*$", before)), "").lower(),
-        )
-        # The metric of `val_loss {val}` is val_loss. `step {step} of {steps}` has no metric `of`.
-        name = (
-            label
-            if not called
-            or called in label.split("_")
-            or label in ("step", "epoch")
-            or _MEASURE.search(label)
-            else called
-        )
-        after = parts[n + 1] if n + 1 < len(parts) else ""
-        # Neither number of `9/10` is a metric, and `ms/batch 5` has no metric `batch`.
-        counted = isinstance(after, str) and after.lstrip().startswith("/")
-        of = before.rstrip().endswith("/") or re.search(r"/\w+\W*$", before) is not None
-        measured = name in ("step", "epoch") or not (counted or of)
-        if name.isidentifier() and len(name) > 1 and name not in names and measured:
+        after = following if isinstance(following, str) else ""
+        name = _metric_name(piece, before)
+        if name not in names and _is_metric(name, before, after):
             names.append(name)
-            number = r"\d+" if name in ("step", "epoch") else _NUMBER
+            number = r"\d+" if name in _COUNTERS else _NUMBER
             pattern += rf"\s*(?P<{name}>{number})"
             before = ""
         else:
-            pattern += r"\s*\S+?" if isinstance(after, str) and after[:1].strip() else r"\s*\S+"
+            pattern += r"\s*\S+?" if after[:1].strip() else r"\s*\S+"
     return re.sub(r"(\\s\*)+", r"\\s*", pattern).removeprefix(r"\s*").removesuffix(r"\s*"), names
 
 
-def _called_name(node: ast.expr) -> str:
+def _text_pattern(text: str) -> str:
+    """Return a pattern for a literal text in which any white space matches."""
+    return r"\s*".join(re.escape(word) for word in re.split(r"\s+", text))
+
+
+def _metric_name(value: ast.expr, before: str) -> str:
+    """Return the label of a printed value, the last word of the text `before`, or its variable.
+
+    The metric of `val_loss {val}` is val_loss. `step {step} of {steps}` has no metric `of`.
+    """
+    variable = _variable_name(value).lower()
+    labels = re.findall(r"([A-Za-z_]\w*)\W*$", before)
+    label = labels[0].lower() if labels else ""
+    if not variable or variable in label.split("_"):
+        return label
+    if label in _COUNTERS or _MEASURE.search(label):
+        return label
+    return variable
+
+
+def _is_metric(name: str, before: str, after: str) -> bool:
+    """Return True if the value between two texts is a metric.
+
+    Neither number of `9/10` is a metric, and `ms/batch 5` has no metric `batch`.
+    """
+    if not name.isidentifier() or len(name) < 2:
+        return False
+    if name in _COUNTERS:
+        return True
+    is_numerator = after.lstrip().startswith("/")
+    is_denominator = before.rstrip().endswith("/")
+    is_rate = re.search(r"/\w+\W*$", before) is not None
+    return not (is_numerator or is_denominator or is_rate)
+
+
+def _variable_name(node: ast.expr) -> str:
+    """Return the last name of an expression such as `self.loss.item()`; empty for others."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
@@ -215,7 +261,7 @@ def _called_name(node: ast.expr) -> str:
         if isinstance(node.func, ast.Attribute) and node.func.attr in (
             "item", "mean", "get_last_lr", "detach", "cpu",
         ):  # fmt: skip
-            return _called_name(node.func.value)
+            return _variable_name(node.func.value)
         if _word(node.func) in ("float", "round") and node.args:
-            return _called_name(node.args[0])
+            return _variable_name(node.args[0])
     return ""

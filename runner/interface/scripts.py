@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
@@ -141,6 +141,9 @@ _OUTPUT_WORDS: Final = frozenset(
 _DATA_WORDS: Final = frozenset(
     {"data", "dataset", "datasets", "corpus", "images", "train", "texts"}
 )
+_LOCATION_WORDS: Final = frozenset({"dir", "path", "file", "folder"})
+_PATH_WORDS: Final = _LOCATION_WORDS | {"data", "dataset"}
+_MODEL_NAMES: Final = frozenset({"model", "base", "base_model", "model_name_or_path", "pretrained"})
 _RESUME: Final = re.compile(r"resume\w*|from_checkpoint|load_checkpoint|restore\w*|init_from")
 _STATE: Final = re.compile(r"\w*(checkpoint|ckpt)\w*")
 
@@ -199,56 +202,52 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
     """
     tree = ast.parse(source)
     notes: list[str] = []
-    options = [option for call in _calls(tree) if (option := _option(call, notes)) is not None]
+    arguments = [_option(call, notes) for call in _calls(tree)]
     hydra = script_hydra.find_hydra(tree, config, notes)
-    named = [
-        _of_declared(each)
-        for each in [
-            *find_declared(tree, notes),
-            *of_globals(tree, notes),
-            *(hydra.options if hydra is not None else ()),
-        ]
-    ]
-    options += named
+    declared = [*find_declared(tree, notes), *of_globals(tree, notes)]
+    if hydra is not None:
+        declared += hydra.options
+    named = [_of_declared(each) for each in declared]
+    options = [option for option in arguments if option is not None] + named
     use = _used(tree, options, {option.name for option in named})
-    commands = [
-        text_of(call.args[0])
-        for call in _calls(tree)
-        if _is_method(call, "add_parser") and call.args
-    ]
-    if commands:
-        notes.append(
-            f"the script has subcommands ({', '.join(commands)}): put one after the script in `run`, and keep only its options"
-        )
+    _note_commands(tree, notes)
     if not options and hydra is None and not notes:
-        how = "sys.argv" if "sys.argv" in source else ""
-        notes.append(
-            f"the script takes its options from {how}, which `recipe new` cannot read"
-            if how
-            else "the script takes no options"
-        )
-    found = {
-        option.name: _with_role(option, use) for option in options
-    }  # the last of two options with the same name wins, as in argparse
+        _note_no_options(source, notes)
+    # The last of two options with the same name wins, as in argparse.
+    options_by_name = {option.name: _with_role(option, use) for option in options}
+    texts_read = [*use.texts_read]
+    if hydra is not None and hydra.folder:
+        texts_read.append(f"{hydra.folder}/")
+    written = tuple(dict.fromkeys(use.texts_written))
     return Script(
-        options=tuple(found.values()),
+        options=tuple(options_by_name.values()),
         imports=of_tree(tree).module_names,
-        reads=tuple(
-            dict.fromkeys(
-                [
-                    *use.texts_read,
-                    *([f"{hydra.folder}/"] if hydra is not None and hydra.folder else ()),
-                ]
-            )
-        ),
-        writes=tuple(dict.fromkeys(use.texts_written)),
+        reads=tuple(dict.fromkeys(texts_read)),
+        writes=written,
         metrics="RECIPE_METRICS" in source or find_loss_pattern(tree),
         doc=(ast.get_docstring(tree) or "").strip().split("\n\n")[0].replace("\n", " "),
         notes=tuple(notes),
         words=("hydra.run.dir=.",) if hydra is not None else _words(tree),
         targets=hydra.targets if hydra is not None else (),
-        unwritten=tuple(dict.fromkeys(use.texts_off) - dict.fromkeys(use.texts_written).keys()),
+        unwritten=tuple(path for path in dict.fromkeys(use.texts_off) if path not in written),
     )
+
+
+def _note_commands(tree: ast.Module, notes: list[str]) -> None:
+    """Append a note on the subcommands of the script to `notes`."""
+    calls = [call for call in _calls(tree) if _is_method(call, "add_parser") and call.args]
+    if calls:
+        commands = ", ".join(text_of(call.args[0]) for call in calls)
+        notes.append(
+            f"the script has subcommands ({commands}): put one after the script in `run`, and keep only its options"
+        )
+
+
+def _note_no_options(source: str, notes: list[str]) -> None:
+    if "sys.argv" in source:
+        notes.append("the script takes its options from sys.argv, which `recipe new` cannot read")
+    else:
+        notes.append("the script takes no options")
 
 
 def _words(tree: ast.Module) -> tuple[str, ...]:
@@ -289,6 +288,10 @@ def _calls(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 def _option(call: ast.Call, notes: list[str]) -> Option | None:
+    """Return the option of an `add_argument` call.
+
+    None for other calls, for `--help` and `--version`, and for options that this module cannot read.
+    """
     if not _is_method(call, "add_argument"):
         return None
     flags = [
@@ -301,64 +304,77 @@ def _option(call: ast.Call, notes: list[str]) -> Option | None:
         return None
     given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
     flag = next((each for each in flags if each.startswith("--")), flags[0])
-    positional = not flag.startswith("-")
-    name = text_of(given.get("dest")) or flag.lstrip("-").replace("-", "_")
     what = given.get("action")
     action = what.attr if isinstance(what, ast.Attribute) else text_of(what)
-    option = Option(
-        name,
-        "" if positional else flag,
-        help=" ".join(text_of(given.get("help")).replace("%(default)s", "the default").split()),
-    )
     if action in ("help", "version"):
         return None
     if action in ("store_true", "store_false", "BooleanOptionalAction"):
-        both = action == "BooleanOptionalAction"
-        yes = both and _plain(given.get("default")) == "True"
-        own = option.name if action != "store_false" else flag.lstrip("-").replace("-", "_")
-        return replace(
-            option,
-            name=own,
-            type="boolean",
-            switch=True,
-            default="True" if yes else "False",
-            negative=f"--no-{flag[2:]}" if both else "",
-        )
+        return _switch(flag, action, given)
     if action not in ("", "store"):
         notes.append(f"line {call.lineno}: {flag} is left to its default: its action is {action}")
         return None
-    kind = given.get("type")
-    word = (
-        kind.id
-        if isinstance(kind, ast.Name)
-        else kind.attr
-        if isinstance(kind, ast.Attribute)
-        else ""
+    return _value_option(flag, given, call.lineno, notes)
+
+
+def _named_option(flag: str, given: Mapping[str, ast.expr]) -> Option:
+    """Return an option with its name, flag and help."""
+    help_text = text_of(given.get("help")).replace("%(default)s", "the default")
+    return Option(
+        text_of(given.get("dest")) or _attribute_name(flag),
+        flag if flag.startswith("-") else "",
+        help=" ".join(help_text.split()),
     )
+
+
+def _attribute_name(flag: str) -> str:
+    return flag.lstrip("-").replace("-", "_")
+
+
+def _switch(flag: str, action: str, given: Mapping[str, ast.expr]) -> Option:
+    """Return the boolean option of a flag without a value."""
+    option = replace(_named_option(flag, given), type="boolean", switch=True, default="False")
+    if action == "store_false":
+        return replace(option, name=_attribute_name(flag))
+    if action == "BooleanOptionalAction":
+        is_on = _plain(given.get("default")) == "True"
+        return replace(option, default="True" if is_on else "False", negative=f"--no-{flag[2:]}")
+    return option
+
+
+def _value_option(flag: str, given: Mapping[str, ast.expr], line: int, notes: list[str]) -> Option:
+    """Return the option of an argument with values."""
+    is_positional = not flag.startswith("-")
+    type_name = _last_name(given.get("type"))
     default = given.get("default")
-    many = _plain(given.get("nargs"))
-    optional = many in ("'?'", "'*'")
-    choices = given.get("choices")
-    named = _choices(choices)
-    if choices is not None and not named:
+    count = _plain(given.get("nargs"))
+    is_optional = count in ("'?'", "'*'")
+    choices = _choices(given.get("choices"))
+    if "choices" in given and not choices:
         notes.append(
-            f"line {call.lineno}: {flag} takes one of a few values, which are not written out there"
+            f"line {line}: {flag} takes one of a few values, which are not written out there"
         )
-    truth = word not in _TYPES and _plain(default) in ("True", "False")
-    if truth:
+    is_truth = type_name not in _TYPES and _plain(default) in ("True", "False")
+    if is_truth:
         notes.append(
-            f"line {call.lineno}: {flag} gets the word true or false: check that the script accepts it"
+            f"line {line}: {flag} gets the word true or false: check that the script accepts it"
         )
-    required = (positional and not optional) or (_plain(given.get("required")) == "True")
+    is_required = (is_positional and not is_optional) or _plain(given.get("required")) == "True"
     return replace(
-        option,
-        type="boolean" if truth else _TYPES.get(word, "string"),
-        default=None if default is None or required else _plain(default),
-        required=required,
-        many=many not in ("", "None", "'?'"),
-        choices=named,
-        empty=not required and _is_empty(default),
+        _named_option(flag, given),
+        type="boolean" if is_truth else _TYPES.get(type_name, "string"),
+        default=None if default is None or is_required else _plain(default),
+        required=is_required,
+        many=count not in ("", "None", "'?'"),
+        choices=choices,
+        empty=not is_required and _is_empty(default),
     )
+
+
+def _last_name(node: ast.expr | None) -> str:
+    """Return the name of a variable, or the last name of `module.name`; empty for others."""
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _is_empty(default: ast.AST | None) -> bool:
@@ -426,12 +442,18 @@ def _plain(node: ast.AST | None) -> str | None:
 
 @dataclass
 class _Touched:
+    """The uses of an option's path in the script."""
+
     read: bool = False
     written: bool = False
     made: bool = False  # written in code that is not off by default
     folder: bool = False
     model: bool = False
     patterns: list[str] = field(default_factory=list)
+
+    @property
+    def is_known(self) -> bool:
+        return self.read or self.written
 
 
 class _Use(ast.NodeVisitor):
@@ -638,17 +660,15 @@ class _Use(ast.NodeVisitor):
 
 def _assigned_once(tree: ast.AST) -> set[str]:
     """Return the names that are assigned exactly once in a script and are not parameters."""
-    names = [
-        _dotted_name(node)
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store)
-    ]
-    parameters = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
-    return {
-        name
-        for name, count in Counter(names).items()
-        if count == 1 and name and name not in parameters
-    }
+    counts: Counter[str] = Counter()
+    parameters: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            parameters.add(node.arg)
+        elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            counts[_dotted_name(node)] += 1
+    once = {name for name, count in counts.items() if count == 1 and name}
+    return once - parameters
 
 
 def _dotted_name(node: ast.expr) -> str:
@@ -683,34 +703,49 @@ def _with_role(option: Option, use: _Use) -> Option:
     """Return the option with its role. The use in the script takes precedence over the name."""
     if option.type != "string" or option.choices:
         return option
-    name, words = option.name.lower(), option.words
     touched = use.done.get(option.name, _Touched())
-    folder = touched.folder or bool(words & {"dir", "folder", "directory"})
-    known = touched.read or touched.written
-    if _RESUME.fullmatch(name) and not option.default:
+    if _RESUME.fullmatch(option.name.lower()) and not option.default:
         return replace(option, role="resume")
-    saved = next((each for each in touched.patterns if _STATE.match(each)), "")
-    if saved or (_STATE.fullmatch(name) and (touched.written or (not known and folder))):
-        return replace(
-            option, role="state", folder=True, pattern=saved or next(iter(touched.patterns), "")
-        )
-    if touched.written or (not known and words & _OUTPUT_WORDS):
-        # An option with an empty default is off if a condition tests it or its use is unknown.
-        unknown = not known and not words & {"out", "output", "outputs"}
-        off = option.empty and (option.name in use.asked or unknown)
-        made: Role = "off" if off or (touched.written and not touched.made) else "output"
-        return replace(option, role=made, folder=folder)
-    if touched.model or (
-        not known and name in ("model", "base", "base_model", "model_name_or_path", "pretrained")
-    ):
+    if _is_state(option, touched):
+        return replace(option, role="state", folder=True, pattern=_checkpoint_pattern(touched))
+    if touched.written or (not touched.is_known and option.words & _OUTPUT_WORDS):
+        role = _output_role(option, touched, is_tested=option.name in use.asked)
+        return replace(option, role=role, folder=_has_folder(option, touched))
+    if touched.model or (not touched.is_known and option.name.lower() in _MODEL_NAMES):
         return replace(option, role="input", model=True)
-    if touched.read or (
-        words & _DATA_WORDS and words & {"data", "dataset", "dir", "path", "file", "folder"}
-    ):
-        return replace(
-            option,
-            role="input",
-            folder=folder or bool(words & _DATA_WORDS),
-            guessed=not touched.read and not words & {"dir", "path", "file", "folder"},
-        )
+    if touched.read or (option.words & _DATA_WORDS and option.words & _PATH_WORDS):
+        is_guess = not touched.read and not option.words & _LOCATION_WORDS
+        folder = _has_folder(option, touched) or bool(option.words & _DATA_WORDS)
+        return replace(option, role="input", folder=folder, guessed=is_guess)
     return option
+
+
+def _has_folder(option: Option, touched: _Touched) -> bool:
+    """Return True if the script uses the option as a directory, or its name says so."""
+    return touched.folder or bool(option.words & {"dir", "folder", "directory"})
+
+
+def _is_state(option: Option, touched: _Touched) -> bool:
+    """Return True if checkpoints are saved below the path, or the option's name says so."""
+    if any(_STATE.match(pattern) for pattern in touched.patterns):
+        return True
+    if not _STATE.fullmatch(option.name.lower()):
+        return False
+    return touched.written or (not touched.is_known and _has_folder(option, touched))
+
+
+def _checkpoint_pattern(touched: _Touched) -> str:
+    """Return the file name pattern of checkpoints, otherwise the first pattern or an empty text."""
+    named = [pattern for pattern in touched.patterns if _STATE.match(pattern)]
+    return next(iter(named + touched.patterns), "")
+
+
+def _output_role(option: Option, touched: _Touched, *, is_tested: bool) -> Role:
+    """Return "off" for an output that the script does not write by default, otherwise "output".
+
+    An option with an empty default is off if a condition tests it or its use is unknown.
+    """
+    if touched.written and not touched.made:
+        return "off"
+    is_guess = not touched.is_known and not option.words & {"out", "output", "outputs"}
+    return "off" if option.empty and (is_tested or is_guess) else "output"

@@ -101,7 +101,7 @@ def _rental_wishes(
     for need, numbers in steps.items():
         takes = taken[need]
         wish = Wish(need, hours=takes.hours, home=takes.home, keep=keep)
-        wanted[found.plan.nodes[numbers[0]].id] = Asked(wish, takes.on)
+        wanted[found.plan.nodes[numbers[0]].id] = Asked(wish, takes.hours_on)
     return wanted
 
 
@@ -117,7 +117,7 @@ def of_driver(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
 
     Raises Invalid, or Infrastructure if the provider cannot be reached.
     """
-    driver = offering.driver_that_rents(ws, name)
+    driver = offering.create_renter(ws, name)
     if driver is None:
         return {}
     asked = wishes(ws, found, name, cluster=driver.traits.allocates)
@@ -133,7 +133,7 @@ def of_driver(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
 def pricing_of(ws: Workspace, asked: Iterable[Asked]) -> dict[Need, Pricing]:
     """Return the cost model of each need, from run time estimates and the ledger of earlier rentals.  Needs have the market "any"."""
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
-        history = History.of(ledger.since(0), time.time())
+        history = History.from_rows(ledger.since(0), time.time())
     return {replace(each.wish.need, market="any"): Pricing(history, each.on) for each in asked}
 
 
@@ -144,41 +144,43 @@ def lines(step: str, shelves: Sequence[Shelf], most: int) -> list[str]:
     table = align([HEAD, *rows], right={3, 6, 7, 8, 9, 10, 11}) if rows else []
     more = [f"… {len(ranked) - most} more"] if len(ranked) > most else []
     whose = f" for {step}" if step else ""
-    heads = [
-        f"{shelf.driver}{whose}: {len(shelf.offers)} offer(s)"
-        + f"; {shelf.ends}" * bool(shelf.ends)
-        for shelf in shelves
-    ]
-    told = [
-        words
-        for shelf in shelves
-        for words in (shelf.unsaid(), _left_out(shelf, several=len(shelves) > 1))
-        if words
-    ]
-    told = [*dict.fromkeys([*told, *_hours_said(ranked)])]
+    heads = []
+    notes = []
+    for shelf in shelves:
+        ends = f"; {shelf.ends}" if shelf.ends else ""
+        heads.append(f"{shelf.driver}{whose}: {len(shelf.offers)} offer(s){ends}")
+        notes += [shelf.egress_note(), _left_out(shelf, several=len(shelves) > 1)]
+    notes = [note for note in dict.fromkeys([*notes, *_time_notes(ranked)]) if note]
     if len(shelves) == 1:
-        return [*heads, *table, *more, *told]
+        return [*heads, *table, *more, *notes]
     names = ", ".join(shelf.driver for shelf in shelves if shelf.offers)
-    title = (
-        f"{len(ranked)} offer(s){whose}{f' of {names}' if names else ''}, the cheapest run first"
-    )
-    return [title, *table, *more, *heads, *told]
+    of = f" of {names}" if names else ""
+    title = f"{len(ranked)} offer(s){whose}{of}, the cheapest run first"
+    return [title, *table, *more, *heads, *notes]
 
 
 def _left_out(shelf: Shelf, *, several: bool) -> str:
-    words = shelf.left_out()
+    words = shelf.describe_exclusions()
     return f"{shelf.driver}: {words}" if words and several else words
 
 
-def _hours_said(ranked: Sequence[tuple[Shelf, Offer]]) -> list[str]:
+def _time_notes(ranked: Sequence[tuple[Shelf, Offer]]) -> list[str]:
     """Return the notes on run times: the basis of estimates, and the GPUs without an estimate if others have one."""
-    totals = [(shelf.total_of(offer), offer.resources.gpu) for shelf, offer in ranked]
-    bases = {total.hours.basis for total, _ in totals if total.hours and total.hours.guessed}
-    unknown = {gpu or "machines without a GPU" for total, gpu in totals if total.hours is None}
+    bases: set[str] = set()
+    unknown: set[str] = set()
+    has_known = False
+    for shelf, offer in ranked:
+        hours = shelf.total_of(offer).hours
+        if hours is None:
+            unknown.add(offer.resources.gpu or "machines without a GPU")
+            continue
+        has_known = True
+        if hours.guessed:
+            bases.add(hours.basis)
     notes = []
     if bases:
         notes.append(GUESSED.format("; ".join(sorted(bases))))
-    if unknown and any(total.hours for total, _ in totals):
+    if unknown and has_known:
         notes.append(UNKNOWN.format(", ".join(sorted(unknown))))
     return notes
 
@@ -211,15 +213,19 @@ def describe_choice(found: Mapping[str, Sequence[Shelf]]) -> list[str]:
             verb = "allocates" if offer.queued else "rents"
             head = f"{'':9}else" if place else f"{verb} for {step}"
             lines.append(f"{head}: {_describe_offer(offer, shelf)}")
-        several = len(shelves) > 1
         for shelf in shelves:
             if not shelf.offers and (not ranked or shelf.failed):
                 why = shelf.failed or f"{shelf.driver} has no matching machine"
                 lines.append(f"rents for {step}: {why}")
-            ends = f"{shelf.driver}: {shelf.ends}" if several and shelf.ends else shelf.ends
-            notes = (shelf.unsaid(), _left_out(shelf, several=several), ends)
-            lines += [f"{'':9}{words}" for words in notes if words]
+            lines += [f"{'':9}{note}" for note in _shelf_notes(shelf, several=len(shelves) > 1)]
     return lines
+
+
+def _shelf_notes(shelf: Shelf, *, several: bool) -> list[str]:
+    """Return the notes on unsaid facts, excluded offers and the end of a rental."""
+    ends = f"{shelf.driver}: {shelf.ends}" if several and shelf.ends else shelf.ends
+    notes = [shelf.egress_note(), _left_out(shelf, several=several), ends]
+    return [note for note in notes if note]
 
 
 def _describe_offer(offer: Offer, shelf: Shelf) -> str:

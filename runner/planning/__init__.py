@@ -1,1 +1,4 @@
-"""Compile a recipe and its inputs into a plan, and decide which steps run.  Pure: no disk, clock, process or network."""
+"""Compile a recipe and its inputs into a plan, and decide which steps run.
+
+Pure: no disk, clock, process or network.
+"""

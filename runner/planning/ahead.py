@@ -1,4 +1,4 @@
-"""Check a step before its matrix is known: one sample instance, with unknown values, stands for all."""
+"""Check a step whose matrix is not known yet, on one sample instance with unknown values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 def foresee(scope: Scope, draft: Draft) -> None:
-    """Give a waiting step's later readers placeholder outputs, and the step placeholders for the waiting steps it mentions."""
+    """Add placeholder outputs for a step whose matrix is not known yet, for use by other templates.
+
+    In the step's own templates, steps that are still unknown get placeholder outputs too.
+    """
     many = draft.step.matrix is not None
     paths: dict[str, Any] = {name: path or A_TEXT for name, (path, _) in draft.outputs.items()}
     scope.foreseen[draft.step.id] = {
@@ -29,7 +32,10 @@ def foresee(scope: Scope, draft: Draft) -> None:
 
 
 def find_ghost_problems(sketch: Sketch) -> list[Problem]:
-    """Return the problems that every attempt of a waiting step would hit."""
+    """Return the template errors of steps whose matrix is not known yet.
+
+    Only errors that every attempt would hit are returned.
+    """
     trial = Trial(wanted={draft.id for draft in sketch.ghosts}.__contains__)
     trial.try_all(sketch)
     return trial.problems

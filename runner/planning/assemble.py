@@ -1,4 +1,4 @@
-"""Assemble drafts into a Plan: output collisions, topological order, skips and published outputs."""
+"""Assemble compiled steps into a Plan: topological order, collisions and published outputs."""
 
 from __future__ import annotations
 
@@ -46,9 +46,10 @@ def assemble(
     digest: Digest,
     replaced: Limits | None,
 ) -> Plan:
-    """Build the plan of `recipe`; values in `replaced` override the recipe's limits.
+    """Build the plan of `recipe` from its compiled steps.
 
-    Raises Invalid with all problems of the sketch and of the assembly.
+    Values in `replaced` override the recipe's limits.  Raises Invalid with all problems of the
+    sketch and of the assembly.
     """
     _report_collisions(sketch)
     publish = _find_published(sketch, recipe)
@@ -78,7 +79,7 @@ def assemble(
 
 
 def _node(draft: Draft) -> Node:
-    """Return the node of a numbered draft."""
+    """Convert a numbered Draft to a plan node."""
     metrics = draft.spec.metrics
     return Node(
         draft.id,
@@ -104,7 +105,10 @@ def _node(draft: Draft) -> Node:
 
 
 def _late_values(draft: Draft) -> list[LateValue]:
-    """Return the metrics that a step reads.  Metrics outside the key have no name."""
+    """Return the metrics of other steps that a step reads.
+
+    Metrics outside the cache key have an empty name.
+    """
     found = []
     for (_, metric), producer in draft.late.items():
         step = producer.id[len(draft.prefix) :]
@@ -120,7 +124,10 @@ def _ahead(ghost: Draft) -> Ahead:
 
 
 def _choices(draft: Draft) -> list[int]:
-    """Return the numbers of the producers that a step chooses among: skipping one of them alone does not skip the step."""
+    """Return the numbers of the steps that conditional templates choose among.
+
+    If only one of them is skipped, the reading step still runs.
+    """
     if not draft.choices:
         return []
     perhaps = {d.number for group in draft.choices for d in group}
@@ -138,7 +145,7 @@ def run_settings(recipe: Recipe, replaced: Limits | None = None) -> RunSettings:
 
 
 def _find_published(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]]:
-    """Return the published outputs as (producer, output, path, name).
+    """Return the published outputs of a plan as (producer, output, path, name).
 
     The name is the one in the recipe's `outputs`, or empty if the recipe declares none.
     """
@@ -168,7 +175,7 @@ def _all_outputs(sketch: Sketch) -> list[tuple[Draft, str, str, str]]:
 def _named_output(
     sketch: Sketch, top: Scope, recipe: Recipe, name: str, leaf: Tree
 ) -> Iterator[tuple[Draft, str, str]]:
-    """Yield the producer, output and path of each step output in an entry of the recipe's `outputs`."""
+    """Yield the producer, output name and path of each step output in one entry of `outputs`."""
     where = ("outputs", name)
     refs = sketch.references(top, leaf, where)
     known = [sketch.step_name(top, ref, where) for ref in refs]
@@ -194,7 +201,10 @@ def _named_output(
 
 
 def _report_collisions(sketch: Sketch) -> None:
-    """Report outputs with the same path, and outputs inside other outputs, as the workspace disk compares paths."""
+    """Report outputs with the same path, and outputs inside other outputs.
+
+    Paths are compared as on the workspace disk.
+    """
     seen: dict[str, tuple[Draft, str, str]] = {}
     reported: set[tuple[int, str]] = set()
     for draft in [*sketch.drafts, *sketch.ghosts]:
@@ -230,7 +240,10 @@ def _report_nested(sketch: Sketch, seen: Mapping[str, tuple[Draft, str, str]]) -
 
 
 def _report_ghosts_inside(sketch: Sketch, seen: Mapping[str, tuple[Draft, str, str]]) -> None:
-    """Report outputs of waiting steps whose path is unknown, but starts inside another output."""
+    """Report unknown output paths that start inside another step's output.
+
+    These are paths of steps whose matrix is not known yet.
+    """
     for draft in sketch.ghosts:
         for made in draft.step.outputs:
             if draft.outputs[made.name][0] != UNKNOWN_PATH:
@@ -284,7 +297,7 @@ def _report_same_path(
 
 
 def drop_echoes(problems: Sequence[Problem]) -> Iterator[Problem]:
-    """Yield the problems, without template errors inside a mention that has a problem of its own."""
+    """Yield the problems without template errors at a location that has a more specific problem."""
     mentions = [found.where for found in problems if found.code != "template" and found.where]
     for found in problems:
         is_echo = found.code == "template" and found.where is not None
@@ -293,14 +306,17 @@ def drop_echoes(problems: Sequence[Problem]) -> Iterator[Problem]:
 
 
 def _covers(mention: Location, place: Location | None) -> bool:
-    """Return whether `place` lies inside `mention`."""
+    """Return whether location `place` lies inside location `mention`."""
     if place is None or mention[:2] != place[:2]:
         return False
     return 0 <= place.column - mention.column < mention.length
 
 
 def _sort_drafts(sketch: Sketch) -> list[Draft]:
-    """Sort drafts topologically, otherwise in recipe order.  Raises Invalid for a cycle."""
+    """Sort steps topologically, keeping the recipe's order where possible.
+
+    Raises Invalid for a cycle.
+    """
     needs = {
         draft.order: [producer.order for producer in producers(draft)] for draft in sketch.drafts
     }
@@ -330,7 +346,10 @@ def _number_drafts(drafts: list[Draft]) -> list[Draft]:
 
 
 def _skip_dependents(drafts: Iterable[Draft]) -> None:
-    """Skip each step with a required step whose instances are all skipped.  `drafts` are in topological order."""
+    """Skip each step that depends on a step whose instances are all skipped.
+
+    `drafts` are in topological order.
+    """
     skipped: dict[int, bool] = {}  # by the id of a list of drafts: instances share these lists
 
     def is_skipped(group: list[Draft]) -> bool:
@@ -348,7 +367,10 @@ def _skip_dependents(drafts: Iterable[Draft]) -> None:
 
 
 def _required_producers(draft: Draft) -> Iterable[list[Draft]]:
-    """Return the producers of a draft by step, without those among which it chooses."""
+    """Return the required dependencies of a step instance, grouped by step.
+
+    Steps that conditional templates choose among are left out.
+    """
     optional = {id(d) for group in draft.choices for d in group}
     groups: dict[int, list[Draft]] = {}
     for producer, _, _ in draft.upstream.values():
@@ -360,7 +382,7 @@ def _required_producers(draft: Draft) -> Iterable[list[Draft]]:
 def _drop_files_of_wholes(
     upstream: dict[str, tuple[Draft, str, str]],
 ) -> dict[str, tuple[Draft, str, str]]:
-    """Drop files below an output that the step also reads as a whole."""
+    """Drop single files of an output if the step also reads the entire output."""
     if not any(below for _, _, below in upstream.values()):
         return upstream
     whole = {name for name, (_, _, below) in upstream.items() if not below}

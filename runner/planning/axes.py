@@ -37,7 +37,7 @@ class Found(NamedTuple):
 
 
 class _Axis(NamedTuple):
-    """Values of one axis, or None and a sample value if they are unknown."""
+    """Values of one matrix axis, or None and a sample value if they are unknown."""
 
     values: list[Any] | None = None
     sample: Any = ANYTHING
@@ -48,7 +48,7 @@ _WRONG: Final = _Axis(is_wrong=True)
 
 
 class _GlobAxis(NamedTuple):
-    """Axis over the files that a pattern matches."""
+    """Matrix axis over the files that a glob pattern matches."""
 
     name: str
     written: Mapping[str, Any]
@@ -58,7 +58,7 @@ class _GlobAxis(NamedTuple):
 
 
 class Axes:
-    """Matrix axes of one plan.
+    """Evaluator of the matrix axes of one plan.
 
     `globs` maps each pattern to its known matches.  Matches in `left_out` are ignored.
     """
@@ -75,9 +75,10 @@ class Axes:
         self.found: dict[str, Found] = {}  # workspace paths that became values of an axis
 
     def combinations(self, scope: Scope, step: Step) -> list[dict[str, Any]] | None:
-        """Return all combinations of axis values: one empty combination for a step without a matrix.
+        """Return all combinations of a step's axis values.
 
-        Return None if an axis is unknown or the plan would be too large.
+        A step without a matrix has one empty combination.  Return None if an axis is unknown or the
+        plan would be too large.
         """
         axes = self._axes(scope, step)
         if axes is None:
@@ -86,7 +87,7 @@ class Axes:
         return [dict(zip(axes, values, strict=True)) for values in combinations]
 
     def _axes(self, scope: Scope, step: Step) -> Mapping[str, Sequence[Any]] | None:
-        """Return the values of each axis, or None if one is unknown.
+        """Return the values of each matrix axis, or None if an axis has no known values yet.
 
         After a problem, return only the wrong axis, without values.
         """
@@ -145,7 +146,10 @@ class Axes:
         return _WRONG
 
     def _fits(self, scope: Scope, step: Step, axes: Mapping[str, Sequence[Any]]) -> bool:
-        """Return whether the plan has room for all instances of a step.  The first failure is reported as a problem."""
+        """Return whether the plan stays below the step limit with all instances of a step.
+
+        The first failure is reported as a problem.
+        """
         if len(self.sketch.drafts) + math.prod(map(len, axes.values())) <= MOST_STEPS:
             return True
         if not self.full:
@@ -195,7 +199,10 @@ class Axes:
     def _output_matches(
         self, scope: Scope, step: Step, axis: _GlobAxis, path: str
     ) -> list[Any] | None:
-        """Return the files in the output `path` that a glob axis matches, or None before it exists."""
+        """Return the files in the output `path` that a glob axis matches, or None.
+
+        Return None before the output exists.
+        """
         id, output = scope.makers[path]
         if id in scope.pending and scope.recipe.steps[id].matrix is None:
             return None  # the output path is known only when its producer is a node

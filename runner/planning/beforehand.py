@@ -1,4 +1,7 @@
-"""Try the templates of a plan's steps at compile time, while their locations in the recipe are known."""
+"""Try to render the templates of a plan's steps at compile time.
+
+Their locations in the recipe are still known then.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +23,18 @@ if TYPE_CHECKING:
     from ..language.values import Tree, Where
 
 HOOKS: Final = ""
-"""Id that stands for the setup, cleanup and health commands in `wanted`."""
+"""Id of the setup, cleanup and health commands in `wanted`."""
 
 
 _RESULT: Final = unknown("text", "list", items=A_TEXT)
 
 
 class Trial:
-    """Template trial of all steps, or of the `wanted` ones.  `problems` collects templates that no attempt can render.
+    """Dry run of step templates at compile time, to find templates that no attempt can render.
 
-    `made_up` names inputs with placeholder values.  `given` names the inputs set by the caller.
-    With `all_values`, each step is also tried with all other inputs unknown, to cover steps that
-    are skipped by default.
+    All steps are tried, or only the `wanted` ones.  `made_up` names inputs with placeholder values.
+    `given` names the inputs set by the caller.  With `all_values`, each step is also tried with all
+    other inputs unknown, to cover steps that are skipped by default.
     """
 
     def __init__(
@@ -46,7 +49,7 @@ class Trial:
         self.problems: list[Problem] = []
 
     def try_all(self, sketch: Sketch) -> None:
-        """Try every step of a sketch, and the setup, cleanup and health commands."""
+        """Render the templates of every step, and the setup, cleanup and health commands."""
         by_prefix = {scope.prefix: scope for scope in sketch.scopes}
         places = set(sketch.wrong)  # report one problem per location
         for open in (False, True) if self.all_values else (False,):
@@ -70,7 +73,7 @@ class Trial:
                     self._report(scope.recipe, (*draft.step.origin, *where), error, places)
 
     def _never(self, draft: Draft, scene: Scene, skipped: set[int], *, exact: bool) -> bool:
-        """Return whether a step never runs with these values."""
+        """Return whether a step is skipped for all values of its unknown inputs."""
         if exact and draft.flags & SKIP:
             return True
         if is_never_true(draft.step.when, scene):
@@ -80,7 +83,7 @@ class Trial:
     def _report(
         self, recipe: Recipe, where: Where, error: TemplateError, places: set[tuple[str, Where]]
     ) -> None:
-        """Add a problem, unless its location already has one."""
+        """Add a template error to the problems, unless its location already has one."""
         if (recipe.id, where) in places:
             return
         places.add((recipe.id, where))
@@ -98,28 +101,31 @@ class Trial:
 
 
 class AnyResults(dict[str, Any]):
-    """Outputs of a step, with an unknown value for missing names, which are reported elsewhere."""
+    """Mapping of a step's outputs that returns an unknown value for a missing name.
+
+    Missing names are reported elsewhere.
+    """
 
     def __missing__(self, name: str) -> object:
         return AnyResults() if name == "same" else _RESULT
 
 
 class _AnySteps(dict[str, AnyResults]):
-    """Outputs by step, with unknown outputs for missing steps."""
+    """Mapping of outputs by step that returns unknown outputs for a missing step."""
 
     def __missing__(self, id: str) -> AnyResults:
         return AnyResults()
 
 
 class _UnknownInputs:
-    """Unknown inputs of each recipe in one round."""
+    """Inputs whose values are treated as unknown in a template trial, for each recipe."""
 
     def __init__(self, trial: Trial, open: bool) -> None:
         self._trial, self._open = trial, open
         self._known: dict[str, dict[str, Unknown]] = {}
 
     def of(self, scope: Scope) -> dict[str, Unknown]:
-        """Return the unknown inputs of one recipe, with their possible types."""
+        """Return the unknown inputs of a recipe, each with its possible types."""
         if scope.prefix not in self._known:
             self._known[scope.prefix] = dict(self._find(scope))
         return self._known[scope.prefix]
@@ -151,7 +157,7 @@ def _unknown_of(spec: Input, *, given: bool) -> Unknown:
 
 
 def _scene(draft: Draft, scope: Scope, open_inputs: _UnknownInputs) -> Scene:
-    """Return the values for a step's templates in one round."""
+    """Return the names and values for a trial of a step's templates."""
     scene = scene_of(draft.spec, draft.id, scope.recipe.id)
     inputs = open_inputs.of(scope)
     steps = _AnySteps({id: AnyResults(made) for id, made in scene.names["steps"].items()})
@@ -176,7 +182,10 @@ def _scene(draft: Draft, scope: Scope, open_inputs: _UnknownInputs) -> Scene:
 
 
 def _vague(outputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace outputs by unknown values of the same type: their paths or instances depend on unknown inputs."""
+    """Replace outputs by unknown values of the same type.
+
+    Their paths or instances depend on unknown inputs.
+    """
     vague = {}
     for name, value in outputs.items():
         if name == "metrics" or isinstance(value, Unknown):
@@ -189,7 +198,7 @@ def _vague(outputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _axis(tree: Tree, inputs: Mapping[str, Unknown]) -> Unknown:
-    """Return the unknown value of an axis that depends on unknown inputs."""
+    """Return the unknown value of a matrix axis that depends on unknown inputs."""
     if not isinstance(tree, str):
         return ANYTHING
     try:
@@ -204,7 +213,7 @@ def _open_axis(step: Any, axis: str, above: Collection[tuple[str, ...]]) -> bool
 
 
 def _mentions(tree: object, paths: Collection[tuple[str, ...]]) -> bool:
-    """Return whether a template mentions one of the names `paths`, or one of their namespaces as a whole."""
+    """Return whether a template reads a name in `paths`, or an entire namespace of such a name."""
     for _, leaf in walk(tree, ()):
         if not is_template(leaf):
             continue

@@ -1,4 +1,7 @@
-"""Find the cause of a failed attempt from its output, and suggest a remedy.  Pure: works on text and numbers."""
+"""Find the cause of a failed attempt from its output, and suggest a remedy.
+
+Pure: works on text and numbers.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,12 @@ _MEMORY: Final = (
 )
 _NAN: Final = r"\bloss(?: is| was|=|:)? ?(?:nan|[-+]?inf(?:inity)?)\b|returned nan values in its|\bnan (?:loss|gradients?)\b"
 LONG: Final = 20
-"""Factor above the median step time at which a silent training counts as stalled."""
+"""Factor above the median training step time at which a training without output counts as stalled.
+"""
 FEW: Final = 5
-"""Minimum number of steps for a median."""
+"""Minimum number of training steps for a median."""
 LEAST: Final = 60.0
-"""Minimum silence, in seconds, of a stalled training."""
+"""Minimum time without output of a stalled training, in seconds."""
 
 
 def find_exit_cause(reason: str, said: str) -> str:
@@ -41,7 +45,7 @@ def find_exit_cause(reason: str, said: str) -> str:
 
 
 def is_stalled(steps: Sequence[float], silent: float) -> bool:
-    """Return whether a training is stalled.
+    """Return whether a training has reported no step for much longer than its step time.
 
     `steps` are the durations of its steps, and `silent` is the time since the last one, in seconds.
     """
@@ -53,7 +57,7 @@ LONGEST_ERROR: Final = 500
 
 
 def find_error(said: str) -> str:
-    """Return the last error in a command's output, such as `ValueError: no rows`, or an empty string."""
+    """Return the last error in a command's output, such as `ValueError: no rows`, or ""."""
     # Patterns are compiled only after a failure, as in `find_exit_cause`.
     memory = r"(?:CUDA|HIP|XPU) out of memory\.(?: Tried to allocate [\d.]+ \w+)?"
     if found := re.findall(memory, said):
@@ -75,7 +79,10 @@ def _name(line: str) -> str:
 
 
 def find_last_line(said: str) -> str:
-    """Return the last non-empty line.  Of a progress bar redrawn with carriage returns, return the last state."""
+    """Return the last non-empty line of a command's output.
+
+    For a progress bar redrawn with carriage returns, this is its last state.
+    """
     for line in reversed(said.split("\n")):
         if text := line.rstrip("\r").rpartition("\r")[2].strip():
             return text[:LONGEST_ERROR]

@@ -1,4 +1,4 @@
-"""Find the steps that a template needs, given the values known when a plan is compiled or a step is judged."""
+"""Find the steps that a template depends on, given the values known so far."""
 
 from __future__ import annotations
 
@@ -34,16 +34,22 @@ LATE: Mapping[str, Mapping[str, Unknown]] = {
     "nodes": {"count": AN_INTEGER, "addresses": unknown("list", items=A_TEXT)},
     "host": {"gpus": AN_INTEGER, "cpus": AN_INTEGER},
 }
-"""Names with values that are known only in an attempt."""
+"""Names with values that are known only during an attempt."""
 
 
 def chooses(leaf: str) -> bool:
-    """Return whether a template has a condition that decides which names it reads.  Raises TemplateError."""
+    """Return whether a template has a condition that decides which names it reads.
+
+    Raises TemplateError.
+    """
     return any(expression.chooses for expression in expressions(leaf))
 
 
 def needs(leaf: str, names: Mapping[str, Any]) -> Needs:
-    """Return the names that a template certainly or possibly needs with these values.  Raises TemplateError."""
+    """Return the names that a template certainly or possibly reads with these values.
+
+    Raises TemplateError.
+    """
     found = Needs()
     for expression in expressions(leaf):
         found.add(expression.needs(names))
@@ -54,7 +60,10 @@ def needs(leaf: str, names: Mapping[str, Any]) -> Needs:
 def known_names(
     sketch: Sketch, scope: Scope, step: Step, given: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the values of all names at compile time.  `given` holds the step's inputs, matrix and outputs."""
+    """Return the values of all template names at compile time, with unknown values where needed.
+
+    `given` holds the step's inputs, matrix and outputs.
+    """
     inputs = dict(given["inputs"])
     for name in step.options.oom:  # an out-of-memory retry divides these inputs
         spec = scope.recipe.inputs.get(name)
@@ -64,7 +73,7 @@ def known_names(
 
 
 def wanted_steps(sketch: Sketch, scope: Scope, step: Step) -> list[str]:
-    """Return the ids of the steps that any instance of a step needs or may need."""
+    """Return the ids of the steps that any instance of a step depends on or may depend on."""
     given = {
         "inputs": scope.inputs,
         "matrix": dict.fromkeys(step.matrix or {}, ANYTHING),
@@ -78,30 +87,36 @@ def wanted_steps(sketch: Sketch, scope: Scope, step: Step) -> list[str]:
 
 
 def leaves_of(spec: StepSpec) -> list[str]:
-    """Return the templates of a compiled step."""
+    """Return all templates of a compiled step."""
     parts: list[Any] = [spec.run, spec.accelerate, spec.files, spec.env, spec.when, spec.nodes]
     return [leaf for _, leaf in walk(parts, ()) if is_template(leaf)]
 
 
 def axis_leaves(step: Step) -> list[str]:
-    """Return the templates of a step's matrix."""
+    """Return the templates in a step's matrix."""
     return [leaf for _, leaf in walk(step.matrix or {}, ()) if is_template(leaf)]
 
 
 def results_of(scope: Scope, matrix: Mapping[str, Any]) -> Results:
-    """Return the `steps` namespace for the templates of one instance at compile time."""
+    """Return the `steps` namespace for the templates of one matrix instance at compile time."""
     return Results(scope, lambda id: SameResults(scope, id, matrix))
 
 
 class Chosen(NamedTuple):
-    """Names for evaluating a value at compile time.  `late` is set if its choice is known only in the run."""
+    """Template names for evaluating a value with conditions at compile time.
+
+    `late` is set if the condition can only be decided during the run.
+    """
 
     names: Mapping[str, Any]
     late: bool
 
 
 def choose_branches(sketch: Sketch, scope: Scope, tree: Any, names: Mapping[str, Any]) -> Chosen:
-    """Return the names for a value that may choose among steps.  Outputs of skipped steps are null, unless the value needs them."""
+    """Return the names for evaluating a value whose templates may choose among steps.
+
+    Outputs of skipped steps are null, unless the value needs them.
+    """
     leaves = [leaf for _, leaf in walk(tree, ()) if is_template(leaf)]
     try:
         if not any(map(chooses, leaves)):
@@ -117,7 +132,7 @@ def choose_branches(sketch: Sketch, scope: Scope, tree: Any, names: Mapping[str,
 
 
 def _is_late(leaves: Iterable[str], known: Mapping[str, Any]) -> bool:
-    """Return whether a choosing template has an unknown value because of unknown steps."""
+    """Return whether the value of a conditional template depends on unknown steps."""
     for leaf in leaves:
         try:
             if chooses(leaf) and holds_unknown(evaluate(leaf, known)):
@@ -128,7 +143,7 @@ def _is_late(leaves: Iterable[str], known: Mapping[str, Any]) -> bool:
 
 
 class KnownResults(Mapping[str, Mapping[str, Any]]):
-    """`steps` namespace at compile time.
+    """Mapping of step results for templates at compile time, the `steps` namespace.
 
     Outputs of skipped steps are null.  Outputs of steps that may still be skipped are unknown.
     """
@@ -156,7 +171,7 @@ class KnownResults(Mapping[str, Mapping[str, Any]]):
 
 
 class _Outputs(Mapping[str, Any]):
-    """Outputs and metrics of one step."""
+    """Outputs and metrics of one step, for templates at compile time."""
 
     def __init__(self, made: Mapping[str, Any], doubtful: bool, same: Mapping[str, Any]) -> None:
         self._made, self._doubtful, self._same = made, doubtful, same
@@ -176,7 +191,7 @@ class _Outputs(Mapping[str, Any]):
 
 
 def _known_part(value: Any, doubtful: bool) -> Any:
-    """Return a known output: null if its producer is skipped, unknown if its producer may be skipped."""
+    """Return an output path, null if its step is skipped, or unknown if its step may be skipped."""
     if isinstance(value, PathValue) and value.kind in ("step", "below"):
         maker: Draft = value.address[0]
         if maker.flags & SKIP:
@@ -188,7 +203,10 @@ def _known_part(value: Any, doubtful: bool) -> Any:
 
 
 class _Any(Mapping[str, Any]):
-    """Mapping with the same value for every name.  `metrics` and `same` return the mapping itself."""
+    """Mapping that returns the same value for every name.
+
+    `metrics` and `same` return the mapping itself.
+    """
 
     def __init__(self, value: object) -> None:
         self._value = value
@@ -204,7 +222,7 @@ class _Any(Mapping[str, Any]):
 
 
 class _States(Mapping[str, Any]):
-    """`state` namespace before an attempt: the latest checkpoint may be null."""
+    """`state` namespace before an attempt, in which the latest checkpoint may be null."""
 
     def __getitem__(self, name: str) -> Any:
         return {"latest": _PERHAPS_A_PATH}
@@ -220,7 +238,7 @@ ANY_STATE: Final = _States()
 
 
 def needed_steps(leaves: Iterable[str], names: Mapping[str, Any]) -> tuple[set[str], set[str]]:
-    """Return the steps that templates certainly need, and the steps that they may need.
+    """Return the steps that templates certainly depend on, and those that they may depend on.
 
     Invalid templates are ignored here and reported elsewhere.
     """

@@ -1,15 +1,19 @@
 """Compile a Recipe and its inputs into a Plan.  Pure: glob matches and used recipes are passed in.
 
-Edges. A step depends on each `steps.x.y` in the template branches that its values select.  Unknown
-names are errors in any branch.
-Keys. Every named value that a template mentions is part of the author half of the cache key, except
-files of branches that are not selected.
-Matrix. A step becomes one node per combination.  An axis over a step's files stays pending until
+Dependencies.  A step depends on each `steps.x.y` in the template branches that its values select.
+Unknown names are errors in any branch.
+
+Cache keys.  Every named value that a template mentions is part of the author half of the cache key,
+except files of branches that are not selected.
+
+Matrix.  A step becomes one node per combination.  An axis over a step's files stays pending until
 that step is done.
-Globs. A path created by a step of the plan is not a match: the plan is compiled with all matches,
+
+Globs.  A path created by a step of the plan is not a match: the plan is compiled with all matches,
 then without those paths.
-Uses. The steps of a used recipe have ids `outer/inner` and the same keys as when that recipe runs
-alone.  Only published paths have the prefix.
+
+Used recipes.  The steps of a used recipe have ids `outer/inner` and the same keys as when that
+recipe runs alone.  Only published paths have the prefix.
 """
 
 from __future__ import annotations
@@ -102,7 +106,7 @@ def compile_plan(
     trial: Trial | None = None,
     as_disk: Callable[[str], str] = str,
 ) -> Plan:
-    """Expand every step of `recipe` for its bound `values`, one per declared input.
+    """Compile a recipe and its bound inputs, one value per declared input, into a Plan.
 
     `used` maps `mentions.resolve_recipe` names to recipes.  `globs` maps workspace patterns, and
     patterns below an output (`step/output:pattern`), to their sorted matches.  `bind` and `kind_of`
@@ -132,7 +136,7 @@ def compile_plan(
 
 
 def _report_own_outputs(sketch: Sketch, left_out: Mapping[str, Found], makes: MadePaths) -> None:
-    """Report axis matches that exist as outputs only while they are axis values."""
+    """Report matrix axes that match an output of their own instances."""
     for path, (recipe, axis, where) in left_out.items():
         if not makes.meets(path):
             message = f'the axis "{axis}" matches "{path}", which is or contains an output of its own instance'
@@ -145,7 +149,7 @@ _UNSAID: Final = Resources()
 
 
 class _Compiler:
-    """Compiler of one plan for fixed glob matches."""
+    """Compiler of one plan for a fixed set of glob matches."""
 
     def __init__(
         self,
@@ -223,7 +227,10 @@ class _Compiler:
         )
 
     def _input_values(self, recipe: Recipe, values: Mapping[str, Tree]) -> dict[str, Tree]:
-        """Return the inputs as templates see them.  Files, datasets and models become paths in the attempt directory."""
+        """Return the input values as templates see them.
+
+        Files, datasets and models become paths in the attempt directory.
+        """
         seen: dict[str, Tree] = {}
         for name, spec in recipe.inputs.items():
             if spec.type == "secret":
@@ -240,7 +247,10 @@ class _Compiler:
         return seen
 
     def _name_path(self, value: Tree, folder: str, spec: Input, type: str) -> Tree:
-        """Return one input value.  A path becomes its path in the attempt directory, with the same file name, so that suffixes are kept."""
+        """Return an input value, with a file path replaced by its path in the attempt directory.
+
+        The path keeps the file name, so that suffixes stay the same.
+        """
         if isinstance(value, PathValue):
             base = _last_name(value.name) or spec.name
             given = value.kind in ("step", "below", "dep") or not spec.only
@@ -305,7 +315,10 @@ class _Compiler:
             self.sketch.template_problem(scope, error, (*step.origin, "run"))
 
     def _wait_for(self, scope: Scope, step: Step, wanted: list[str], written: list[str]) -> None:
-        """Mark a step as waiting for `wanted` and for the producers of its files."""
+        """Mark a step as waiting for its dependencies, because its matrix is not known yet.
+
+        The dependencies are `wanted` and the producers of the files in `written`.
+        """
         # A template in `deps` is left out: it names the file of an axis, whose producer is known.
         reads = [dep for dep in written if not dep.startswith("{{")]
         reads += [str(axis["glob"]) for axis in _glob_axes(step)]
@@ -321,7 +334,7 @@ class _Compiler:
         *,
         known: bool,
     ) -> Draft:
-        """Add and compile the draft of one instance."""
+        """Add and compile one matrix instance of a step."""
         draft = Draft(
             instance_id(scope, step.id, combination),
             step,
@@ -338,7 +351,7 @@ class _Compiler:
         return draft
 
     def _add_sample(self, scope: Scope, step: Step, chosen: Preset | None, *, known: bool) -> None:
-        """Compile a sample instance of a waiting step, to report its problems early."""
+        """Compile a sample instance of a step with an unknown matrix, to report problems early."""
         matrix = self.axes.samples.get((scope.prefix, step.id), {})
         id = f"{scope.prefix}{step.id}"
         draft = Draft(
@@ -352,7 +365,7 @@ class _Compiler:
         foresee(scope, draft)
 
     def _skipped_makers(self, scope: Scope, step: Step) -> list[Draft]:
-        """Return the skipped producers of the values of an empty matrix."""
+        """Return the skipped steps that should have provided the values of an empty matrix."""
         if maker := self.axes.lost.get((scope.prefix, step.id)):
             return [maker]
         names = {"inputs": scope.inputs, "steps": KnownResults(self.sketch, scope)}
@@ -363,7 +376,7 @@ class _Compiler:
     def _add_skipped_matrix(
         self, scope: Scope, step: Step, chosen: Preset | None, makers: list[Draft], *, known: bool
     ) -> None:
-        """Add one skipped node for a matrix whose values come from skipped steps."""
+        """Add one skipped node for a step whose matrix values come from skipped steps."""
         id = f"{scope.prefix}{step.id}"
         draft = Draft(
             id, step, scope.recipe, scope.home, scope.prefix, scope.inputs, {},
@@ -377,7 +390,7 @@ class _Compiler:
         self.sketch.ghosts[-1].flags |= SKIP
 
     def _set_output_paths(self, scope: Scope, draft: Draft) -> None:
-        """Render the output paths of a draft."""
+        """Render the output paths of a step instance."""
         for n, output in enumerate(draft.step.outputs):
             path = self._output_path(scope, draft, output, n)
             draft.outputs[output.name] = (path, output_flags(output))
@@ -385,7 +398,10 @@ class _Compiler:
                 scope.makers[path] = (draft.step.id, output.name)
 
     def _output_path(self, scope: Scope, draft: Draft, output: Output, n: int) -> str:
-        """Return the path of output number `n`.  An invalid one is reported and gets a unique path."""
+        """Return the rendered path of output number `n` of a step instance.
+
+        An invalid path is reported and replaced by a unique one.
+        """
         step = draft.step
         where = (*step.origin, "outputs", output.name)
         invalid = f"invalid/{draft.id}/{n}"
@@ -406,7 +422,10 @@ class _Compiler:
         return invalid
 
     def _report_late_names(self, scope: Scope, path: str, where: Where) -> bool:
-        """Report names in an output path that only an attempt knows, and return whether there are any."""
+        """Report names in an output path that have no value at compile time.
+
+        Return whether there are any.
+        """
         references = self.sketch.references(scope, path, where)
         late = [ref for ref in references if ref.path[0] in LATE_NAMES]
         for ref in late:
@@ -421,7 +440,7 @@ class _Compiler:
         return bool(late)
 
     def _state_path(self, scope: Scope, step: Step, state: State, places: Namespaces) -> str:
-        """Return the path of a state."""
+        """Return the rendered path of a step's checkpoint directory."""
         where = (*step.origin, "state", state.name, "path")
         value = self.sketch.evaluate(scope, state.path, places, where)
         if isinstance(value, Unknown):
@@ -439,7 +458,7 @@ class _Compiler:
     def _compile_draft(
         self, scope: Scope, draft: Draft, chosen: Preset | None, *, known: bool
     ) -> None:
-        """Set the edges, the flags, the author half and the spec of a draft."""
+        """Compile a step instance: its dependencies, flags, cache key content and StepSpec."""
         step = draft.step
         own = _settle_step(scope, step, chosen)
         places: Namespaces = {"inputs": draft.inputs, "matrix": draft.matrix}
@@ -471,7 +490,7 @@ class _Compiler:
         names: Namespaces,
         states: Mapping[str, str],
     ) -> LeafReader:
-        """Read all templates of a draft, and take the files of its axis values."""
+        """Read all templates of a step instance, and record the files in its axis values."""
         given = {name: names[name] for name in ("inputs", "matrix", "outputs")}
         known_now = cache(lambda: known_names(self.sketch, scope, draft.step, given))
         reader = LeafReader(self.sketch, scope, draft, names, known_now, states)
@@ -484,7 +503,7 @@ class _Compiler:
     def _author_half(
         self, scope: Scope, draft: Draft, own: _Settled, reads: Mapping[str, Tree]
     ) -> Author:
-        """Return the author half of the cache key."""
+        """Return the part of the cache key that comes from the recipe text and input values."""
         author = _author(draft.step, scope.recipe, own)
         if not draft.step.outputs:
             # A step without outputs runs for its side effect, so equal steps must not share a key.
@@ -500,7 +519,7 @@ class _Compiler:
     def _set_flags(
         self, scope: Scope, draft: Draft, names: Mapping[str, Any], *, known: bool
     ) -> None:
-        """Set the flags of a draft, and whether the run may still skip it."""
+        """Set the flags of a step instance, and record whether the run may still skip it."""
         draft.flags |= _flags_of(draft.step)
         if any(self.sketch.skip_state(group).skipped for group in draft.wants):
             draft.flags |= SKIP
@@ -523,7 +542,7 @@ class _Compiler:
         return ()
 
     def _record_needs(self, scope: Scope, draft: Draft) -> None:
-        """Record the steps that a draft needs, and those that it may need."""
+        """Record the steps that a step instance depends on or may depend on."""
         step = draft.step
         axes = self._axis_steps.get((scope.prefix, step.id))
         if axes is None:
@@ -538,7 +557,10 @@ class _Compiler:
         draft.choices = [each for each in draft.choices if not any(each is w for w in draft.wants)]
 
     def _may_be_skipped(self, draft: Draft) -> bool:
-        """Return whether the run may still skip a step.  Edges of `deps` are not known yet."""
+        """Return whether the run may still skip a step instance.
+
+        Dependencies from `deps` are not known yet.
+        """
         if draft.flags & SKIP:
             return False
         return (
@@ -549,7 +571,7 @@ class _Compiler:
         )
 
     def _check_shell_variables(self, recipe: Recipe, step: Step) -> None:
-        """Report templates in variables that a shell expands, because their values would be executed."""
+        """Report templates in environment variables that a shell would execute."""
         for origin, env in ((("env",), recipe.env), ((*step.origin, "env"), step.env)):
             for name, value in env.items():
                 if isinstance(value, str) and "{{" in value:
@@ -568,14 +590,17 @@ class _Compiler:
                         )
 
     def _add_deps(self, scope: Scope, drafts: list[Draft]) -> None:
-        """Convert the `deps` of a recipe's steps, given all drafts at and below the recipe."""
+        """Convert the `deps` of all steps of a recipe to dependencies and workspace files.
+
+        `drafts` are all step instances of the recipe and of the recipes it uses.
+        """
         made = _MadeOutputs(drafts, scope.prefix)
         for draft in [*drafts, *self.sketch.ghosts]:
             if draft.recipe is scope.recipe and draft.prefix == scope.prefix:
                 self._convert_deps(scope, draft, made)
 
     def _convert_deps(self, scope: Scope, draft: Draft, made: _MadeOutputs) -> None:
-        """Convert the `deps` of a draft to edges and workspace files."""
+        """Convert the `deps` of a step instance to dependencies on steps and workspace files."""
         step = draft.step
         given = set(map(as_pattern, draft.upstream)) if step.deps else set()
         for n, dep in enumerate(step.deps):
@@ -594,7 +619,10 @@ class _Compiler:
     def _dep_path(
         self, scope: Scope, step: Step, dep: str | Glob, value: str, where: Where
     ) -> str | None:
-        """Return the workspace path of a dependency, or report one outside the workspace and return None."""
+        """Return the workspace path of a `deps` entry, or report a path outside the workspace.
+
+        In that case, return None.
+        """
         path = posixpath.normpath(value)
         if escapes(path):
             raw = dep if isinstance(dep, str) else dep.pattern
@@ -613,7 +641,7 @@ class _Compiler:
         return path
 
     def _add_dep(self, scope: Scope, draft: Draft, made: _MadeOutputs, dep: _Dep) -> None:
-        """Add the edges to the producers of a dependency, or its workspace files."""
+        """Add the steps or workspace files of a `deps` entry as dependencies."""
         if dep.is_pattern:
             makers = made.matches(dep.path, dep.exclude, draft.step)
         else:
@@ -632,7 +660,7 @@ class _Compiler:
             draft.deps.append(pattern)
 
     def _report_output_inside(self, scope: Scope, made: _MadeOutputs, dep: _Dep) -> None:
-        """Report a dependency on a directory with an output in it."""
+        """Report a `deps` directory that contains a step output."""
         inner = made.inside.get(dep.path)
         if inner is None:
             return
@@ -648,7 +676,7 @@ class _Compiler:
     def _render_dep(
         self, scope: Scope, draft: Draft, dep: str | Glob, where: Where
     ) -> tuple[Any, list[str]]:
-        """Return the path or pattern of a dependency for one instance, and its excluded patterns."""
+        """Return the rendered path or pattern of a `deps` entry, and its excluded patterns."""
         # A glob match is a literal file name, even if it contains wildcard characters.
         matrix = {
             axis: as_pattern(value) if isinstance(value, PathValue) else value
@@ -687,7 +715,7 @@ class _Compiler:
             draft.flags |= WHEN_LATE
 
     def _node_count(self, scope: Scope, draft: Draft, names: Namespaces) -> int | str | None:
-        """Return the node count of a step, its expression if it reads metrics, or None if it is unset."""
+        """Return the node count of a step, its expression if it reads metrics, or None."""
         step, where = draft.step, (*draft.step.origin, "nodes")
         value: Any = step.nodes
         if isinstance(value, str):
@@ -719,7 +747,10 @@ class _Compiler:
 
 
 class _MadeOutputs:
-    """Outputs of a recipe and its used recipes, by their paths as if the recipe ran alone."""
+    """Outputs of a recipe and of the recipes it uses, by path.
+
+    Paths are those of a run of the recipe alone.
+    """
 
     def __init__(self, drafts: Iterable[Draft], prefix: str) -> None:
         self.outputs: dict[str, tuple[Draft, str]] = {}
@@ -733,11 +764,11 @@ class _MadeOutputs:
         self._index = PathIndex(self.outputs)
 
     def heads_of(self, path: str) -> list[str]:
-        """Return the outputs at or above a path."""
+        """Return the outputs at a path or at one of its parent directories."""
         return [head for head in heads(path) if head in self.outputs]
 
     def matches(self, pattern: str, exclude: list[str], reader: Step) -> list[str]:
-        """Return the outputs of steps other than `reader` that a pattern may match."""
+        """Return the outputs that a pattern may match, without outputs of step `reader`."""
         found = []
         for path in self._index.to(pattern):
             draft, output = self.outputs[path]
@@ -750,7 +781,7 @@ class _MadeOutputs:
 
 
 class _Dep(NamedTuple):
-    """Entry of `deps` for one instance, with its rendered path."""
+    """Entry of `deps` with its rendered path, for one step instance."""
 
     written: str | Glob
     path: str
@@ -767,7 +798,7 @@ class _Dep(NamedTuple):
 
 
 class _Settled(NamedTuple):
-    """Step settings after merging the step, its recipe and the chosen preset."""
+    """Effective settings of a step, merged from the step, its recipe and the chosen preset."""
 
     resources: Resources
     env: dict[str, Leaf]
@@ -780,7 +811,7 @@ class _Settled(NamedTuple):
 
 
 def _record_results(scope: Scope, step: Step, drafts: list[Draft]) -> None:
-    """Record the drafts of a step and their outputs in its scope."""
+    """Record the instances of a step and their outputs for later templates."""
     scope.groups[step.id] = drafts
     if step.matrix is None:
         scope.results[step.id] = {o.name: output_of(drafts[0], o.name) for o in step.outputs}
@@ -795,7 +826,7 @@ def _record_results(scope: Scope, step: Step, drafts: list[Draft]) -> None:
 
 
 def _flags_of(step: Step) -> int:
-    """Return the flags that the recipe sets for a step."""
+    """Return the flags for the settings of a recipe step."""
     flags = 0
     if step.state:
         flags |= STATEFUL
@@ -809,14 +840,14 @@ def _flags_of(step: Step) -> int:
 
 
 def _is_step_output(dep: str | Glob, value: object) -> bool:
-    """Return whether the value of a dependency is an output of another step, or a list of outputs."""
+    """Return whether a `deps` entry names an output of another step, or a list of outputs."""
     if isinstance(value, list):
         return isinstance(dep, str) and mentions_step(dep)
     return isinstance(value, PathValue) and value.kind in ("step", "below")
 
 
 def _is_unkeyed(recipe: Recipe, name: str) -> bool:
-    """Return whether a name is an input with `key: false`."""
+    """Return whether a name refers to an input with `key: false`."""
     root, _, rest = name.partition(".")
     spec = recipe.inputs.get(rest) if root == "inputs" else None
     return spec is not None and not spec.key
@@ -830,7 +861,7 @@ def _step_spec(
     states: Mapping[str, str],
     nodes: int | str | None,
 ) -> StepSpec:
-    """Return the spec of a compiled draft."""
+    """Build the StepSpec of a compiled step instance."""
     step, recipe = draft.step, scope.recipe
     names = Names(
         inputs={k: plain_value(v) for k, v in draft.inputs.items()} or NOTHING,
@@ -876,7 +907,7 @@ def _secret_specs(scope: Scope, own: _Settled) -> list[SecretSpec]:
 
 
 def _unlisted_secrets(scope: Scope, own: _Settled) -> dict[str, str]:
-    """Return the secrets that the step does not get, by environment variable."""
+    """Return the secrets that a step does not receive, by environment variable."""
     unlisted = [name for name in scope.variables if name not in own.secrets]
     return {str(scope.recipe.inputs[name].env): name for name in unlisted}
 
@@ -897,7 +928,7 @@ def _state_specs(step: Step, states: Mapping[str, str]) -> list[StateSpec]:
 
 
 def _continued_inputs(recipe: Recipe, draft: Draft, reader: LeafReader) -> dict[str, Tree]:
-    """Return the `continues` inputs that the step reads, with their values."""
+    """Return the inputs with `continues` that the step reads, with their values."""
     return {
         name: draft.inputs[name]
         for name, spec in recipe.inputs.items()
@@ -929,7 +960,7 @@ def _settle_step(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
 
 
 def _settle_resources(scope: Scope, step: Step, chosen: Preset | None) -> Resources:
-    """Return the resources of a step.
+    """Return the effective resource requests of a step.
 
     Step values override recipe values.  Values of `uses` and of the preset override both.
     """
@@ -949,7 +980,7 @@ def _settle_resources(scope: Scope, step: Step, chosen: Preset | None) -> Resour
 
 
 def _author(step: Step, recipe: Recipe, own: _Settled) -> Author:
-    """Return the author half of the cache key, without the values that its templates read."""
+    """Return the recipe's part of the cache key, without the values that its templates read."""
     author: Author = {
         "outputs": {o.name: [o.path, output_flags(o) & ~TEMPORARY] for o in step.outputs}
     }
@@ -981,14 +1012,14 @@ def _author(step: Step, recipe: Recipe, own: _Settled) -> Author:
 
 
 def _code_text(item: str | Glob | AutoCode, step: Step, env: Mapping[str, object]) -> str:
-    """Return the form of a `code` item that a node stores."""
+    """Return a `code` item in the text form that a plan node stores."""
     if isinstance(item, AutoCode):
         return encode_automatic(find_starts(step.run, step.accelerate), python_path(env))
     return item if isinstance(item, str) else encode_pattern(item.pattern, item.exclude)
 
 
 def _condition_value(leaf: str, names: Mapping[str, Any]) -> bool | None:
-    """Return the value of a condition, or None if it is unknown."""
+    """Evaluate a condition, and return None if its value is unknown."""
     from ..language.template import TemplateError, evaluate
 
     try:
@@ -999,12 +1030,12 @@ def _condition_value(leaf: str, names: Mapping[str, Any]) -> bool | None:
 
 
 def _glob_axes(step: Step) -> list[Mapping[str, Any]]:
-    """Return the glob axes of a step."""
+    """Return the matrix axes of a step that are globs."""
     return [axis for axis in (step.matrix or {}).values() if isinstance(axis, dict)]
 
 
 def _possible_makers(recipe: Recipe, among: Iterable[str], reads: Sequence[str]) -> list[str]:
-    """Return the steps in `among` with outputs that the paths `reads` may match, judging by text."""
+    """Return the steps in `among` whose outputs the paths `reads` may match, without rendering."""
     return [
         id
         for id in among
@@ -1013,6 +1044,6 @@ def _possible_makers(recipe: Recipe, among: Iterable[str], reads: Sequence[str])
 
 
 def _last_name(path: str) -> str:
-    """Return the last name in a path, or an empty string."""
+    """Return the last component of a path, or an empty string."""
     name = posixpath.basename(posixpath.normpath(path))
     return "" if name in (".", "..") else name

@@ -1,4 +1,7 @@
-"""Data of a plan under compilation: drafts of nodes, the namespace of each recipe, and problems.  Makes no decisions."""
+"""Data of a plan under compilation: unfinished nodes, recipe scopes and problems.
+
+Makes no decisions.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,11 @@ if TYPE_CHECKING:
 
 
 Namespaces: TypeAlias = "Mapping[str, Mapping[str, Tree]]"
-"""Names that a template can mention at compile time, by namespace: `inputs`, `steps`, `matrix` and so on."""
+"""Names that a template can read at compile time, by namespace such as `inputs` or `steps`."""
 UNKNOWN_PATH: Final = ""
-"""Path of an output that depends on unknown values."""
+"""Placeholder for an output path that depends on unknown values."""
 UNCOMPILED: Final = StepSpec("", "", {})
-"""Spec of a draft that is not compiled yet."""
+"""Placeholder StepSpec of a step that is not compiled yet."""
 
 
 LATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -47,14 +50,14 @@ LATE_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     "nodes": ("count", "addresses"),
     "host": ("gpus", "cpus"),
 }
-"""Names that are known only in an attempt, by namespace."""
+"""Names that are known only during an attempt, by namespace."""
 
 
 class PathValue(str):
-    """Path in the attempt directory, and its origin: a file of the caller, a model, or an output of a step.
+    """Template value that is a path in the attempt directory, with its origin.
 
-    The text of a PathValue is `name` followed by `member`, the `:NAME` of an object in a Python
-    file.
+    The origin is a file of the caller, a model, or an output of a step.  The text of a PathValue is
+    `name` followed by `member`, the `:NAME` of an object in a Python file.
     """
 
     name: str
@@ -70,7 +73,10 @@ class PathValue(str):
 
 @dataclass(slots=True)
 class Draft:
-    """Node under construction.  Its producers are drafts too, until nodes are numbered."""
+    """Plan node under construction: one step instance.
+
+    Its dependencies are drafts too, until nodes are numbered.
+    """
 
     id: str
     step: Step
@@ -113,17 +119,17 @@ class Draft:
 
     @property
     def ghost(self) -> bool:
-        """Return whether the draft is the sample of a waiting step and not a node."""
+        """Return whether the draft is only a sample of a step whose matrix is not known yet."""
         return self.order < 0
 
     @property
     def several(self) -> bool:
-        """Return whether the draft may stand for several instances."""
+        """Return whether the draft is a sample that may represent several instances."""
         return self.ghost and any(map(holds_unknown, self.matrix.values()))
 
 
 class Instance(NamedTuple):
-    """One combination of a matrix: its values, outputs and drafts."""
+    """One combination of matrix values, with its outputs and nodes."""
 
     matrix: Mapping[str, Tree]
     outputs: Mapping[str, Tree]
@@ -131,7 +137,7 @@ class Instance(NamedTuple):
 
 
 class Scope:
-    """Namespace of one recipe under compilation, which resolves `steps.x`."""
+    """Compilation scope of one recipe, in which `steps.x` is resolved."""
 
     def __init__(
         self,
@@ -167,18 +173,21 @@ class Scope:
         }  # environment variable of each secret
 
     def awaits(self, refs: Iterable[Reference]) -> bool:
-        """Return whether a reference names a waiting step of this recipe."""
+        """Return whether a reference names a step of this recipe that cannot be expanded yet."""
         return any(
             ref.path[0] == "steps" and len(ref.path) > 1 and ref.path[1] in self.pending
             for ref in refs
         )
 
     def group(self, id: str) -> list[Draft]:
-        """Return the drafts of a step.  For a `uses` step, these are all drafts below it."""
+        """Return all nodes under construction of a step.
+
+        For a `uses` step, these are the nodes of the used recipe.
+        """
         return self.groups.get(id) or self.inner.get(id) or []
 
     def instances(self, step: str) -> list[Draft]:
-        """Return the instances that `select` compares.
+        """Return the step instances that a `select` step compares.
 
         `step` is a step of this recipe, such as `train`, or of a used recipe, such as `s/train`.
         """
@@ -193,14 +202,14 @@ class Scope:
 
 
 class SkipState(NamedTuple):
-    """Known skip state of a step: skipped, or possibly skipped."""
+    """Whether a step is skipped, or may still be skipped."""
 
     skipped: bool
     doubtful: bool
 
 
 class Sketch:
-    """All drafts of one plan in order of creation, and all problems so far."""
+    """Plan under compilation: its nodes in order of creation, and all problems so far."""
 
     def __init__(self, as_disk: Callable[[str], str] = str) -> None:
         self.as_disk = as_disk  # returns the same text for two paths of one file
@@ -227,7 +236,7 @@ class Sketch:
         self._standings: dict[int, SkipState] = {}  # by the id of a list of drafts
 
     def skip_state(self, group: list[Draft]) -> SkipState:
-        """Return the skip state of a step, from all its instances."""
+        """Return whether a step is skipped or may be skipped, from all its instances."""
         if not group:
             return SkipState(False, False)
         found = self._standings.get(id(group))
@@ -238,9 +247,10 @@ class Sketch:
         return found
 
     def wait(self, scope: Scope, step: Step, needs: Iterable[str]) -> None:
-        """Mark a step as waiting for an expansion.
+        """Record that a step cannot be expanded before other steps finish.
 
-        `needs` are its dependencies in the same recipe, in addition to the producers of its axes.
+        `needs` are its dependencies in the same recipe, in addition to the steps that create its
+        axes.
         """
         scope.pending.add(step.id)
         id = f"{scope.prefix}{step.id}"
@@ -303,7 +313,10 @@ class Sketch:
         )
 
     def references(self, scope: Scope, leaf: object, where: Where) -> tuple[Reference, ...]:
-        """Return the references in a leaf.  An invalid template is reported and has none."""
+        """Return the names that a template reads.
+
+        An invalid template is reported and has none.
+        """
         from ..language.template import TemplateError, references
 
         if not isinstance(leaf, str) or "{{" not in leaf:
@@ -315,7 +328,10 @@ class Sketch:
             return ()
 
     def evaluate(self, scope: Scope, leaf: Tree, names: Namespaces, where: Where) -> Any:
-        """Evaluate a leaf, or all leaves of a list or mapping.  An invalid template is reported and has the value None."""
+        """Evaluate a template, or all templates in a list or mapping.
+
+        An invalid template is reported and has the value None.
+        """
         if isinstance(leaf, list):
             return [self.evaluate(scope, item, names, (*where, n)) for n, item in enumerate(leaf)]
         if isinstance(leaf, dict):
@@ -325,7 +341,7 @@ class Sketch:
     def try_render(
         self, scope: Scope, leaf: Tree, names: Namespaces, where: Where
     ) -> tuple[Any, bool]:
-        """Return the value of a leaf and True, or report a problem and return None and False."""
+        """Return a rendered template and True, or report a problem and return None and False."""
         if not isinstance(leaf, str) or "{{" not in leaf:
             return leaf, True
         from ..language.template import TemplateError, evaluate
@@ -337,7 +353,7 @@ class Sketch:
             return None, False
 
     def condition(self, scope: Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
-        """Return the value of a `when`, or None if it is unknown or has a problem."""
+        """Return the value of a step's `when`, or None if it is unknown or invalid."""
         where = (*step.origin, "when")
         value, sound = self.try_render(scope, step.when, names, where)
         if isinstance(value, bool):
@@ -355,7 +371,7 @@ class Sketch:
         return None
 
     def mentions_known(self, scope: Scope, step: Step) -> bool:
-        """Return whether all steps and outputs that a step mentions exist, and report those that do not."""
+        """Return whether all steps and outputs in a step's templates exist, or report problems."""
         good = True
         for where, leaf in templates(step, step.env):
             for ref in self.references(scope, leaf, where):
@@ -363,7 +379,7 @@ class Sketch:
         return good
 
     def step_name(self, scope: Scope, ref: Reference, where: Where) -> bool:
-        """Check that a reference to a step names an existing step and output.
+        """Return whether a reference names an existing step and output, and report a missing one.
 
         Return True for references to other namespaces.
         """
@@ -427,7 +443,10 @@ class Sketch:
     def _same_name(
         self, scope: Scope, target: Step, known: list[str], ref: Reference, where: Where
     ) -> bool:
-        """Check that `steps.ID.same.NAME` has a matching instance and a known output."""
+        """Check that `steps.ID.same.NAME` has a matching instance and output.
+
+        Report a problem and return False otherwise.
+        """
         if not _shares_axis(scope.recipe, target, where):
             self._report_no_common_axis(scope, target, ref, where)
             return False
@@ -450,7 +469,7 @@ class Sketch:
 
 
 def _shares_axis(recipe: Recipe, target: Step, where: Where) -> bool:
-    """Return whether the step at a location has an axis of `target`."""
+    """Return whether the step at a recipe location has a matrix axis in common with `target`."""
     step = recipe.steps.get(str(where[1])) if where[0] == "steps" else None
     if step is None:
         return False
@@ -458,7 +477,7 @@ def _shares_axis(recipe: Recipe, target: Step, where: Where) -> bool:
 
 
 def _left_out(recipe: Recipe, path: tuple[str, ...], where: Where) -> bool:
-    """Return whether a partly readable recipe contains a name in its document."""
+    """Return whether a partly invalid recipe contains a name in its document."""
     written: Any = recipe.document.value
     root, *names = path
     if root not in ("inputs", "steps") and where[:1] == ("steps",):
@@ -482,7 +501,7 @@ def _show_value(value: Any) -> str:
 
 
 def _where_written(recipe: Recipe, where: Where) -> Where:
-    """Return the location of a value in a step's `env`: the step itself, or the recipe-wide `env`."""
+    """Return the recipe location of an `env` value: in the step, or in the recipe-wide `env`."""
     if where[2:3] != ("env",) or where[3:4] == () or where[3] not in recipe.env:
         return where
     step = recipe.steps.get(str(where[1]))
@@ -490,7 +509,7 @@ def _where_written(recipe: Recipe, where: Where) -> Where:
 
 
 class Results(Mapping[str, "dict[str, Tree]"]):
-    """`steps` namespace as templates see it."""
+    """Mapping of step outputs for the templates of a recipe, the `steps` namespace."""
 
     def __init__(self, scope: Scope, same: Callable[[str], Any] | None = None) -> None:
         self._scope, self._same = scope, same
@@ -508,7 +527,7 @@ class Results(Mapping[str, "dict[str, Tree]"]):
 
 
 def producers(draft: Draft) -> list[Draft]:
-    """Return all producers of a draft, possibly with duplicates."""
+    """Return all steps that a step instance depends on, possibly with duplicates."""
     return [
         *(p for p, _, _ in draft.upstream.values()),
         *draft.late.values(),
@@ -518,7 +537,10 @@ def producers(draft: Draft) -> list[Draft]:
 
 
 def plain_value(value: Tree) -> Tree:
-    """Convert a value to plain JSON data.  A path becomes its text."""
+    """Convert a template value to plain JSON data.
+
+    A path becomes its text.
+    """
     if isinstance(value, PathValue):
         return str(value)
     if isinstance(value, (list, tuple)):
@@ -536,12 +558,12 @@ def is_path_value(value: object) -> bool:
 
 
 def output_of(draft: Draft, output: str) -> PathValue:
-    """Return an output as the templates of later steps see it."""
+    """Return an output path as the templates of downstream steps see it."""
     return PathValue(draft.outputs[output][0], "step", (draft, output))
 
 
 def output_flags(output: Output) -> int:
-    """Return the flags of an output."""
+    """Return the flags of an output declaration as an integer."""
     return (
         (OPTIONAL if output.optional else 0)
         | (NONEMPTY if output.nonempty else 0)

@@ -1,4 +1,4 @@
-"""Compute and explain the cache key of a step.  Works on values and digests, not on files, stores or templates.
+"""Compute and explain the cache key of a step, from values and digests.
 
 The author half of a key is the effective text of the recipe for the step, with every value that its
 templates read.  It is hashed once, at compile time.  The world half is the content behind those
@@ -17,11 +17,14 @@ from typing import Final, NamedTuple, TypeAlias
 from ..digest import Digest, canonical, of_value
 
 VERSION: Final = 1
-"""Version of the key.  Raising it makes every step rerun once; see docs/design.md."""
+"""Version of the cache key.  Raising it makes every step rerun once; see docs/design.md."""
 
 World: TypeAlias = list[list[object]]
 _Part: TypeAlias = tuple[str, str]
-"""Displayed name and section of a part of a key.  A compile-time value and a late value may share a name."""
+"""Displayed name and section of a cache key part.
+
+A compile-time value and a late value may share a name.
+"""
 
 
 def author_digest(author: Mapping[str, object]) -> Digest:
@@ -29,12 +32,18 @@ def author_digest(author: Mapping[str, object]) -> Digest:
 
 
 def former_author_digest(author: Mapping[str, object], rule: Sequence[str | None]) -> Digest:
-    """Return the author half with the metrics rule (file and pattern) in it, as an earlier version hashed it."""
+    """Return the recipe's part of the cache key as computed by an earlier version.
+
+    That version included the metrics rule (file and pattern).
+    """
     return author_digest({**author, "metrics": list(rule)})
 
 
 def key(author: Digest, world: World) -> Digest:
-    """Return the key of a step.  `world` need not be sorted.  Raises TypeError or ValueError if a part cannot be hashed."""
+    """Return the cache key of a step.
+
+    `world` need not be sorted.  Raises TypeError or ValueError if a part cannot be hashed.
+    """
     return of_value(f"step/{VERSION}", [author, sorted(world, key=_order)])
 
 
@@ -43,7 +52,10 @@ def _order(entry: Sequence[object]) -> tuple[str, str]:
 
 
 class Change(NamedTuple):
-    """Difference between two keys: the part, and its value before and after.  None means absent."""
+    """Part that differs between two cache keys, with its value before and after.
+
+    None means absent.
+    """
 
     part: str
     before: object
@@ -60,9 +72,9 @@ class Change(NamedTuple):
 
 
 def explain(before: Mapping[str, object], after: Mapping[str, object]) -> list[Change]:
-    """Return the parts that differ between two key contents (`{"author": …, "world": …}`), in a fixed order.
+    """Return the parts that differ between the contents of two cache keys, in a fixed order.
 
-    The result is empty if the keys are equal.
+    Contents have the form `{"author": …, "world": …}`.  The result is empty if the keys are equal.
     """
     old, new = dict(_parts(before)), dict(_parts(after))
     return [
@@ -73,12 +85,15 @@ def explain(before: Mapping[str, object], after: Mapping[str, object]) -> list[C
 
 
 def _form(parts: Mapping[_Part, object], part: _Part) -> bytes | None:
-    """Return the hashed form of a part: `1`, `1.0` and `true` are equal in Python, but not in a key."""
+    """Return the canonical bytes of a cache key part.
+
+    `1`, `1.0` and `true` are equal in Python, but not in a key.
+    """
     return canonical(parts[part]) if part in parts else None
 
 
 def _parts(image: Mapping[str, object]) -> Iterable[tuple[_Part, object]]:
-    """Yield all parts of a key's content with their values."""
+    """Yield all parts of a cache key's content with their values."""
     author, world = image["author"], image["world"]
     assert isinstance(author, dict)
     assert isinstance(world, Sequence)
@@ -100,7 +115,7 @@ def _author_parts(author: Mapping[str, object]) -> Iterable[tuple[_Part, object]
 
 
 def _shown_name(section: str, name: str) -> str:
-    """Return the displayed name of a value in a section of the author half."""
+    """Return the displayed name of a value in a section of the cache key."""
     if section == "reads":
         return name
     if section == "outputs":

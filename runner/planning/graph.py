@@ -1,4 +1,7 @@
-"""Dependency graphs with networkx: cycles and topological orders.  A run with nothing to do never imports this module."""
+"""Dependency graphs with networkx: cycles and topological orders.
+
+A run with nothing to do never imports this module.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,10 @@ def dag(needs: Mapping[T, Iterable[T]]) -> nx.DiGraph[T]:
 
 
 def find_cycle(graph: nx.DiGraph[T]) -> list[T]:
-    """Return a cycle, with each node before one of its dependencies and the first node repeated at the end.
+    """Return a dependency cycle as a list of nodes, or an empty list.
 
-    Return an empty list if there is none.  The search starts at the first node that a cycle blocks.
+    Each node comes before one of its dependencies, and the first node is repeated at the end.  The
+    search starts at the first node that a cycle blocks.
     """
     free: set[T] = set()
     try:
@@ -38,10 +42,16 @@ def find_cycle(graph: nx.DiGraph[T]) -> list[T]:
 
 
 def as_written(graph: nx.DiGraph[T]) -> list[T]:
-    """Return a topological order that otherwise keeps the written order.  The graph must have no cycle."""
+    """Return a topological order that otherwise keeps the written order.
+
+    The graph must have no cycle.
+    """
     return list(nx.lexicographical_topological_sort(graph, key=lambda _: 0))
 
 
 def order_needs_first(graph: nx.DiGraph[T]) -> list[T]:
-    """Return each node right after its unlisted dependencies, otherwise in written order.  The graph must have no cycle."""
+    """Return the nodes in written order, each directly after its unlisted dependencies.
+
+    The graph must have no cycle.
+    """
     return list(nx.dfs_postorder_nodes(graph.reverse(copy=False)))

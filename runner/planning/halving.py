@@ -1,4 +1,7 @@
-"""Successive halving: stop the worse instances of a step early, by their reported metrics.  Works on numbers alone."""
+"""Successive halving: stop underperforming instances of a step early, by their metrics.
+
+Works on numbers alone.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,9 @@ from itertools import takewhile
 from typing import Final, NamedTuple, TypeAlias
 
 Stream: TypeAlias = Sequence[tuple[float, float]]
-"""One metric reported by an instance: pairs of step, from 1, and value, in order."""
+"""Values of one metric reported by an instance: pairs of step, from 1, and value, in order."""
 FACTOR: Final = 2
-"""Factor between two rungs; at each rung, one in FACTOR instances continues."""
+"""Reduction factor of successive halving: at each rung, one in FACTOR instances continues."""
 STOPPED: Final = "stopped"
 """Outcome of an attempt that was stopped early."""
 
@@ -22,7 +25,10 @@ class Goal(NamedTuple):
 
 
 def stream(points: Sequence[Mapping[str, object]], metric: str) -> Stream:
-    """Return the values of one metric by `step`, or by the count of reports if a report has no step."""
+    """Return (step, value) pairs of one metric from a step's reports.
+
+    A report without `step` counts as the next step.
+    """
     found: list[tuple[float, float]] = []
     for point in points:
         value, step = point.get(metric), point.get("step", len(found) + 1)
@@ -37,7 +43,7 @@ def stream(points: Sequence[Mapping[str, object]], metric: str) -> Stream:
 
 
 def explain_stop(own: Stream, others: Sequence[Stream], least: bool) -> str:
-    """Return the reason for stopping an instance early, or an empty string if it continues.
+    """Return the reason for stopping a matrix instance early, or an empty string if it continues.
 
     Rungs are at two, four, eight … times the first step that any instance reported.  An instance
     continues if it is in the better half of those that reached its last rung.

@@ -1,4 +1,4 @@
-"""Convert instance ids between the stored form, `tokenize[file=a%2Fb]`, and the readable form, `tokenize[file=a/b]`.
+"""Convert step ids between the stored form, `t[file=a%2Fb]`, and the readable form, `t[file=a/b]`.
 
 A stored id is one word of printable ASCII, for the store, events and file names.  The readable form
 keeps commas, equals signs, brackets, percent signs and spaces in values escaped, so that both forms
@@ -21,24 +21,27 @@ _CUT: Final = re.compile(r"=[^,\]=]*(~[0-9a-f]{12})(?=[],])")
 _CUT_TREE: Final = re.compile(r"=%(?:7B|5B)[^,\]=]*(~[0-9a-f]{12})(?=[],])")
 _MAPPING: Final = re.compile(r"(\w+)=(%7B[^,\]=]*%7D)(?=[],])")
 LONGEST: Final = 80
-"""Maximum length of an uncut value in an id, in characters."""
+"""Maximum length of an axis value in an id before it is shortened, in characters."""
 _ESCAPES: Final = re.compile(r"(?:%[0-9A-F]{2})+")
 _KEPT: Final = frozenset(",=[]% ")
 
 
 def readable(text: str) -> str:
-    """Replace all stored ids in `text` with their readable form."""
+    """Replace all percent-encoded step ids in `text` with their readable form."""
     return _INSTANCE.sub(lambda id: _read_instance(id[0]), text) if "%" in text else text
 
 
 def _read_instance(instance: str) -> str:
-    """Return the bracketed part of an id in readable form."""
+    """Return the bracketed axis values of an id in readable form."""
     whole = _CUT_TREE.sub(r"=\1", _MAPPING.sub(_by_name, instance))
     return _ESCAPES.sub(_unescape, whole)
 
 
 def _by_name(axis: re.Match[str]) -> str:
-    """Return a mapping axis name by name, or unchanged if this form is ambiguous."""
+    """Return an axis whose value is a mapping as `axis.key=value` pairs.
+
+    Return it unchanged if this form is ambiguous.
+    """
     from urllib.parse import unquote
 
     try:
@@ -50,7 +53,7 @@ def _by_name(axis: re.Match[str]) -> str:
 
 
 def _leaves(name: str, tree: Any) -> Iterator[str]:
-    """Yield `NAME=VALUE` for each value of a mapping, with dotted names."""
+    """Yield `NAME=VALUE` for each value of a nested mapping, with dotted names."""
     if isinstance(tree, dict) and tree:
         for key, value in tree.items():
             yield from _leaves(f"{name}.{key}", value)
@@ -62,7 +65,7 @@ def _leaves(name: str, tree: Any) -> Iterator[str]:
 
 
 def _scalar(text: str) -> Any:
-    """Parse a typed value: a number, true, false, null or JSON, otherwise text."""
+    """Parse a typed value as JSON, or return it as text."""
     try:
         return json.loads(text)
     except ValueError:
@@ -70,7 +73,7 @@ def _scalar(text: str) -> Any:
 
 
 def _tree(parts: str) -> dict[str, Any]:
-    """Return the mappings that dotted names describe, by axis."""
+    """Build nested mappings from `a.b=value` pairs, by axis."""
     from urllib.parse import unquote
 
     found: dict[str, Any] = {}
@@ -87,7 +90,10 @@ def _tree(parts: str) -> dict[str, Any]:
 
 
 def encode_value(value: object) -> str:
-    """Return an axis value in the form of an id: percent-encoded.  Long values are cut and end in a hash."""
+    """Return an axis value percent-encoded for a step id.
+
+    Long values are cut and end in a hash.
+    """
     if type(value) is int:
         return str(value)
     from urllib.parse import quote
@@ -111,12 +117,12 @@ def _plain(value: object) -> object:
 
 
 def bare(id: str) -> str:
-    """Return an id without its brackets: `s/train` for `s[rank=4]/train`."""
+    """Return a step id without its axis values: `s/train` for `s[rank=4]/train`."""
     return re.sub(r"\[[^]]*\]", "", id)
 
 
 def names(id: str) -> set[str]:
-    """Return every word that refers to a step, alone or in a group.
+    """Return every name that refers to a step instance, alone or in a group.
 
     For `s[rank=4]/train[lr=1]`, these are `s`, `s/train`, `s[rank=4]`, `s[rank=4]/train` and the
     id.
@@ -131,13 +137,13 @@ def names(id: str) -> set[str]:
 
 
 def inner_names(id: str) -> set[str]:
-    """Return every word that refers to a step inside its used recipe: `train` for `lm[lr=1]/train`."""
+    """Return the names of a step inside its used recipe, such as `train` for `lm[lr=1]/train`."""
     parts = id.split("/")
     return {name for n in range(1, len(parts)) for name in names("/".join(parts[n:]))}
 
 
 def stored_form(word: str) -> str:
-    """Return the stored form of an id in either form."""
+    """Convert a step id, readable or percent-encoded, to its percent-encoded form."""
     from urllib.parse import quote
 
     done = ""
@@ -152,7 +158,7 @@ def stored_form(word: str) -> str:
 
 
 def _typed_axes(word: str, at: int) -> tuple[str, int] | None:
-    """Parse the axes from position `at` up to the closing bracket.
+    """Parse the axis values of an id from position `at` up to the closing bracket.
 
     Return them in stored form and the position after the bracket, or None if there is no closing
     bracket.
@@ -179,7 +185,10 @@ def _typed_axes(word: str, at: int) -> tuple[str, int] | None:
 
 
 def _typed_value(word: str, at: int) -> tuple[str, int]:
-    """Return a value and its end.  A JSON mapping or list is one value."""
+    """Return an axis value from position `at`, and the position after it.
+
+    A JSON mapping or list is one value.
+    """
     if word[at : at + 1] in ("{", "["):
         try:
             tree, end = json.JSONDecoder().raw_decode(word, at)

@@ -1,4 +1,6 @@
-"""Decide whether a step is fresh, restorable, must run or may run, with all reasons.  Works on Facts alone.
+"""Decide whether a step is up to date, restorable, must run or may run, with all reasons.
+
+Works on Facts alone.
 
 `plan` and a run share this function.  Planning calls it with the known facts, and a run calls it
 again once the upstream steps are final.
@@ -21,7 +23,7 @@ FRESH, RESTORE, RUN, MAYBE, SKIPPED = "fresh", "restore", "run", "maybe", "skip"
 
 
 class Remembered(Protocol):
-    """Part of a cache entry that judging reads."""
+    """Protocol of a cache entry, with the fields that the decision about a step needs."""
 
     @property
     def outputs(self) -> Sequence[Sequence[str]]: ...  # [name, path, content]
@@ -49,7 +51,7 @@ def _not_kept(key: str, rule: MetricsSpec) -> None:
 
 @dataclass(slots=True)
 class Facts:
-    """Surveyed state of the workspace, the store and the sources."""
+    """Surveyed state of the workspace, the store and the input sources."""
 
     traces: Traces
     trees: Mapping[str, Mapping[str, str]]  # content of a tree -> path in it -> content
@@ -86,7 +88,7 @@ class Facts:
     )
 
     def strange(self, path: str) -> bool:
-        """Return whether a published path has foreign content: content that recipe neither put there last nor stores."""
+        """Return whether a published path has content that recipe neither wrote nor stores."""
         now = self.there.get(path)
         return (
             now is not None
@@ -96,9 +98,9 @@ class Facts:
 
 
 class Made(NamedTuple):
-    """Result of a final step: content by output name, without missing optional outputs, and its last metrics.
+    """Result of a finished step: output contents by name, and its last metrics.
 
-    `ok` is False for a failed or skipped step.
+    Missing optional outputs are left out.  `ok` is False for a failed or skipped step.
     """
 
     ok: bool
@@ -131,9 +133,9 @@ def judge(
     force: bool = False,
     targets: Mapping[int, Sequence[Target]] | None = None,
 ) -> Verdict:
-    """Judge node `n`.
+    """Decide whether node `n` is up to date, restorable, must run, may run or is skipped.
 
-    `made` holds the known results of its producers.  If one is missing, the verdict is `maybe`.
+    `made` holds the known results of its dependencies.  If one is missing, the verdict is `maybe`.
     `targets` maps nodes to the required places of their outputs.
     """
     node = plan.nodes[n]
@@ -183,14 +185,17 @@ def judge(
 def _metrics_of_trace(
     plan: Plan, n: int, key: Digest, trace: Remembered, former: Digest | None, facts: Facts
 ) -> Mapping[str, Any] | None:
-    """Return the metrics of a cached result by the node's rule, or None if they are no longer stored."""
+    """Return the metrics of a cached result, or None if they are no longer stored.
+
+    They are read by the node's metrics rule.
+    """
     rule = plan.nodes[n].rule
     metrics = trace.metrics if former is not None or not rule else trace.measured.get(rule)
     return facts.numbers(key, rule_of(plan, n)) if metrics is None else metrics
 
 
 def _why_skipped(plan: Plan, n: int) -> str:
-    """Return the reason for which the plan itself skips a step."""
+    """Return the reason why the plan skips a step."""
     node = plan.nodes[n]
     before = {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}
     gone = [each for each in sorted(before) if plan.nodes[each].flags & SKIP]
@@ -210,7 +215,10 @@ def rule_of(plan: Plan, n: int) -> MetricsSpec:
 def _find_trace(
     plan: Plan, n: int, key: Digest, world: fingerprint.World, facts: Facts
 ) -> tuple[Remembered | None, Digest | None]:
-    """Return the cache entry of a key, or the entry under the former key, which included the metrics rule, with that key."""
+    """Return the cache entry of a step, and its former key if that was used.
+
+    The former key, of an earlier version, included the metrics rule.
+    """
     trace = facts.traces.get(key)
     if trace is not None or not plan.nodes[n].rule:
         return trace, None
@@ -223,7 +231,7 @@ def _find_trace(
 def _judge_targets(
     left: Made, key: Digest | None, why: tuple[str, ...], facts: Facts, targets: Sequence[Target]
 ) -> Verdict:
-    """Return FRESH if all outputs are at their targets, RESTORE if the store has the missing outputs, otherwise RUN.
+    """Return the verdict for a cached step: up to date, restore missing outputs, or run.
 
     `why` is the reason of a FRESH verdict.
     """
@@ -254,7 +262,10 @@ def _judge_targets(
 
 
 def _find_skipped_need(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
-    """Return a required step without a finished instance, or an empty string.  A step that may fail counts as finished."""
+    """Return a required step without a successful instance, or an empty string.
+
+    A step that may fail counts as successful.
+    """
     needed = {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}
     some_ran: dict[str, bool] = {}
     for n in needed.difference(node.choices):
@@ -265,7 +276,10 @@ def _find_skipped_need(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
 
 
 def _needed_step(plan: Plan, node: Node, n: int) -> str:
-    """Return the id by which `node` needs node `n`.  A step in `after` has the name that the node's recipe uses."""
+    """Return the name of node `n` as a dependency of `node`.
+
+    A step in `after` has the name that the node's recipe uses.
+    """
     id = plan.nodes[n].id
     if n in node.after:
         id = node.prefix + id.removeprefix(node.prefix).partition("/")[0]
@@ -273,7 +287,7 @@ def _needed_step(plan: Plan, node: Node, n: int) -> str:
 
 
 def _find_skipped_choice(plan: Plan, n: int, made: Mapping[int, Made]) -> str:
-    """Return a chosen step without a finished instance, or an empty string."""
+    """Return a skipped step that a conditional template selects, or an empty string."""
     from .choices import ANY_STATE, LATE, leaves_of, needed_steps
 
     node, spec = plan.nodes[n], plan.specs()[n]
@@ -287,7 +301,10 @@ def _find_skipped_choice(plan: Plan, n: int, made: Mapping[int, Made]) -> str:
 
 
 def _lost_choices(plan: Plan, node: Node, made: Mapping[int, Made]) -> list[str]:
-    """Return the skipped steps among which a node chooses, by their names in its templates."""
+    """Return the skipped steps among the choices of a node's conditional templates.
+
+    The result has the names that these templates use.
+    """
     lost: dict[str, bool] = {}
     for number in node.choices:
         other = plan.nodes[number]
@@ -300,7 +317,7 @@ def _lost_choices(plan: Plan, node: Node, made: Mapping[int, Made]) -> list[str]
 def world_of(
     node: Node, facts: Facts, made: Mapping[int, Made]
 ) -> tuple[fingerprint.World, list[str]]:
-    """Return the world half of the key, and the reasons for which it is unknown."""
+    """Return the content digests for the cache key, and the reasons why some are unknown."""
     world: fingerprint.World = []
     missing: list[str] = []
     for dep in node.deps:
@@ -349,7 +366,10 @@ def world_of(
 
 
 def evaluate_when(spec: StepSpec, made: Mapping[int, Made], plan: Plan, n: int) -> bool:
-    """Return the value of a `when` that reads metrics.  Raises CannotRun if it is not a boolean or a metric is missing."""
+    """Evaluate a `when` that reads metrics.
+
+    Raises CannotRun if the value is not a boolean or a metric is missing.
+    """
     from ..errors import CannotRun
     from ..language.template import TemplateError, evaluate
 
@@ -387,7 +407,7 @@ def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> di
 def _known_outputs(
     spec: StepSpec, plan: Plan, node: Node, made: Mapping[int, Made]
 ) -> dict[str, dict[str, object]]:
-    """Return the outputs of other steps as the templates of a node see them."""
+    """Return the outputs of other steps, as the templates of a node see them."""
     lost: set[str] = set()
     for each in node.upstream:
         if each.producer in made and not made[each.producer].ok:
@@ -411,7 +431,10 @@ def _known_outputs(
 
 
 def _without_lost(value: object, lost: Collection[str], gone: Collection[object]) -> object:
-    """Remove outputs of failed instances from a value.  An output of a skipped step becomes null."""
+    """Remove outputs of failed instances from a template value.
+
+    An output of a skipped step becomes null.
+    """
     if isinstance(value, str):
         return None if value in gone else value
     if not isinstance(value, list):
@@ -422,12 +445,12 @@ def _without_lost(value: object, lost: Collection[str], gone: Collection[object]
 
 
 def _nulls(names: Mapping[str, object]) -> dict[str, object]:
-    """Return the same names with null values."""
+    """Return a nested mapping with all values replaced by None."""
     return {n: _nulls(v) if isinstance(v, Mapping) else None for n, v in names.items()}
 
 
 def _skipped_names(plan: Plan, node: Node, made: Mapping[int, Made]) -> set[str]:
-    """Return the paths of outputs of skipped steps among which a node chooses."""
+    """Return the output paths of skipped steps among the choices of conditional templates."""
     return {
         each.name
         for each in node.upstream
@@ -462,7 +485,7 @@ def _metrics(
 def _same_metrics(
     wanted: Sequence[MetricAsked], node: Node, plan: Plan, made: Mapping[int, Made]
 ) -> dict[str, object]:
-    """Return metrics of the instances that share a node's axis values."""
+    """Return metrics of the other step's instances with the same axis values."""
     found: dict[str, object] = {}
     for metric, many, same in wanted:
         values = [
@@ -506,7 +529,7 @@ def _select(
 
 
 def _conflicts(targets: Sequence[Target], facts: Facts) -> tuple[str, ...]:
-    """Return the target paths with foreign content.
+    """Return the target paths with content that recipe did not write and does not store.
 
     Stored content is never foreign: a worker may have died before it recorded the publication.
     """

@@ -1,4 +1,4 @@
-"""Read the templates of one step: its edges, the values in its cache key, and unknown names.
+"""Read the templates of one step: its dependencies, the values in its cache key, and unknown names.
 
 The templates of `when` and `nodes` do not change the outputs and are not part of the key.  Files in
 `deps` are keyed by content.
@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 
 class _Mention(NamedTuple):
-    """Mention of a name in a template: its location, and whether its value is certainly needed."""
+    """Name that a template reads, with its location.
+
+    `asks` tells whether its value is only possibly needed.
+    """
 
     ref: Reference
     where: Where
@@ -42,7 +45,7 @@ class _Mention(NamedTuple):
 
     @property
     def in_key(self) -> bool:
-        """Return whether the value is part of the key."""
+        """Return whether the value is part of the cache key."""
         return self.part not in ("when", "nodes", "deps")
 
     @property
@@ -51,7 +54,7 @@ class _Mention(NamedTuple):
 
 
 class LeafReader:
-    """Reader of the templates of one draft.
+    """Reader of the templates of one step instance.
 
     `names` are the available values, `known_now` returns the known values of all names, and `state`
     maps states to their paths.
@@ -76,7 +79,7 @@ class LeafReader:
         """Metrics of other steps that the step reads, by step."""
 
     def read(self, leaf: str, where: Where) -> None:
-        """Record all mentions in a leaf."""
+        """Record all names that a template reads."""
         from ..language.template import TemplateError, references
 
         part = str(where[len(self._draft.step.origin)])
@@ -133,7 +136,10 @@ class LeafReader:
             self.reads[f"state.{rest[0]}"] = self._state[rest[0]]
 
     def _note_value(self, mention: _Mention, root: str, rest: tuple[str, ...]) -> None:
-        """Record the value of an input, output or axis.  A namespace alone means all its names."""
+        """Record a template's use of an input, output or axis.
+
+        A namespace alone means all its names.
+        """
         if root == "inputs" and rest and self._is_secret(rest[0]):
             self._report_secret(mention, rest[0])
             return
@@ -213,7 +219,7 @@ class LeafReader:
                 take(self._draft, value)
 
     def _note_same(self, mention: _Mention) -> None:
-        """Record an output or metric of the matching instance of another step."""
+        """Record a template's use of `steps.ID.same.NAME`, a result of the matching instance."""
         _, id, _, name, *rest = mention.ref.path
         draft = self._draft
         if draft.ghost or (name != "metrics" and name not in self._scope.results.get(id, {})):
@@ -257,7 +263,7 @@ class LeafReader:
 
 
 def take(draft: Draft, value: Tree) -> None:
-    """Add the files in a value to the edges, dependencies or sources of a draft."""
+    """Add the files in a template value to the dependencies or sources of a step instance."""
     if isinstance(value, list):
         for item in value:
             take(draft, item)
@@ -274,7 +280,7 @@ def take(draft: Draft, value: Tree) -> None:
 
 
 def _is_left_out(ref: Reference, choice: Needs, names: Mapping[str, Any]) -> bool:
-    """Return whether a mention is in an unselected branch and would add files to the key."""
+    """Return whether a name occurs only in an unselected branch and would add files to the key."""
     if ref.path in choice.certain or ref.path in choice.possible:
         return False
     value: Any = names

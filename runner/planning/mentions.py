@@ -1,4 +1,4 @@
-"""Find step dependencies in the text of a recipe before rendering: mentioned steps and overlapping paths."""
+"""Find step dependencies in a recipe's text before rendering: mentioned steps and shared paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def templates(step: Step, env: Mapping[str, Any]) -> list[tuple[Where, str]]:
-    """Return every template leaf of a step with its location."""
+    """Return every template of a step with its location in the recipe."""
     origin = step.origin
     trees: tuple[tuple[str, Any], ...] = (
         ("run", step.run),
@@ -61,12 +61,12 @@ def walk(tree: Any, where: Where) -> Iterable[tuple[Where, Any]]:
 
 
 def mentions_step(leaf: str) -> bool:
-    """Return whether a template may read an output of another step."""
+    """Return whether a template may read a result of another step."""
     return "{{" in leaf and "steps" in leaf
 
 
 def steps_of(step: Step) -> list[str]:
-    """Return the ids of the steps that this step mentions, needs or selects from.
+    """Return the ids of the steps that a step mentions, needs or selects from.
 
     Invalid templates are ignored here and reported elsewhere.
     """
@@ -101,7 +101,10 @@ class Misnamed(NamedTuple):
 
 
 def resolve_recipe(recipe: Recipe, uses: Uses) -> str:
-    """Return the recipe that a `uses` names: a library name, or a path relative to the recipe's directory."""
+    """Return the library name or the normalized path of the recipe in a `uses`.
+
+    A path is relative to the directory of the using recipe.
+    """
     return (
         posixpath.normpath(f"{posixpath.dirname(recipe.document.name) or '.'}/{uses.recipe}")
         if is_path(uses.recipe)
@@ -110,7 +113,7 @@ def resolve_recipe(recipe: Recipe, uses: Uses) -> str:
 
 
 def find_selected(recipe: Recipe, used: Mapping[str, Recipe], path: str) -> Step | Misnamed | None:
-    """Return the step that `select: path` names, in this recipe or in a used one.
+    """Return the step named by `select: path`, in this recipe or in a used one.
 
     If no such step can be compared, return a Misnamed problem.  If a used recipe is unknown, return
     None: its `uses` is reported elsewhere.
@@ -147,7 +150,10 @@ def find_selected(recipe: Recipe, used: Mapping[str, Recipe], path: str) -> Step
 
 
 def _choices(recipe: Recipe, used: Mapping[str, Recipe], prefix: str) -> str:
-    """Return the possible `select` targets inside a recipe: steps that report metrics, also in recipes that it uses."""
+    """Return a hint with the possible `select` targets in a recipe and the recipes it uses.
+
+    Targets are steps that report metrics.
+    """
 
     def inside(recipe: Recipe, prefix: str, above: tuple[str, ...]) -> Iterator[str]:
         for step in recipe.steps.values():

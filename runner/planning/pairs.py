@@ -1,4 +1,4 @@
-"""Match instances of two matrices: `steps.train.same.model` is the model of the instance with the same axis values.
+"""Match instances of two matrix steps: `steps.train.same.model` has the same axis values.
 
 Axes are matched by name.  If the other matrix has more axes, the value is a list over all matching
 instances.
@@ -22,31 +22,37 @@ _OUTPUT: Final = unknown("text", "list", items=unknown("text"))
 
 
 class Pair(NamedTuple):
-    """Matching instances of another step.  `one` is set if at most one can match."""
+    """Instances of another step with the same axis values.
+
+    `one` is set if at most one can match.
+    """
 
     instances: list[Instance]
     drafts: list[Draft]
     one: bool
 
     def output(self, name: str) -> Any:
-        """Return the path of an output, or a list of paths without those of skipped instances.  Raises KeyError."""
+        """Return the path of an output, or a list of paths for several matching instances.
+
+        A list omits skipped instances.  Raises KeyError.
+        """
         if self.one:
             return self.instances[0].outputs[name]
         return [each.outputs[name] for each in self.instances if not _is_skipped(each)]
 
 
 def is_same(path: tuple[str, ...]) -> bool:
-    """Return whether a reference is to `steps.ID.same.NAME`."""
+    """Return whether a reference has the form `steps.ID.same.NAME`."""
     return path[0] == "steps" and path[2:3] == (SAME,) and len(path) > 3
 
 
 def shared_axes(step: Step, other: Step) -> list[str]:
-    """Return the axes that two steps have in common."""
+    """Return the matrix axes that two steps have in common."""
     return [axis for axis in other.matrix or {} if axis in (step.matrix or {})]
 
 
 def find_pair(scope: Scope, id: str, matrix: Mapping[str, Any]) -> Pair | None:
-    """Return the instances of step `id` that match the axis values `matrix`, or None."""
+    """Return the instances of step `id` that match the axis values in `matrix`, or None."""
     axes = [axis for axis in scope.recipe.steps[id].matrix or {} if axis in matrix]
     by_values = scope.pairs.get((id, tuple(axes)))
     if by_values is None:
@@ -55,7 +61,7 @@ def find_pair(scope: Scope, id: str, matrix: Mapping[str, Any]) -> Pair | None:
 
 
 def _group_instances(scope: Scope, id: str, axes: list[str]) -> dict[tuple[str, ...], Pair]:
-    """Group the instances of a step by their values of some axes."""
+    """Group the instances of a step by their values of the given axes."""
     one = len(axes) == len(scope.recipe.steps[id].matrix or {})
     found: dict[tuple[str, ...], Pair] = {}
     for instance in scope.made.get(id, ()):
@@ -67,7 +73,7 @@ def _group_instances(scope: Scope, id: str, axes: list[str]) -> dict[tuple[str, 
 
 
 class SameResults(Mapping[str, Any]):
-    """`steps.ID.same` namespace as templates see it."""
+    """Mapping of the matching instance's outputs for templates, the `steps.ID.same` namespace."""
 
     def __init__(self, scope: Scope, id: str, matrix: Mapping[str, Any]) -> None:
         self._scope, self._id, self._matrix = scope, id, matrix
@@ -92,7 +98,7 @@ class SameResults(Mapping[str, Any]):
 
 
 class _Metrics(Mapping[str, Any]):
-    """Metrics with an unknown value for every name."""
+    """Mapping of metrics that returns an unknown value for every name."""
 
     def __getitem__(self, name: str) -> Any:
         return ANYTHING

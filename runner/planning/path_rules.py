@@ -1,4 +1,7 @@
-"""Check that the paths of a recipe stay in the attempt, the workspace or the recipe's directory.  Works on text alone."""
+"""Check that the paths of a recipe stay in the attempt, workspace or recipe directory.
+
+Works on text alone.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ _CODE: Final = "move the code below the workspace, or use {git: …}"
 
 
 def explain_unfit(path: str, *, folder: bool = True) -> str:
-    """Return the reason for which an attempt cannot write a path, as the end of a sentence, or an empty string.
+    """Return why a path cannot be written by an attempt, or an empty string.
 
-    `folder` allows a directory.
+    The text is the end of a sentence.  `folder` allows a directory.
     """
     plain = posixpath.normpath(path) if path else ""
     if "://" in path:
@@ -37,7 +40,10 @@ def explain_unfit(path: str, *, folder: bool = True) -> str:
 
 
 def find_misplaced_paths(recipe: Recipe) -> Iterator[Problem]:
-    """Yield a problem for each literal path outside its root directory.  Templates are checked when they are rendered."""
+    """Yield a problem for each literal recipe path outside its root directory.
+
+    Templates are checked when they are rendered.
+    """
     yield from _code(recipe, recipe.code, ())
     yield from _env_files(recipe, recipe.env_files, ())
     for step in recipe.steps.values():
@@ -89,7 +95,10 @@ def _paths_of_step(recipe: Recipe, step: Step) -> Iterator[Problem]:
 
 
 def _where_in_step(recipe: Recipe, step: Step, below: Where) -> Where:
-    """Return the location of a part of a step, whose outputs may be a list."""
+    """Return the recipe location of a part of a step.
+
+    Outputs written as a list are located by index.
+    """
     names = [output.name for output in step.outputs]
     listed = below[0] == "outputs" and all(
         output.name.rstrip("/") == output.path for output in step.outputs

@@ -20,12 +20,12 @@ def is_glob(path: str) -> bool:
 
 
 def as_pattern(path: str) -> str:
-    """Return a pattern that matches only this path."""
+    """Escape a path so that, as a glob pattern, it matches only this path."""
     return re.sub(r"[*?[]", r"[\g<0>]", path)
 
 
 def encode_pattern(pattern: str, exclude: Iterable[str]) -> str:
-    """Return a glob in the text form that a node stores."""
+    """Join a glob pattern and its exclusions into the text that a plan node stores."""
     return "\0".join((pattern, *exclude))
 
 
@@ -35,7 +35,7 @@ def fixed_folder(pattern: str) -> str:
 
 
 def decode_pattern(text: str) -> tuple[str, list[str]]:
-    """Return the pattern of a stored glob and its excluded patterns."""
+    """Split a stored glob into its pattern and excluded patterns."""
     pattern, *exclude = text.split("\0")
     return pattern, exclude
 
@@ -45,14 +45,14 @@ AUTO: Final = "/auto"
 
 
 def encode_automatic(starts: Iterable[Start], path: Iterable[str]) -> str:
-    """Return the stored form of `code: auto`: the started scripts and modules, and the PYTHONPATH directories."""
+    """Encode `code: auto` for storage: started scripts and modules, and PYTHONPATH directories."""
     return encode_pattern(
         AUTO, [*(f"{kind} {name}" for kind, name in starts), *(f"path {folder}" for folder in path)]
     )
 
 
 def decode_automatic(text: str) -> tuple[list[Start], list[str]]:
-    """Return the arguments of `encode_automatic`."""
+    """Decode a stored `code: auto`: started scripts and modules, and PYTHONPATH directories."""
     parts = [part.partition(" ") for part in decode_pattern(text)[1]]
     starts = [
         Start("script" if kind == "script" else "module", name)
@@ -69,7 +69,10 @@ def code_name(text: str) -> str:
 
 
 def python_path(env: Mapping[str, object]) -> list[str]:
-    """Return the literal PYTHONPATH directories, relative to the step's working directory, without those outside it."""
+    """Return the literal PYTHONPATH directories of an environment, without those outside the step.
+
+    They are relative to the step's working directory.
+    """
     value = env.get("PYTHONPATH")
     folders = value.split(":") if isinstance(value, str) and "{{" not in value else []
     plain = [posixpath.normpath(folder) for folder in folders if folder and not escapes(folder)]
@@ -77,9 +80,9 @@ def python_path(env: Mapping[str, object]) -> list[str]:
 
 
 def is_excluded(path: str, exclude: Sequence[str]) -> bool:
-    """Return whether a pattern excludes this path or a directory above it.
+    """Return whether an excluded pattern matches a path or one of its parent directories.
 
-    A pattern without a slash matches the last name, otherwise the whole path.
+    A pattern without a slash matches the last name, otherwise the entire path.
     """
     if not exclude:
         return False
@@ -100,7 +103,10 @@ def _fits(parts: Sequence[str], names: Sequence[str]) -> bool:
 
 
 class MadePaths:
-    """Output paths of a plan.  A path at, below or above an output changes during a run and cannot be a glob match."""
+    """Set of a plan's output paths, for detecting overlapping glob matches.
+
+    A path at, below or above an output changes during a run and cannot be a glob match.
+    """
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._all = set(paths)
@@ -112,7 +118,7 @@ class MadePaths:
 
 
 def reaches(pattern: str, path: str, directory: bool) -> bool:
-    """Return whether a workspace pattern matches a path, or may match a file below it."""
+    """Return whether a workspace glob matches an output path, or may match a file below it."""
     parts, names = pattern.split("/"), path.split("/")
 
     def matches(p: int, n: int, deep: bool) -> bool:

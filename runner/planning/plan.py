@@ -1,7 +1,7 @@
 """Plan and Node: a recipe with bound inputs, as nodes in topological order, and their JSON form.
 
-A Node holds the data for judging a step.  Its commands, environment and template names are in a
-StepSpec, which a run with nothing to do never reads.
+A Node holds the data for deciding whether a step must run.  Its commands, environment and template
+names are in a StepSpec, which a run with nothing to do never reads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = "list[list[Any]]"
 COMPILER: Final = 17
-"""Version of the compiled form, which is part of the plan's cache name."""
+"""Version of the compiled plan format, which is part of the plan's cache name."""
 
 # Flags of a node.
 SELECT, UNCACHED, SKIP, WHEN_LATE, ALLOW_FAILURE, STATEFUL, LOCAL, PAIRED = (
@@ -38,14 +38,14 @@ SELECT, UNCACHED, SKIP, WHEN_LATE, ALLOW_FAILURE, STATEFUL, LOCAL, PAIRED = (
 
 
 class Target(NamedTuple):
-    """Workspace path at which an output must be."""
+    """Required workspace path of an output."""
 
     output: str
     path: str
 
 
 class Node(NamedTuple):
-    """Data for judging one step.
+    """Plan node: data for deciding whether a step must run.
 
     Paths in `deps` are relative to the workspace, paths in `code` and `lock` to `plan.homes[home]`,
     and other paths to the attempt.
@@ -67,11 +67,11 @@ class Node(NamedTuple):
     rule: str = ""  # digest of its metrics rule, or empty if the rule is part of the key
     tools: Sequence[str] = ()  # programs on PATH whose files are part of its key
     choices: Sequence[int] = ()
-    """Producers among which its templates choose: skipping one alone does not skip the step."""
+    """Steps among which conditional templates choose: skipping one alone does not skip the step."""
 
 
 class Ahead(NamedTuple):
-    """Known file dependencies of a waiting step."""
+    """Known file dependencies of a step whose matrix is not known yet."""
 
     step: str
     home: int
@@ -81,7 +81,7 @@ class Ahead(NamedTuple):
 
 
 class Pending(NamedTuple):
-    """Matrix step that waits for the output of another step."""
+    """Matrix step whose values come from files that another step creates."""
 
     step: str
     producer: str
@@ -91,7 +91,10 @@ class Pending(NamedTuple):
 
 @dataclass(slots=True)
 class Plan:
-    """Recipe with bound inputs.  `nodes` are in topological order, and `specs` returns one entry per node."""
+    """Compiled recipe with bound inputs.
+
+    `nodes` are in topological order, and `specs` returns one entry per node.
+    """
 
     recipe: str
     digest: Digest
@@ -114,13 +117,13 @@ class Plan:
 
     @property
     def index(self) -> dict[str, int]:
-        """Node numbers by id."""
+        """Node numbers by step id."""
         if self._index is None:
             self._index = {node.id: n for n, node in enumerate(self.nodes)}
         return self._index
 
     def spread(self, count: int) -> None:
-        """Run `accelerate` steps without `nodes` on `count` nodes."""
+        """Set the node count of `accelerate` steps that do not set `nodes`."""
 
         def spread(node: Node, spec: StepSpec) -> StepSpec:
             asks = spec.accelerate is not None and spec.nodes is None and not node.flags & LOCAL
@@ -129,7 +132,10 @@ class Plan:
         self._change(spread)
 
     def demand(self, asked: Mapping[str, Any]) -> None:
-        """Override the requested resources of all steps.  A GPU request leaves steps with `gpus: 0` unchanged."""
+        """Override the requested resources of all steps.
+
+        A GPU request leaves steps with `gpus: 0` unchanged.
+        """
         of_gpu = bool(asked.get("gpus") or asked.get("gpu") or asked.get("gpu_memory"))
         without = {"gpu": None, "gpu_memory": None} if asked.get("gpus") == 0 else {}
 
@@ -152,13 +158,13 @@ class Plan:
         self.specs = specs
 
     def swap(self, n: int, node: Node, spec: StepSpec) -> None:
-        """Replace node `n` and its spec, for different input values."""
+        """Replace node `n` and its StepSpec, for different input values."""
         specs = list(self.specs())
         specs[n], self.nodes[n] = spec, node
         self.specs = lambda: specs
 
     def needs(self, n: int) -> set[int]:
-        """Return the nodes that must be final before node `n` can be judged."""
+        """Return the numbers of the nodes that node `n` depends on."""
         node = self.nodes[n]
         return (
             {each.producer for each in node.upstream}
@@ -176,7 +182,7 @@ class Plan:
         )
 
     def before(self, chosen: Iterable[int]) -> set[int]:
-        """Return the chosen nodes with all their dependencies.
+        """Return the given nodes with all their dependencies.
 
         This is one pass over the ordered nodes: a run with nothing to do calls it too, without
         networkx.
@@ -188,15 +194,17 @@ class Plan:
         return found
 
     def nodes_named(self, word: str) -> set[int]:
-        """Return the nodes that a word names: a step, an instance, all instances, or all steps of a used recipe.
+        """Return the numbers of the nodes that a typed step name selects.
 
-        If there are none, the word may name a step inside a used recipe.
+        The name is that of a step, an instance, all instances, or all steps of a used recipe.
+
+        If there are none, the name may be that of a step inside a used recipe.
         """
         named = {n for n, node in enumerate(self.nodes) if word in names(node.id)}
         return named or {n for n, node in enumerate(self.nodes) if word in inner_names(node.id)}
 
     def resolve_words(self, words: Iterable[str]) -> set[str]:
-        """Return the given step names, with the ids of steps whose name inside a used recipe was given."""
+        """Return the given step names, plus the ids of steps with these names in used recipes."""
         known = {name for id in [*self.index, *self.waiting] for name in names(id)}
         inner = [word for word in words if word not in known]
         found = (
@@ -205,7 +213,7 @@ class Plan:
         return {*words, *found}
 
     def closure_of(self, word: str) -> tuple[set[int], set[str]]:
-        """Return the nodes and waiting steps that a word names, with all their dependencies."""
+        """Return the nodes and unexpanded steps with a name, and all their dependencies."""
         found, words, waits = set[int](), [word], set[str]()
         while words:
             here = words.pop()
@@ -217,13 +225,16 @@ class Plan:
         return self.before(found), waits
 
     def select_nodes(self, only: str | None, until: str | None) -> set[int]:
-        """Return the requested nodes: step `only`, or step `until` with its dependencies, or all."""
+        """Return the nodes selected by `--only` or `--until`, or all nodes.
+
+        `until` includes the dependencies of the step.
+        """
         if only:
             return self.nodes_named(only)
         return self.closure_of(until)[0] if until else set(range(len(self.nodes)))
 
     def after(self, chosen: Iterable[int]) -> set[int]:
-        """Return the chosen nodes with all their dependents."""
+        """Return the given nodes with all their downstream nodes."""
         found = set(chosen)
         for n in range(min(found, default=len(self.nodes)), len(self.nodes)):
             if not found.isdisjoint(self.needs(n)):
@@ -232,7 +243,10 @@ class Plan:
 
     @property
     def graph(self) -> networkx.DiGraph[str]:
-        """Step graph with edges from dependencies to dependents.  Graph nodes are step ids with the attribute `node`."""
+        """Step graph with edges from dependencies to dependents.
+
+        Graph nodes are step ids with the attribute `node`.
+        """
         from .graph import dag
 
         graph = dag(
@@ -247,7 +261,10 @@ class Plan:
         return graph
 
     def dump(self) -> Iterator[str]:
-        """Yield parts of two lines of JSON: the data for judging, then the StepSpecs.  Source files are not included."""
+        """Yield the JSON form of the plan as two lines: nodes and settings, then the StepSpecs.
+
+        The lines are yielded in parts.  Source files are not included.
+        """
         head = [
             self.recipe,
             self.digest,

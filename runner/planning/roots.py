@@ -21,9 +21,9 @@ _Code = TypeVar("_Code", str, "str | Glob", "str | Glob | GitCode | AutoCode")
 
 
 def move_root(recipe: Recipe, source: str, root: str) -> Recipe:
-    """Return the recipe in file `source` with paths relative to `root`.
+    """Return a recipe with its paths made relative to the directory `root`.
 
-    A recipe outside `root` is returned unchanged.  Both paths are absolute.
+    A recipe whose file `source` is outside `root` is returned unchanged.  Both paths are absolute.
     """
     above, at = root.rstrip("/") + "/", posixpath.normpath(source)
     if not at.startswith(above):
@@ -49,7 +49,7 @@ def move_root(recipe: Recipe, source: str, root: str) -> Recipe:
 
 
 def from_root(path: str, folder: str) -> str:
-    """Convert a path, as a recipe in `folder` writes it, to a path from the root.
+    """Convert a path written in a recipe in `folder` to a path relative to the workspace root.
 
     A path outside the root is returned unchanged.
     """
@@ -65,7 +65,7 @@ def from_root(path: str, folder: str) -> str:
 
 
 def shift_at(recipe: Recipe, where: Where) -> int:
-    """Return how many characters longer a path is in the recipe file than relative to the root."""
+    """Return the extra length of a path in the recipe file, compared to its form from the root."""
     if not recipe.folder or where[2:3] not in (("deps",), ("matrix",)):
         return 0
     written: object = recipe.document.value

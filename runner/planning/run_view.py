@@ -1,4 +1,4 @@
-"""Compute the displayed view of a run: its state, its progress, and its failure.  All interfaces use this view.
+"""Compute the displayed view of a run: state, progress and failure.  All interfaces use this view.
 
 Pure: rows, events, leases and the clock are passed in.
 """
@@ -17,32 +17,32 @@ from .ids import bare
 from .schedule import BUSY, FINAL, State, word
 
 WELL: Final = frozenset({State.DONE, State.FRESH, State.SKIPPED})
-"""Final states of a step without a failure."""
+"""Final states of a step that did not fail."""
 FREE: Final = frozenset({State.FRESH, State.SKIPPED})
 """States of a step that takes no time."""
 ALMOST: Final = 99.9
-"""Maximum percentage of a run before it is COMPLETED."""
+"""Maximum progress percentage of a run before it is COMPLETED."""
 WEIGHED: Final = 500
-"""Maximum number of steps for weighting each by its duration.
+"""Maximum number of steps for weighting each step by its duration.
 
 In larger runs all steps count the same, and the list of runs does not read their rows.
 """
 TENFOLD: Final = 10.0
-"""Weight of a training of unknown duration, in average steps."""
+"""Progress weight of a training of unknown duration, in average steps."""
 NAMES: Final = 24
 """Maximum number of stored metrics of a step, besides its progress."""
 LONGEST_NAME: Final = 80
 LARGEST: Final = 1e15
-"""Bound for metrics: larger absolute values are left out, because no step, loss or rate reaches it."""
+"""Maximum absolute value of a metric; larger values are left out as implausible."""
 TOTALS: Final = ("max_steps", "total_steps")
 """Metric names for the total number of training steps."""
 _OVER: Final = ("COMPLETED", "FAILED", "CANCELLED")
 _HALTED: Final = ("FAILED", "CANCELLED", "PAUSED")
-"""States of a stopped run in which the partial work of its steps still counts."""
+"""States of a stopped run in which the partial work of its steps still counts as progress."""
 
 
 class Run(Protocol):
-    """Columns of a run's row that the view reads."""
+    """Protocol of a run's database row, with the columns that the run view reads."""
 
     @property
     def id(self) -> str: ...
@@ -59,7 +59,7 @@ class Run(Protocol):
 
 
 class Row(Protocol):
-    """Columns of a step's row that the view reads."""
+    """Protocol of a step's database row, with the columns that the run view reads."""
 
     @property
     def state(self) -> str: ...
@@ -74,7 +74,7 @@ class Row(Protocol):
 
 
 class Moved(Protocol):
-    """Event of a step that the view reads."""
+    """Protocol of a step's state-change event."""
 
     @property
     def id(self) -> str: ...
@@ -91,17 +91,17 @@ class Moved(Protocol):
 
 
 class Training(NamedTuple):
-    """Last report of a step: its training step, the total, the remaining seconds, and other metrics."""
+    """Last training report of a step: training step, total, remaining seconds and other metrics."""
 
     step: float | None = None
     total: float | None = None
     eta: float | None = None
     at: float | None = None
-    """Time of the report."""
+    """Time of the report, in seconds since the epoch."""
     values: Mapping[str, float] = {}
 
     def text(self, warnings: Sequence[str] = ()) -> str:
-        """Return the stored form with the step's warnings, or an empty string without a report."""
+        """Return the report and the step's warnings as JSON, or "" without a report."""
         if self.step is None and not self.values and not warnings:
             return ""
         known = {name: value for name, value in self._asdict().items() if value is not None}
@@ -111,14 +111,14 @@ class Training(NamedTuple):
 
     @property
     def part(self) -> float:
-        """Completed fraction, from 0 to 1."""
+        """Completed fraction of the training, from 0 to 1."""
         if self.step is None or not self.total or self.total < 0:
             return 0.0
         return min(1.0, max(0.0, self.step / self.total))
 
     @property
     def percent(self) -> float | None:
-        """Completed percentage, or None if the total is unknown."""
+        """Completed percentage of the training, or None if the total is unknown."""
         return round(100 * self.part, 1) if self.total else None
 
 
@@ -137,20 +137,23 @@ class Failure(NamedTuple):
 
 
 class StepView(NamedTuple):
-    """Step or instance.  Times are seconds since the epoch."""
+    """Displayed view of a step or matrix instance.
+
+    Times are seconds since the epoch.
+    """
 
     id: str
     state: str = State.WAITING
     phase: str = ""
     """Phase of a RUNNING step."""
     reason: str = ""
-    """Failure kind of a FAILED step, phase of a RUNNING step, otherwise the reason for its state."""
+    """Failure kind of a FAILED step, phase of a RUNNING step, or the reason for its state."""
     detail: str = ""
     """Failure message."""
     host: str = ""
     """Host of the last attempt.  Empty for the worker's own machine."""
     attempts: int = 0
-    """Number of attempts that began, including the running one."""
+    """Number of started attempts, including the running one."""
     began: float | None = None
     """Start of the last attempt."""
     ended: float | None = None
@@ -159,14 +162,14 @@ class StepView(NamedTuple):
     spent: Mapping[str, float] = {}
     """Running time by host, in seconds."""
     expected: float | None = None
-    """Earlier duration, in seconds."""
+    """Duration in an earlier run, in seconds."""
     training: Training | None = None
     failure: Failure | None = None
     warnings: Sequence[str] = ()
 
     @property
     def percent(self) -> float | None:
-        """Completed percentage, or None if unknown."""
+        """Completed percentage of the step, or None if unknown."""
         if self.state in WELL:
             return 100.0
         if self.training is not None and self.training.percent is not None:
@@ -177,7 +180,7 @@ class StepView(NamedTuple):
 
     @property
     def eta(self) -> float | None:
-        """Remaining seconds of a RUNNING step, from its training's pace or its earlier duration."""
+        """Remaining seconds of a RUNNING step, from its training report or its earlier duration."""
         if self.state != State.RUNNING:
             return None
         if self.training is not None and self.training.eta is not None:
@@ -188,7 +191,7 @@ class StepView(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """Steps of a run as planned."""
+    """Steps of a run according to its plan."""
 
     instances: Mapping[str, int] = {}
     """Number of instances per step, in plan order."""
@@ -197,7 +200,7 @@ class Planned(NamedTuple):
     total: int | None = None
     """Number of all steps, or None if unknown."""
     unnamed: int = 0
-    """Number of up-to-date steps without a known id."""
+    """Number of up-to-date steps with an unknown id."""
     trains: str = ""
     """Id of the training step according to the plan."""
     reported: str = ""
@@ -209,7 +212,7 @@ NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
 class Standing(NamedTuple):
-    """Progress data of a run's steps."""
+    """Input data for computing the progress of a run."""
 
     state: str
     states: Mapping[str, str]
@@ -219,19 +222,22 @@ class Standing(NamedTuple):
     total: int | None = None
     """Number of all steps, or None if unknown."""
     expected: Mapping[str, float] = {}
-    """Earlier duration of steps, in seconds."""
+    """Duration of steps in an earlier run, in seconds."""
     elapsed: Mapping[str, float] = {}
-    """Seconds from the start of an attempt until now, or until its last report if it is not running."""
+    """Seconds from the start of an attempt until now, or until its last report if it has ended."""
     trainings: Mapping[str, Training] = {}
-    """Last report of each step that is unfinished or ended badly."""
+    """Last training report of each step that is unfinished or ended badly."""
     others: Mapping[str, int] = {}
-    """Number of further steps without known ids, by state."""
+    """Number of further steps with unknown ids, by state."""
     trains: str = ""
     """Id of the training step, without brackets."""
 
 
 class Progress(NamedTuple):
-    """Progress of a run.  `step` counts the finished steps, and `eta` is in seconds or None if unknown."""
+    """Progress of a run.
+
+    `step` counts the finished steps, and `eta` is in seconds or None if unknown.
+    """
 
     step: int
     total: int | None
@@ -253,7 +259,10 @@ class RunView(NamedTuple):
     """Number of steps in each state, including those that were up to date before the run."""
     progress: Progress
     failed: Failure | None
-    """Failure that ended the run, or the first one of an unfinished run.  None if the run completed."""
+    """Failure that ended the run, or the first failure of an unfinished run.
+
+    None if the run completed.
+    """
     trains: str
     """Id of the training step, or an empty string if unknown."""
     training: Training | None
@@ -261,7 +270,7 @@ class RunView(NamedTuple):
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings of all steps, each with its step id."""
+        """Warnings of all steps, each prefixed with its step id."""
         return [f"{step.id}: {text}" for step in self.steps.values() for text in step.warnings]
 
 
@@ -277,7 +286,7 @@ def fold(
     live: bool = False,
     others: Mapping[tuple[str, str], int] = NOTHING,
 ) -> RunView:
-    """Return the view of a run.
+    """Compute the view of a run from its database rows, step events and leases.
 
     `rows` are its steps.  `moves` are the ordered events of its steps to and from RUNNING: without
     them, steps have no attempts and no failure details.  `leases` are the states of its machines,
@@ -317,7 +326,7 @@ def fold(
 
 
 def apply_move(step: StepView, move: Moved) -> StepView:
-    """Return the step after an event."""
+    """Return the view of a step after a state-change event."""
     data, after = move.data, move.after
     if after == State.RUNNING:
         if move.before == State.RUNNING:
@@ -355,7 +364,7 @@ def apply_move(step: StepView, move: Moved) -> StepView:
 
 
 def _end_attempt(step: StepView, move: Moved) -> StepView:
-    """Return the step after the end of its attempt."""
+    """Return the view of a step after the end of its attempt."""
     if move.reason == BUSY:  # the attempt never began
         return step._replace(attempts=max(0, step.attempts - 1), began=None)
     took = move.data.get("seconds")
@@ -365,7 +374,7 @@ def _end_attempt(step: StepView, move: Moved) -> StepView:
 
 
 def _spend(step: StepView, seconds: float) -> StepView:
-    """Add running time to a step and its current host."""
+    """Add running time to the view of a step and its current host."""
     there = round(step.spent.get(step.host, 0.0) + seconds, 3)
     return step._replace(
         seconds=round((step.seconds or 0.0) + seconds, 3), spent={**step.spent, step.host: there}
@@ -393,7 +402,10 @@ def training_from(
     eta: float | None = None,
     at: float | None = None,
 ) -> Training:
-    """Build a training from the last metrics of its step.  `total` is the number of training steps from its inputs."""
+    """Build a training report from the last metrics of a step.
+
+    `total` is the number of training steps from its inputs.
+    """
     numbers = {
         name: value for name, value in values.items() if is_number(value) and abs(value) < LARGEST
     }
@@ -415,7 +427,7 @@ def training_from(
 def stored_training(
     text: str, *, now: float | None = None
 ) -> tuple[Training | None, Sequence[str]]:
-    """Return the report and the warnings in a stored text.
+    """Parse a stored training report and the step's warnings.
 
     With `now`, the remaining time is reduced by the age of the report.
     """
@@ -440,7 +452,7 @@ def stored_training(
 
 
 def _numbers_of(stored: object, names: Collection[str] | None = None) -> dict[str, float]:
-    """Return the numbers of a stored mapping, or only those named in `names`."""
+    """Return the numbers in a stored mapping, or only those with a name in `names`."""
     if not isinstance(stored, dict):
         return {}
     return {
@@ -451,7 +463,7 @@ def _numbers_of(stored: object, names: Collection[str] | None = None) -> dict[st
 
 
 def _now(step: StepView, row: Row, now: float, *, live: bool) -> StepView:
-    """Return the step with its row applied, which has the state and the latest metrics."""
+    """Return the view of a step, updated with the state and metrics from its database row."""
     running = row.state == State.RUNNING
     training, said = stored_training(row.numbers, now=now if running else None)
     began = step.began if step.began is not None else row.began
@@ -475,7 +487,7 @@ def _now(step: StepView, row: Row, now: float, *, live: bool) -> StepView:
 
 
 def _in_order(rows: Mapping[str, Row], planned: Planned) -> dict[str, Row]:
-    """Return the rows in plan order."""
+    """Return the rows of steps in plan order."""
     places = {step: n for n, step in enumerate(planned.instances)}
     if not places:
         return dict(sorted(rows.items()))
@@ -494,7 +506,7 @@ def _word(
     *,
     live: bool,
 ) -> str:
-    """Return the displayed state of a run."""
+    """Return the displayed state of a run, such as EXECUTING."""
     phases = {(step.state, step.phase) for step in steps.values()} | set(others)
     happened = len(steps) + sum(standing.others.values()) + _count_restored(standing)
     if standing.total is None or standing.total > happened:
@@ -583,7 +595,10 @@ def _training(step: StepView | None, planned: Planned) -> Training | None:
 
 
 def _trains(steps: Mapping[str, StepView], planned: Planned) -> str:
-    """Return the id of the training step: as planned, otherwise the best candidate among the reporting steps."""
+    """Return the id of the training step: from the plan, otherwise the best candidate.
+
+    Candidates are the steps that report training metrics.
+    """
     if planned.trains in steps:
         return planned.trains
     # At the start of the run, the planned id may have stood for unknown instances.
@@ -609,11 +624,11 @@ def _trains(steps: Mapping[str, StepView], planned: Planned) -> str:
     return max(reporting, key=rank).id
 
 
-# -- how far it is ---------------------------------------------------------------------------------------------------------------------------------
+# -- progress --------------------------------------------------------------------------------------------------------------------------------------
 
 
 def progress_of(run: Standing) -> Progress:
-    """Return the progress of a run, from its training's metrics and the earlier durations of its steps."""
+    """Return the progress of a run, from training reports and earlier durations of steps."""
     is_over = run.state in _OVER
     total = _count_steps(run) if run.total is not None or is_over else None
     if run.state == "COMPLETED":
@@ -624,20 +639,20 @@ def progress_of(run: Standing) -> Progress:
 
 
 def _count_steps(run: Standing) -> int:
-    """Return the number of planned steps, or of known steps if there are more."""
+    """Return the number of planned steps, or of known steps if that is larger."""
     stored = len(run.states) + sum(run.others.values())
     return max(run.total or 0, stored + _count_restored(run))
 
 
 def _count_ended(run: Standing) -> int:
-    """Return the number of final steps, including those that were up to date before the run."""
+    """Return the number of finished steps, including those that were up to date before the run."""
     named = sum(state in FINAL for state in run.states.values())
     others = sum(number for state, number in run.others.items() if state in FINAL)
     return _count_restored(run) + named + others
 
 
 def _count_restored(run: Standing) -> int:
-    """Return the number of up-to-date steps without a row."""
+    """Return the number of up-to-date steps without a database row."""
     restored = len(set(run.fresh) - run.states.keys())
     if run.others and run.total is not None:  # the ids of these steps are unknown
         room = run.total - len(run.states) - sum(run.others.values())
@@ -646,7 +661,10 @@ def _count_restored(run: Standing) -> int:
 
 
 def _percent(run: Standing, total: int | None) -> float | None:
-    """Return the completed percentage of a run.  Up-to-date and skipped steps do not count."""
+    """Return the completed percentage of a run, or None if unknown.
+
+    Up-to-date and skipped steps do not count.
+    """
     if not total:
         return None
     parts: dict[str, float] = {}
@@ -673,7 +691,10 @@ def _percent(run: Standing, total: int | None) -> float | None:
 
 
 def _usual(run: Standing, weights: Mapping[str, float]) -> float:
-    """Return the weight of a step of unknown duration: the mean of the others, or a fraction of the training's."""
+    """Return the progress weight of a step of unknown duration.
+
+    It is the mean of the others, or a fraction of the training's.
+    """
     known = [weight for id, weight in weights.items() if weight and bare(id) != run.trains]
     if known:
         return sum(known) / len(known)
@@ -723,7 +744,7 @@ def _seconds_left(run: Standing) -> dict[str, float | None]:
 def _eta(
     run: Standing, left: Mapping[str, float | None], total: int | None, ended: int
 ) -> float | None:
-    """Return the seconds until the last step ends, at the current number of parallel steps."""
+    """Return the estimated seconds until the run ends, at its current number of parallel steps."""
     known = [seconds for seconds in left.values() if seconds is not None]
     if total is None or len(known) < len(left) or ended + len(left) < total:
         return None

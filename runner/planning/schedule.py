@@ -1,4 +1,4 @@
-"""Decide the next steps of a run: which to judge, which to start, and the consequences of each end.
+"""Scheduling decisions of a run: steps to look up in the cache, to start and to retry.
 
 Pure: works without hosts, files, clocks and databases.
 
@@ -86,7 +86,7 @@ _NOTHING: Mapping[str, float] = {}
 
 
 class Move(NamedTuple):
-    """One state change, as it is stored and shown."""
+    """State change of a step, run, lease or request, as stored and shown."""
 
     subject: Literal["step", "run", "lease", "request"]
     id: str
@@ -97,7 +97,7 @@ class Move(NamedTuple):
 
 
 class Task(NamedTuple):
-    """Step as the scheduler knows it.
+    """Step as the scheduler sees it: dependencies, pool amounts and retry budgets.
 
     `needs` are the steps whose outputs it reads: if one is SKIPPED, the step is skipped too.
     `after` are steps that must end first, or whose outputs it reads as a list or by choice: a
@@ -116,7 +116,7 @@ class Task(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Result of an attempt.
+    """Result of a step's attempt.
 
     `reason` is exit, signal, oom, timeout, idle, stopped, busy (never began), orphaned, lost,
     output, preempted and so on.
@@ -126,21 +126,21 @@ class Outcome(NamedTuple):
     reason: str = "exit"
     detail: str = ""
     saved: bool = False
-    """Whether the attempt left a new checkpoint.  A preemption then costs no budget, because the next attempt resumes."""
+    """Whether the attempt saved a new checkpoint.  A preemption then costs no retry budget."""
     adjusted: bool = (
         False  # the step was changed for the next attempt, for example after running out of memory
     )
 
 
 class Spent(NamedTuple):
-    """Used amounts of a step's two separate retry budgets."""
+    """Used amounts of a step's two retry budgets: failures and preemptions."""
 
     failures: int = 0
     preemptions: int = 0
 
 
 def budget_used(reasons: Iterable[str]) -> Spent:
-    """Return the budgets used by attempts that failed for these reasons.
+    """Return the retry budgets used by attempts that failed for the given reasons.
 
     Requested stops, orphaned attempts and attempts that never began are free.
     """
@@ -154,12 +154,15 @@ def budget_used(reasons: Iterable[str]) -> Spent:
 
 
 def backoff(attempt: int) -> float:
-    """Return the seconds before attempt `attempt` + 1: half a second, doubled each time, at most five minutes."""
+    """Return the seconds to wait after attempt number `attempt`: exponential, at most five minutes.
+
+    The pause is half a second, doubled each time.
+    """
     return pause(attempt, 0.5, 300.0)
 
 
 def priorities(tasks: Sequence[Task], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the longest path, in seconds, from the start of each step to the end of the run.
+    """Return each step's priority: the longest path, in seconds, to the end of the run.
 
     A step of unknown duration counts as one second.  `tasks` are in topological order, so that one
     pass from last to first is enough, without networkx.
@@ -182,7 +185,7 @@ PHASES: Final[Mapping[str, str]] = {
     "EXECUTING": "",
     "FETCHING_RESULTS": "fetching",
 }
-"""Phases of a RUNNING step on a host with its own disk, and their stored form."""
+"""Stored form of the phases of a RUNNING step on a host with its own disk."""
 
 
 def word(
@@ -193,7 +196,7 @@ def word(
     leases: Collection[str],
     claimed: bool,
 ) -> str:
-    """Return the displayed state of a run.
+    """Return the displayed state of a run, such as EXECUTING or NEEDS_RECOVERY.
 
     `run` and `failure` are its stored columns.  `steps` are the (state, reason) pairs of its steps:
     the reason of a RUNNING step is its phase, such as `staging` or `fetching`, or any other text
@@ -219,7 +222,7 @@ def word(
 
 
 class Scheduler:
-    """Scheduling decisions of one run.
+    """Scheduler of one run: decides which steps to check, start, retry or cancel.
 
     `states` and `attempts` are the stored ones.  A RUNNING step stays RUNNING until `end` is
     called.  `opening` holds the moves that follow from the stored states.  The caller must pass a
@@ -247,13 +250,16 @@ class Scheduler:
     # Next steps
 
     def ready(self, limit: int | None = None) -> list[str]:
-        """Return the steps to judge now, most urgent first."""
+        """Return the steps to look up in the cache now, most urgent first."""
         if not len(self._board.ready) or self.is_held:
             return []
         return self._board.ready.first(len(self._board.ready) if limit is None else limit)
 
     def startable(self, resting: Collection[str] = ()) -> list[str]:
-        """Return the steps that can all start now, most urgent first, without those `resting` before a retry."""
+        """Return the steps that can all start now, most urgent first.
+
+        Steps in `resting`, which pause before a retry, are left out.
+        """
         room = self.room
         if room <= 0 or not self._board.counts[_S.QUEUED] or self.is_held:
             return []
@@ -262,11 +268,14 @@ class Scheduler:
     # Events
 
     def judge(self, id: str, verdict: Verdict, reason: str = "") -> list[Move]:
-        """Record the verdict for a READY step, and return all moves."""
+        """Record the verdict for a READY step, and return all state changes."""
         return self._apply(self._board.nodes[id], _VERDICTS[verdict], reason)
 
     def start(self, id: str, data: Mapping[str, object] | None = None) -> Move:
-        """Start a QUEUED step.  Raises AssertionError if it does not fit."""
+        """Mark a QUEUED step as RUNNING.
+
+        Raises AssertionError if the step does not fit.
+        """
         node = self._board.nodes[id]
         if self.is_held or self.room <= 0 or not self._board.room.fits(node):
             raise AssertionError(f"BUG: no room to start {id}")
@@ -275,7 +284,10 @@ class Scheduler:
         return move
 
     def end(self, id: str, outcome: Outcome) -> list[Move]:
-        """Record the end of an attempt of a RUNNING step: done, retry or failed.  Return all moves."""
+        """Record the result of a RUNNING step's attempt, and return all state changes.
+
+        The step is done, retried or failed.
+        """
         node = self._board.nodes[id]
         data: dict[str, object] = {"detail": outcome.detail} if outcome.detail else {}
         if outcome.ok:
@@ -300,13 +312,13 @@ class Scheduler:
         return self._apply(node, after, "" if outcome.ok else outcome.reason, data)
 
     def _state_after_stop(self) -> State:
-        """Return the state of a running step that was stopped on request."""
+        """Return the next state of a running step that was stopped on request."""
         if self._pausing:
             return _S.QUEUED
         return _S.CANCELLED if self._draining else _S.FAILED
 
     def _use_budget(self, node: _Node, outcome: Outcome) -> bool:
-        """Charge a failed attempt to its budget, and return whether another attempt is allowed."""
+        """Charge a failed attempt to its retry budget, and return whether it may be retried."""
         if outcome.adjusted:
             return not self._draining
         if outcome.reason in PREEMPTIONS:
@@ -318,27 +330,27 @@ class Scheduler:
     def lose(self, id: str, reason: str) -> list[Move]:
         """Queue a FRESH or DONE step again, because its outputs are lost.
 
-        Unstarted dependents wait for it.  Running and final ones are unchanged.
+        Unstarted downstream steps wait for it.  Running and final ones are unchanged.
         """
         return self._apply(self._board.nodes[id], _S.QUEUED, reason)
 
     def adopt(self, id: str, reason: str) -> list[Move]:
-        """Judge a QUEUED step again, because another step or run created the same outputs."""
+        """Return a QUEUED step to READY, because another step or run created the same outputs."""
         return self._apply(self._board.nodes[id], _S.READY, reason)
 
     def extend(self, tasks: Iterable[Task]) -> list[Move]:
-        """Add steps to a running run, or replace WAITING steps, for example after a matrix was expanded."""
+        """Add steps or replace WAITING steps during a run, for example for an expanded matrix."""
         return self._add(tasks, {}, {})
 
     def grow(self, jobs: int, capacity: Mapping[str, float]) -> None:
-        """Add `jobs` parallel steps and the amounts `capacity` to the limited pools."""
+        """Raise the maximum of parallel steps by `jobs`, and add capacity to the limited pools."""
         self._jobs += jobs
         self._board.room.grow(capacity)
 
     # Requests by users
 
     def drain(self, reason: str = "interrupted") -> list[Move]:
-        """Start no new steps.  Cancel the unstarted ones once the last running step ends."""
+        """Stop starting steps, and cancel the unstarted ones once no step runs."""
         self._draining = reason
         moves: list[Move] = []
         self._sweep(moves)
@@ -352,11 +364,14 @@ class Scheduler:
         return moves
 
     def pause(self) -> None:
-        """Start no new steps.  A running step that is stopped is QUEUED again, at no cost to its budgets."""
+        """Stop starting steps until `resume`.
+
+        A running step that is stopped is QUEUED again, at no cost to its retry budgets.
+        """
         self._pausing = True
 
     def resume(self) -> None:
-        """End the pause."""
+        """Start steps again after a pause."""
         self._pausing = False
 
     # State
@@ -369,12 +384,12 @@ class Scheduler:
 
     @property
     def room(self) -> int:
-        """Number of steps that can start in addition to the running ones."""
+        """Number of further steps that can run in parallel."""
         return self._jobs - self._board.counts[_S.RUNNING]
 
     @property
     def is_held(self) -> bool:
-        """Whether the scheduler starts no new steps."""
+        """Whether the scheduler currently starts no new steps."""
         return self._pausing or self._giving_up
 
     @property
@@ -383,7 +398,7 @@ class Scheduler:
 
     @property
     def is_finished(self) -> bool:
-        """Whether every step is final."""
+        """Whether every step of the run is in a final state."""
         counts = self._board.counts
         return not (
             counts[_S.WAITING] or counts[_S.READY] or counts[_S.QUEUED] or counts[_S.RUNNING]
@@ -391,7 +406,7 @@ class Scheduler:
 
     @property
     def result(self) -> RunState:
-        """Return the state of the run, as it is stored.
+        """Return the state of the run, as stored.
 
         A cancellation wins if requested before the last step ended.  A drain after that has no
         effect.
@@ -455,7 +470,10 @@ class Scheduler:
         return moves
 
     def _sweep(self, moves: list[Move]) -> None:
-        """Cancel the unstarted steps of an ending run: at once if cancelled, otherwise once no step runs."""
+        """Cancel the unstarted steps of an ending run.
+
+        A cancelled run cancels them at once, otherwise they are cancelled once no step runs.
+        """
         counts = self._board.counts
         if not self._giving_up:
             return
@@ -478,7 +496,10 @@ class Scheduler:
 
 
 class _Board:
-    """States of all steps.  Only `move` changes counters and queues; the other methods apply a move's consequences."""
+    """States of all steps in a scheduler.
+
+    Only `move` changes counters and queues; the other methods apply a move's consequences.
+    """
 
     def __init__(self, room: _Room) -> None:
         self.room = room
@@ -496,7 +517,7 @@ class _Board:
         reason: str = "",
         data: Mapping[str, object] | None = None,
     ) -> None:
-        """Change the state of a step, and append the move to `moves`."""
+        """Change the state of a step, and append the change to `moves`."""
         before = node.state
         if after not in MOVES[before]:
             raise AssertionError(f"BUG: step {node.task.id} cannot go from {before} to {after}")
@@ -518,7 +539,7 @@ class _Board:
             self.room.give_back(node)
 
     def enter(self, node: _Node) -> None:
-        """Count and queue a step in its current state."""
+        """Update counters and queues for a step that entered its current state."""
         state = node.state
         self.counts[state] += 1
         if state is _S.READY:
@@ -536,7 +557,10 @@ class _Board:
             self.move(node, _S.WAITING, moves, "a dependency is being rebuilt")
 
     def follow(self, work: list[_Node], moves: list[Move]) -> None:
-        """Apply the new states in `work` to all dependents, without recursion."""
+        """Update all downstream steps after state changes, without recursion.
+
+        `work` holds the changed steps.
+        """
         while work:
             node = work.pop()
             passes = node.passes
@@ -562,10 +586,10 @@ class _Board:
                         work.append(below)
 
     def _admit(self, node: _Node, moves: list[Move]) -> State:
-        """Move a WAITING step with final needs to READY, or to SKIPPED if a step in `needs` is skipped.
+        """Move a WAITING step with finished dependencies to READY or SKIPPED.
 
-        This waits for all needs, because the result must not depend on the order of a skip and a
-        failure.
+        The step is SKIPPED if a step in `needs` is skipped.  This waits for all needs, because the
+        result must not depend on the order of a skip and a failure.
         """
         for need in node.task.needs:
             if self.nodes[need].state is _S.SKIPPED:
@@ -575,7 +599,7 @@ class _Board:
         return _S.READY
 
     def place(self, node: _Node, moves: list[Move]) -> None:
-        """Move a WAITING step to the state that its needs imply."""
+        """Move a WAITING step to the state that follows from its dependencies."""
         if not node.unmet:
             if self._admit(node, moves) is _S.SKIPPED:
                 self.follow([node], moves)
@@ -588,7 +612,7 @@ class _Board:
 
 
 class _Room:
-    """Free amounts of all pools, the waiting steps, and the reservation."""
+    """Free amounts of all resource pools, the queued steps, and the reservation."""
 
     def __init__(self, capacity: Mapping[str, float]) -> None:
         self._capacity = {pool: int(amount * _UNIT) for pool, amount in capacity.items()}
@@ -597,7 +621,7 @@ class _Room:
         self._reserved: _Shape | None = None
 
     def grow(self, capacity: Mapping[str, float]) -> None:
-        """Add amounts to the limited pools."""
+        """Add amounts to the limited resource pools."""
         for pool in capacity.keys() & self._capacity.keys():
             more = int(capacity[pool] * _UNIT)
             self._capacity[pool] += more
@@ -620,7 +644,10 @@ class _Room:
         return self._shape(node).fits(self._free)
 
     def choose(self, most: int, resting: Collection[str]) -> list[str]:
-        """Return waiting steps that fit together, most urgent first, without those `resting`."""
+        """Return queued steps that fit into the resource pools together, most urgent first.
+
+        Steps in `resting`, which pause before a retry, are left out.
+        """
         free = dict(self._free)
         chosen: list[str] = []
         walks = {
@@ -651,7 +678,10 @@ class _Room:
         return chosen
 
     def let_past(self, begun: _Node) -> None:
-        """Count a start against every waiting step short of the same pools.  Reserve for the first that reaches the limit."""
+        """Count a start against queued steps that lack the same pools, to prevent starvation.
+
+        The first step that reaches the limit gets the reservation.
+        """
         started = self._shape(begun)
         started.passed = 0
         reserved = self._reserved
@@ -665,7 +695,7 @@ class _Room:
                     self._reserved = shape
 
     def _shape(self, node: _Node) -> _Shape:
-        """Return the shape of a step, which is shared by all steps with the same amounts."""
+        """Return the queue of all steps that request the same pool amounts as this step."""
         if node.shape is None:
             pools = node.task.pools
             wanted = (
@@ -682,7 +712,7 @@ class _Room:
 
 
 class _Node:
-    """Step with its direct dependencies and dependents."""
+    """Step in the scheduler, with its direct dependencies and dependents."""
 
     __slots__ = (
         "above",
@@ -716,7 +746,7 @@ class _Node:
 
     @property
     def passes(self) -> bool:
-        """Whether the dependents may continue."""
+        """Whether the step's result lets its dependents start."""
         state = self.state
         return (
             state is _S.DONE
@@ -727,12 +757,12 @@ class _Node:
 
     @property
     def is_broken(self) -> bool:
-        """Whether the dependents can never run."""
+        """Whether the step's failure blocks its dependents."""
         return self.state is _S.BLOCKED or (self.state is _S.FAILED and not self.task.allow_failure)
 
 
 class _Shape:
-    """QUEUED steps with the same amounts.
+    """QUEUED steps that request the same pool amounts.
 
     If the first does not fit, none does.  A decision therefore costs time per shape, not per step.
     """
@@ -759,7 +789,7 @@ class _Shape:
             free[pool] += amount
 
     def is_short_of(self, taker: _Shape, free: Mapping[str, int]) -> bool:
-        """Return whether the shape lacks room in a pool that `taker` uses."""
+        """Return whether too little is free in a pool that the steps of `taker` use, too."""
         takes = {pool for pool, _ in taker.amounts}
         return any(amount > free[pool] and pool in takes for pool, amount in self.amounts)
 
@@ -803,7 +833,10 @@ class _Queue:
 
 
 class _Walk:
-    """Ordered read of a queue.  `stop` restores the read entries."""
+    """Ordered, temporary read of a priority queue.
+
+    `stop` restores the read entries.
+    """
 
     __slots__ = ("_heap", "_here", "_in_heap", "_read", "_skip")
 

@@ -1,4 +1,4 @@
-"""Secret values of a plan's steps in an environment."""
+"""Values of a plan's secrets, read from an environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .step import StepSpec
 
 
 def find_secrets_set(spec: StepSpec, environ: Mapping[str, str]) -> list[Secret]:
-    """Return the secrets of a step that are set, by their names in the step's environment."""
+    """Return the secrets of a step that are set in `environ`, by their names in the step."""
     return [
         Secret(each.variable, environ[each.source])
         for each in spec.secrets
@@ -21,13 +21,19 @@ def find_secrets_set(spec: StepSpec, environ: Mapping[str, str]) -> list[Secret]
 
 
 def all_given(plan: Plan, environ: Mapping[str, str]) -> list[Secret]:
-    """Return the secrets of all steps, by the caller's variable names.  A step may print a secret of another step."""
+    """Return the secrets of all steps with a value in `environ`, by the caller's variable names.
+
+    A step may print a secret of another step.
+    """
     sources = {each.source for spec in plan.specs() for each in spec.secrets}
     return [Secret(source, environ[source]) for source in sorted(sources) if environ.get(source)]
 
 
 class Passed(NamedTuple):
-    """Variables passed to a step in addition to its own `env` and the login environment of its machine."""
+    """Environment variables passed to a step from its caller and its `env_file`.
+
+    The step's own `env` and the login environment of its machine are not included.
+    """
 
     plain: Mapping[str, str]
     secrets: Sequence[Secret]
@@ -36,7 +42,7 @@ class Passed(NamedTuple):
 def variables_passed(
     spec: StepSpec, files: Mapping[str, str], environ: Mapping[str, str]
 ) -> Passed:
-    """Return the variables for a step.
+    """Return the variables for a step from its `env_file` and from `pass_env`.
 
     `files` holds the variables of its `env_file`.  A variable of the caller in `pass_env` overrides
     these.
@@ -50,7 +56,7 @@ def variables_passed(
 
 
 def secrets_of_addresses(addresses: Iterable[str]) -> list[Secret]:
-    """Return the secret parts of addresses, such as passwords and tokens."""
+    """Return the secret parts of URLs, such as passwords and tokens."""
     return [
         Secret("address", part)
         for address in addresses
@@ -60,7 +66,7 @@ def secrets_of_addresses(addresses: Iterable[str]) -> list[Secret]:
 
 
 def faults(id: str, spec: StepSpec, environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield a sentence for each secret of a step with an unusable value."""
+    """Yield a message for each secret of a step with an unusable value."""
     for _input, name, source, required in spec.secrets:
         if wrong := describe_unusable(source, environ.get(source), required=required):
             yield f"{id}: the secret {name}, which is ${source}, {wrong}"

@@ -1,4 +1,4 @@
-"""Compile a `select` step, which takes over the outputs of the best instance of another step."""
+"""Compile a `select` step, whose outputs are those of the best instance of another step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def add_select(sketch: Sketch, used: Mapping[str, Recipe], scope: Scope, step: Step) -> None:
-    """Add the node of a `select` step.  If its target cannot be compared, report a problem instead."""
+    """Add the node of a `select` step.
+
+    If its target cannot be compared, report a problem instead.
+    """
     assert step.select is not None
     if step.select.source in scope.pending:
         sketch.wait(scope, step, steps_of(step))

@@ -1,8 +1,8 @@
 """Types for the parts of a step, stored as JSON arrays in a compiled plan.
 
-`plan.Node` holds the outputs, sources and upstream edges for judging.  A StepSpec holds the data
-for running, which a run with nothing to do never reads.  Templates in a StepSpec stay unrendered
-until an attempt.
+`plan.Node` holds the outputs, sources and upstream edges for deciding whether a step must run.  A
+StepSpec holds the data for running, which a run with nothing to do never reads.  Templates in a
+StepSpec stay unrendered until an attempt.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from ..language.values import Leaf, Tree
 
 NOTHING: Final[Mapping[str, Never]] = {}
-"""Default for mappings; never written to."""
+"""Empty default for mappings; never written to."""
 
 NO_IDS: Final[list[str]] = []
-"""Default for lists of ids, as in JSON; never written to."""
+"""Empty default for lists of ids, as in JSON; never written to."""
 
 # Flags of an output.
 OPTIONAL, NONEMPTY, TEMPORARY, DIRECTORY = 1, 2, 4, 8
 
 
 def unwritable(path: str, kinds: Collection[str]) -> str:
-    """Return the reason for which values of these types cannot be written to a file `path`, or an empty string."""
+    """Return why values of these types cannot be written to the file `path`, or an empty string."""
     suffix = posixpath.splitext(path)[1]
     if "text" in kinds or suffix in (".json", ".yaml", ".yml"):
         return ""
@@ -38,7 +38,7 @@ def unwritable(path: str, kinds: Collection[str]) -> str:
 
 
 class OutputSpec(NamedTuple):
-    """Output path of a step, relative to its attempt."""
+    """Declared output of a step, with its path relative to the attempt."""
 
     name: str
     path: str
@@ -46,7 +46,7 @@ class OutputSpec(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Source from outside the plan: a path of the caller, a model or a dataset."""
+    """Input from outside the plan: a path of the caller, a model or a dataset."""
 
     name: str  # its path in the attempt
     kind: str  # path, hf, s3, gs, https or stream
@@ -55,17 +55,17 @@ class Source(NamedTuple):
 
     @property
     def in_bucket(self) -> bool:
-        """Return whether its objects can have signed URLs."""
+        """Return whether the source is in a bucket that can have signed URLs."""
         return self.kind in ("s3", "gs")
 
     @property
     def lookup_key(self) -> tuple[str, ...]:
-        """Lookup key of its identity."""
+        """Key for looking up the content digest of this source."""
         return (self.kind, self.address, *self.only)
 
 
 class Upstream(NamedTuple):
-    """Output of another step that a step reads."""
+    """Output of another step that this step reads."""
 
     producer: int
     output: str
@@ -74,7 +74,7 @@ class Upstream(NamedTuple):
 
 
 class LateValue(NamedTuple):
-    """Metric of another step that a step reads."""
+    """Metric of another step that this step reads."""
 
     producer: int
     metric: str
@@ -82,7 +82,7 @@ class LateValue(NamedTuple):
 
 
 class Publication(NamedTuple):
-    """Output that is published in the workspace."""
+    """Step output that is published in the workspace."""
 
     step: int
     output: str
@@ -91,7 +91,7 @@ class Publication(NamedTuple):
 
 
 class SecretSpec(NamedTuple):
-    """Secret that a step gets as an environment variable."""
+    """Secret that a step receives as an environment variable."""
 
     input: str
     variable: str  # in the step's environment
@@ -100,7 +100,7 @@ class SecretSpec(NamedTuple):
 
 
 class StateSpec(NamedTuple):
-    """State of a step: a path with its checkpoints, kept between attempts."""
+    """Checkpoint path of a step, kept between attempts."""
 
     name: str
     path: str
@@ -119,7 +119,7 @@ class SyncSpec(NamedTuple):
 
 
 class GitSpec(NamedTuple):
-    """Code pinned to a commit."""
+    """Git repository pinned to a commit, as code of a step."""
 
     url: str
     commit: str
@@ -137,24 +137,24 @@ class MetricAsked(NamedTuple):
 
 
 class MetricsSpec(NamedTuple):
-    """Metrics source of a step: a file, or a pattern over its log, otherwise the file in $RECIPE_METRICS."""
+    """Source of a step's metrics: a file, a log pattern, or else the file in $RECIPE_METRICS."""
 
     file: str | None
     pattern: str | None
 
     @property
     def in_environment(self) -> bool:
-        """Return whether the step gets $RECIPE_METRICS, which is then part of its key."""
+        """Return whether the step receives $RECIPE_METRICS, which is then part of its cache key."""
         return not self.file and not self.pattern
 
     @property
     def rule(self) -> str:
-        """Digest of the metrics rule, or an empty string if the rule is part of the key."""
+        """Digest of the metrics rule, or an empty string if the rule is part of the cache key."""
         return "" if self.in_environment else of_value("metrics/1", list(self))
 
 
 class SelectSpec(NamedTuple):
-    """Criterion of a `select` step."""
+    """Metric and direction by which a `select` step compares instances."""
 
     metric: str
     best: str  # min or max
@@ -173,7 +173,7 @@ class ResourceSpec(NamedTuple):
 
     @property
     def as_key(self) -> dict[str, object]:
-        """Requested resources by name, in the form that is hashed in a key."""
+        """Requested resources by name, in the form that is hashed in a cache key."""
         return {
             name: value
             for name, value in self._asdict().items()
@@ -182,13 +182,16 @@ class ResourceSpec(NamedTuple):
 
     @property
     def room(self) -> dict[str, float]:
-        """Requested cpus, gpus and bytes of memory on a host, without unset and zero amounts."""
+        """Requested CPUs, GPUs and bytes of memory on a host, without unset and zero amounts."""
         takes = (("cpus", self.cpus), ("gpus", self.gpus), ("memory", self.memory))
         return {name: float(amount) for name, amount in takes if amount}
 
 
 class LimitSpec(NamedTuple):
-    """Limits of a whole run.  None means unset."""
+    """Time and cost limits of a run.
+
+    None means unset.
+    """
 
     time: float | None = None  # seconds
     cost: float | None = None  # USD
@@ -202,7 +205,7 @@ class HealthSpec(NamedTuple):
 
 
 class RunSettings(NamedTuple):
-    """Settings of a whole run: setup, cleanup and health commands, and limits."""
+    """Settings of a run: setup, cleanup and health commands, and limits."""
 
     setup: Sequence[str | Sequence[Tree]] = ()
     cleanup: Sequence[str | Sequence[Tree]] = ()
@@ -211,7 +214,7 @@ class RunSettings(NamedTuple):
 
     @classmethod
     def load(cls, row: Sequence[Any]) -> RunSettings:
-        """Build settings from their JSON array."""
+        """Build run settings from their JSON array."""
         setup, cleanup, limits, health = row
         return cls(
             setup, cleanup, LimitSpec._make(limits), HealthSpec._make(health) if health else None
@@ -219,7 +222,7 @@ class RunSettings(NamedTuple):
 
 
 class Names(NamedTuple):
-    """Values for the templates of a step that are known before an attempt, by namespace."""
+    """Template values of a step that are known before an attempt, by namespace."""
 
     inputs: Mapping[str, Tree]
     steps: Mapping[str, Mapping[str, Tree]]  # paths of outputs
@@ -228,7 +231,10 @@ class Names(NamedTuple):
 
 
 class Author(TypedDict, total=False):
-    """Author half of a key before hashing: the step's text with unrendered templates, and the values that they read."""
+    """Recipe's part of a cache key before hashing.
+
+    It holds the step's text with unrendered templates, and the values that they read.
+    """
 
     id: list[str]  # recipe name and step id, for a step without outputs
     run: list[Tree]
@@ -250,7 +256,10 @@ class Author(TypedDict, total=False):
 
 
 class StepSpec(NamedTuple):
-    """Instructions for running a step.  Times are in seconds."""
+    """Data for running a step: commands, environment, resources and options.
+
+    Times are in seconds.
+    """
 
     recipe: str
     step: str
@@ -285,7 +294,10 @@ class StepSpec(NamedTuple):
 
     @property
     def node_count(self) -> int:
-        """Number of nodes on which the step runs.  An undecided expression counts as 1."""
+        """Number of nodes on which the step runs.
+
+        An undecided expression counts as 1.
+        """
         return self.nodes if isinstance(self.nodes, int) else 1
 
     @property
@@ -296,7 +308,7 @@ class StepSpec(NamedTuple):
 
     @classmethod
     def load(cls, row: Sequence[Any]) -> StepSpec:
-        """Build a spec from its JSON array."""
+        """Build a StepSpec from its JSON array."""
         spec = cls._make(row)
         return spec._replace(
             resources=ResourceSpec._make(spec.resources),

@@ -1,4 +1,4 @@
-"""Order the steps of a recipe before rendering, by the steps and paths that they mention."""
+"""Order the steps of a recipe before rendering, by the steps and paths in their templates."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def order_steps(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
 
 
 class _StepEdges:
-    """Step dependencies of a recipe, judged by the text of paths."""
+    """Dependencies between a recipe's steps, judged by unrendered paths."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._steps = recipe.steps
@@ -58,7 +58,7 @@ class _StepEdges:
         self._near = PathIndex(self._literal)
 
     def of(self, step: Step) -> tuple[list[str], list[str]]:
-        """Return the steps that a step needs, and the steps that it may need."""
+        """Return the steps that a step depends on, and the steps that it may depend on."""
         needed = [id for id in steps_of(step) if id in self._steps]
         perhaps: list[str] = []
         for dep in step.reads:
@@ -72,7 +72,7 @@ class _StepEdges:
         return needed, perhaps
 
     def _makers(self, dep: str, reader: str) -> tuple[list[str], list[str]]:
-        """Return the steps that produce a dependency, and the steps that may produce it."""
+        """Return the steps that create a `deps` path, and the steps that may create it."""
         path = posixpath.normpath(dep)
         certain: list[str] = []
         perhaps = [id for made, id in self._templates if id != reader and may_make(made, path)]
@@ -90,17 +90,17 @@ class _StepEdges:
         return [step.id] if below and step is not None and step.uses else []
 
     def _makers_near(self, pattern: str, reader: str) -> list[str]:
-        """Return the steps with outputs that a pattern may match."""
+        """Return the steps whose outputs a glob pattern may match."""
         near = ((made, self._literal[made]) for made in self._near.to(pattern))
         return [id for made, id in near if id != reader and may_make(made, pattern)]
 
     def _makers_of_axis(self, pattern: str) -> list[str]:
-        """Return the steps with outputs that contain the glob of an axis."""
+        """Return the steps whose output directories contain the glob of a matrix axis."""
         return [id for path, id in self._literal.items() if pattern.startswith(f"{path}/")]
 
 
 def is_in_order(needs: Mapping[T, Iterable[T]]) -> bool:
-    """Return whether each key comes after all its needs, so that the written order is already topological."""
+    """Return whether each key comes after all its dependencies, as in a topological order."""
     seen: set[T] = set()
     for key, wanted in needs.items():
         if not seen.issuperset(wanted):
@@ -110,7 +110,7 @@ def is_in_order(needs: Mapping[T, Iterable[T]]) -> bool:
 
 
 def may_make(output: str, dep: str) -> bool:
-    """Return whether an output path may be, or contain, a dependency path, judged by unrendered text."""
+    """Return whether an output path may be or contain a `deps` path, judged by unrendered text."""
     output, dep = posixpath.normpath(output), posixpath.normpath(dep)
     if "{{" in dep or ("{{" in output and is_glob(dep)):
         one, other = (re.split(r"\{\{|[*?\[]", path, maxsplit=1)[0] for path in (output, dep))
@@ -122,7 +122,7 @@ def may_make(output: str, dep: str) -> bool:
 
 
 class PathIndex:
-    """Index of paths by prefix, for patterns and templates that may match, contain or lie below them."""
+    """Index of paths by prefix, for finding paths that a pattern or template may match."""
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._sorted = sorted(paths)

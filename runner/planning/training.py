@@ -1,4 +1,4 @@
-"""Find the training step of a run, whose metrics stand for the whole run.  Pure."""
+"""Find the training step of a run, whose metrics represent the whole run.  Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Reporting(NamedTuple):
-    """Step that reports metrics, and the evidence that it is a training."""
+    """Step that reports metrics, with the evidence that it trains a model."""
 
     id: str
     keeps_checkpoints: bool = False
@@ -15,11 +15,11 @@ class Reporting(NamedTuple):
     total: float | None = None
     """Number of training steps from its inputs, or None if unknown."""
     expected: float = 0.0
-    """Earlier duration in seconds, or 0 if unknown."""
+    """Duration in an earlier run in seconds, or 0 if unknown."""
 
     @property
     def trains(self) -> bool:
-        """Return whether the step is a training, and not a report on data or a model."""
+        """Return whether the step trains a model, rather than reporting on data or a model."""
         return self.keeps_checkpoints or self.total is not None
 
 

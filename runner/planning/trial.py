@@ -1,4 +1,7 @@
-"""Try the templates of a step before it runs, with unknown values.  A failure here is a failure in every attempt."""
+"""Render the templates of a step before it runs, with unknown values, to find errors early.
+
+A failure here is a failure in every attempt.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ _HOST = {"gpus": AN_INTEGER, "cpus": AN_INTEGER}
 
 
 class Scene(NamedTuple):
-    """Values for the templates of one step, some of them unknown.
+    """Values for a trial of a step's templates, some of them unknown.
 
     `optional` maps names that may be null to their value when they are not null.  Both are tried.
     """
@@ -49,7 +52,7 @@ class Scene(NamedTuple):
 
 
 def scene_of(spec: StepSpec, id: str, recipe: str = "") -> Scene:
-    """Return the scene of a compiled step before its first attempt."""
+    """Return the template values of a compiled step before its first attempt."""
     steps: dict[str, dict[str, object]] = {
         step: dict(outputs) for step, outputs in spec.names.steps.items()
     }
@@ -102,7 +105,10 @@ def faults(spec: StepSpec, scene: Scene) -> Iterator[tuple[Where, TemplateError]
 def find_hook_faults(
     settings: RunSettings, inputs: Mapping[str, Any]
 ) -> Iterator[tuple[Where, TemplateError]]:
-    """Yield the location and error of each setup, cleanup or health command that cannot be rendered."""
+    """Yield the errors in setup, cleanup and health commands that cannot be rendered.
+
+    Each has its location in the recipe.
+    """
     scene = Scene({"inputs": inputs, "host": _HOST})
     commands: list[tuple[Where, Any]] = [
         *((("setup", n), command) for n, command in enumerate(settings.setup)),
@@ -116,7 +122,7 @@ def find_hook_faults(
 
 
 def is_never_true(when: object, scene: Scene) -> bool:
-    """Return whether a `when` is false for all unknown values."""
+    """Return whether a `when` condition is false whatever the unknown values are."""
     if not isinstance(when, str):
         return when is False
     try:
@@ -183,7 +189,10 @@ def _try_part(
     use: Callable[[Mapping[str, Any]], object],
     scene: Scene,
 ) -> Iterator[tuple[Where, TemplateError]]:
-    """Try to render one part of a step with `use`, and yield its error.  `leaves` are its templates."""
+    """Try to render a part of a step, and yield its location and error.
+
+    `use` renders the part, and `leaves` are its templates.
+    """
     error = _error(use, scene.names)
     mentioned = [] if error is None and not scene.optional else list(_paths(leaves))
     if error is not None:
@@ -213,7 +222,10 @@ def _blame_null(
     use: Callable[[Mapping[str, Any]], object],
     scene: Scene,
 ) -> TemplateError:
-    """Return the error with the null name that causes it, or an error that remains without nulls."""
+    """Return a template error that names the null value that causes it.
+
+    If an error remains without nulls, return that error.
+    """
     nulls = [path for path in mentioned if _is_null(scene.names, path)]
     for path in nulls:
         if _error(use, _with_value(scene.names, path, scene.optional.get(path, GIVEN))) is None:
@@ -230,7 +242,7 @@ def _prefix_error(words: str, error: TemplateError) -> TemplateError:
 
 
 def _paths(leaves: Iterable[Any]) -> Iterator[tuple[str, ...]]:
-    """Yield the names that templates mention, each once."""
+    """Yield each name that templates read, once."""
     found: dict[tuple[str, ...], None] = {}
     for leaf in leaves:
         try:
@@ -272,7 +284,7 @@ def _suspect(leaf: object) -> bool:
     return isinstance(leaf, str) and ("{{" in leaf or "\0" in leaf)
 
 
-# -- as an attempt renders it ----------------------------------------------------------------------------------------------------------------------
+# -- rendering as in an attempt --------------------------------------------------------------------------------------------------------------------
 
 
 def _script(text: str, bash: bool, names: Mapping[str, Any]) -> None:
@@ -299,7 +311,10 @@ def _words(items: Sequence[Any], names: Mapping[str, Any]) -> None:
 
 
 def _count(value: Any, names: Mapping[str, Any]) -> None:
-    """Check a number of processes: a whole number, or null for one process per GPU."""
+    """Check that a number of processes is a whole number, or null for one process per GPU.
+
+    Raises TemplateError.
+    """
     found: object = render(value, names)
     if isinstance(found, Unknown):
         wrong = found.kinds <= {"mapping", "fraction"}

@@ -1,4 +1,4 @@
-"""Compile used recipes: the steps, inputs and outputs of a `uses`.
+"""Compile used recipes: the steps, inputs and outputs of a `uses` step.
 
 Inner steps have ids `outer/inner` and the same keys as when the recipe runs alone.  Only published
 paths have the prefix.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class UsedRecipes:
-    """Compiler of the recipes that the steps of one plan use.
+    """Compiler of the recipes in `uses` steps of one plan.
 
     `used` maps `resolve_recipe` names to recipes.  `depth` holds the ids of the recipes under
     compilation, outermost first.  `compile_recipe` adds the steps of one recipe and returns its
@@ -58,7 +58,7 @@ class UsedRecipes:
         )
 
     def add(self, scope: Scope, step: Step, uses: Uses, preset: str | None) -> None:
-        """Add the steps of a used recipe, once per instance of the `uses` step."""
+        """Add the steps of a used recipe, once per matrix instance of the `uses` step."""
         other = self.used.get(resolve_recipe(scope.recipe, uses))
         scope.results[step.id] = {}
         if other is None:
@@ -93,7 +93,10 @@ class UsedRecipes:
         combination: Mapping[str, Any],
         preset: str | None,
     ) -> Instance | None:
-        """Add the steps of a used recipe for one instance.  Return None after a problem."""
+        """Add the steps of a used recipe for one matrix instance.
+
+        Return None after a problem.
+        """
         names = {
             "inputs": scope.inputs,
             "steps": results_of(scope, combination),
@@ -135,7 +138,7 @@ class UsedRecipes:
     def _required_groups(
         self, scope: Scope, step: Step, names: Mapping[str, Any]
     ) -> list[list[Draft]]:
-        """Return the drafts of each step that one instance certainly needs."""
+        """Return the nodes of each step that an instance of a `uses` step certainly depends on."""
         leaves = [*(leaf for _, leaf in templates(step, {})), *axis_leaves(step)]
         known = {**names, "steps": KnownResults(self.sketch, scope, names["matrix"])}
         needed = {*step.needs, *needed_steps(leaves, known)[0]}
@@ -144,7 +147,7 @@ class UsedRecipes:
     def _bind_inputs(
         self, scope: Scope, step: Step, other: Recipe, given: dict[str, Any], preset: str | None
     ) -> dict[str, Tree] | None:
-        """Bind the inputs of a used recipe, or report its problems and return None."""
+        """Bind the inputs of a used recipe, or report problems and return None."""
         try:
             return self.bind(other, given, preset=preset)
         except Invalid as error:
@@ -158,7 +161,7 @@ class UsedRecipes:
     def _bind_with(
         self, scope: Scope, step: Step, uses: Uses, other: Recipe, names: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the values and the secret variables that one instance passes by `with`."""
+        """Return the input values and secret variables that a `uses` step passes by `with`."""
         given: dict[str, Any] = {}
         variables: dict[str, str] = {}
         for name, leaf in uses.given.items():
@@ -200,7 +203,7 @@ class UsedRecipes:
         return given, variables
 
     def _condition(self, scope: Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
-        """Return whether one instance runs, or None if unknown."""
+        """Evaluate the `when` of a `uses` step for one instance; return None if unknown."""
         if step.when is None:
             return True
         place = (*step.origin, "when")
@@ -230,7 +233,7 @@ class UsedRecipes:
         )
 
     def _names_paths(self, scope: Scope, leaf: Any, names: Mapping[str, Any], where: Where) -> bool:
-        """Return whether a leaf mentions a path in the attempt directory."""
+        """Return whether a template reads a path in the attempt directory."""
         for _, text in walk(leaf, where):
             for ref in self.sketch.references(scope, text, where):
                 value: Any = names
@@ -241,7 +244,10 @@ class UsedRecipes:
         return False
 
     def _hand_secret(self, scope: Scope, name: str, leaf: Any, where: Where) -> dict[str, str]:
-        """Return the variable for an inner secret input: the variable of the outer secret in `with`."""
+        """Return the environment variable for a secret input of a used recipe.
+
+        It is the variable of the outer secret in `with`.
+        """
         refs = self.sketch.references(scope, leaf, where)
         if (
             len(refs) == 1
@@ -288,7 +294,7 @@ class UsedRecipes:
 
 
 def _record_instances(scope: Scope, step: Step, instances: list[Instance]) -> None:
-    """Record the drafts and outputs of a `uses` step in its scope.
+    """Record the nodes and outputs of a `uses` step for later templates.
 
     A matrix step has the outputs that all its instances have, as lists.
     """
@@ -305,5 +311,5 @@ def _record_instances(scope: Scope, step: Step, instances: list[Instance]) -> No
 
 
 def _of_metrics(ref: Reference) -> bool:
-    """Return whether a reference is to metrics of a step."""
+    """Return whether a reference has the form `steps.ID.metrics`."""
     return ref.path[0] == "steps" and ref.path[2:3] == ("metrics",)

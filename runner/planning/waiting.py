@@ -1,4 +1,7 @@
-"""Explain why queued runs wait, and in which order workers take them.  Pure: works on the queue and its workers."""
+"""Explain why queued runs wait, and the order in which workers claim them.
+
+Pure: works on the queue and its workers.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ class WaitKind(StrEnum):
 
 
 class Waiting(NamedTuple):
-    """Run that is not executed now."""
+    """Queued run that is not being executed."""
 
     run: str
     priority: int = 0
@@ -43,11 +46,11 @@ class Waiting(NamedTuple):
     user: str = ""
     recipe: str = ""
     store: str = ""
-    """URL of the shared store with the run's files.  Empty if the files are in the run's workspace."""
+    """URL of the shared store with the run's files; empty for files in the run's workspace."""
 
 
 class Taker(NamedTuple):
-    """Running worker."""
+    """Running worker that can claim runs."""
 
     driver: str = ""
     labels: Mapping[str, str] = {}
@@ -57,7 +60,7 @@ class Taker(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Reason for which a run waits, and its position in the queue, from 1."""
+    """Position of a queued run, from 1, and the reason why it waits."""
 
     run: str
     position: int
@@ -73,7 +76,7 @@ _Refusal = tuple[WaitKind, str, str]
 def explain_waits(
     runs: Sequence[Waiting], takers: Sequence[Taker], worked_on: Sequence[Waiting], now: float
 ) -> list[Wait]:
-    """Return the waiting runs in the order in which workers take them, each with its reason.
+    """Return the queued runs in the order in which workers claim them, with reasons to wait.
 
     `worked_on` are the runs in execution, which count towards the workers' limits.
     """
@@ -90,7 +93,10 @@ def explain_waits(
 
 
 def _order(run: Waiting, now: float) -> tuple[int, int, float, str]:
-    """Return the sort key of a run: queued runs first, then runs that start later, then runs that workers do not take."""
+    """Return the sort key of a run in the queue.
+
+    Queued runs come first, then runs that start later, then runs that workers do not claim.
+    """
     if run.due is None:
         return (2, 0, 0.0, run.run)
     if run.due > now:
@@ -129,7 +135,7 @@ def _reason(
 
 
 def _workers_for(run: Waiting, takers: Sequence[Taker]) -> tuple[_Refusal | None, list[Taker]]:
-    """Return the workers that accept a run, or the reason for which none does."""
+    """Return the workers that accept a run, or the reason why none does."""
     of_store = [taker for taker in takers if taker.store == run.store]
     if not of_store:
         return _no_worker_of_store(run.store), []
@@ -158,13 +164,16 @@ def _no_worker_with(labels: Mapping[str, str]) -> _Refusal:
 
 
 def _able(run: Waiting, takers: Sequence[Taker], busy: Counter[tuple[str, str]]) -> list[Taker]:
-    """Return the workers that can take a run now, within their concurrency limits."""
+    """Return the workers that can claim a run now, within their concurrency limits."""
     _, fitting = _workers_for(run, takers)
     return [taker for taker in fitting if not _over(run, taker, busy)]
 
 
 def _over(run: Waiting, taker: Taker, busy: Counter[tuple[str, str]]) -> str:
-    """Return the limit that keeps a worker from taking a run, such as `user=2`, or an empty string."""
+    """Return the concurrency limit that stops a worker from claiming a run, or an empty string.
+
+    For example `user=2`.
+    """
     for kind, value in _limit_groups(run):
         most = taker.at_most.get(kind)
         if most is not None and busy[kind, value] >= most:
@@ -187,5 +196,5 @@ def _limit_reached(
 
 
 def _limit_groups(run: Waiting) -> list[tuple[str, str]]:
-    """Return the groups for which workers limit concurrent runs."""
+    """Return the (kind, value) groups of a run that count towards workers' concurrency limits."""
     return [("user", run.user), ("recipe", run.recipe), ("driver", run.driver)]

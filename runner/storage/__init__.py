@@ -1,1 +1,4 @@
-"""Storage: file digests, objects, traces, runs, and shared stores. Independent of plan execution."""
+"""Storage: file digests, objects, cached results, runs, and shared stores.
+
+Independent of plan execution.
+"""

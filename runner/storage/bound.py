@@ -1,6 +1,6 @@
-"""Size limit for inputs from an address: `[limits] input_gb` and the free disk space.
+"""Size limit for downloaded inputs: `[limits] input_gb` and the free disk space.
 
-Checked before and during a download.
+It is checked before and during a download.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from .workspace import Workspace
 
 LEFT: Final = 256 << 20
-"""Disk space in bytes that downloads must leave free."""
+"""Disk space that downloads must leave free, in bytes."""
 _GB: Final = 10**9
 
 
 class Bound(NamedTuple):
-    """The maximum bytes to download from an address, and the reason for the limit."""
+    """Maximum number of bytes to download from a URL, and the reason for the limit."""
 
     address: str
     most: int
@@ -29,7 +29,7 @@ class Bound(NamedTuple):
 
     @classmethod
     def of(cls, ws: Workspace, address: str, *, here: bool = True) -> Bound:
-        """Return the current limit for a download.
+        """Return the current size limit for a download.
 
         With `here`, the disk of this machine also limits it.
         """
@@ -49,7 +49,7 @@ class Bound(NamedTuple):
         )
 
     def check(self, size: int) -> None:
-        """Raise CannotRun if `size` bytes exceed the limit."""
+        """Raise CannotRun if `size` bytes exceed the download limit."""
         if size > self.most:
             raise CannotRun(
                 f"{self.address} has at least {size / _GB:.1f} GB, but {self.why}", fix=self.fix
@@ -58,7 +58,7 @@ class Bound(NamedTuple):
     def counter(self) -> Any:
         """Return an fsspec callback that counts the bytes of one download.
 
-        It raises CannotRun beyond the limit.
+        The callback raises CannotRun beyond the limit.
         """
         from fsspec.callbacks import Callback
 

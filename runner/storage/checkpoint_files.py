@@ -30,9 +30,9 @@ TORCH_BINS = (
 )
 """Name prefixes of `.bin` files from torch.save. Other `.bin` files can have any format."""
 HEADER = 100 << 20
-"""Maximum bytes of a safetensors header, as in the reference implementation."""
+"""Maximum size of a safetensors header in bytes, as in the reference implementation."""
 GLANCE = 1 << 20
-"""Maximum bytes of JSON to parse in a quick check."""
+"""Maximum size of a JSON file to parse in a quick check, in bytes."""
 BITS = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
     "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
@@ -40,7 +40,7 @@ BITS = {
 
 
 def flaw(path: Path, *, thorough: bool = False) -> str:
-    """Describe the damage of a file; empty if none is visible.
+    """Describe the damage of a checkpoint file; return "" if none is found.
 
     With `thorough`, also verify checksums and parse all JSON.
     """
@@ -72,9 +72,9 @@ def flaw(path: Path, *, thorough: bool = False) -> str:
 
 
 def read_shard_sizes(metadata: Path) -> dict[str, int]:
-    """Return the minimum size in bytes of each shard named in a torch distributed `.metadata` file.
+    """Return the minimum size of each shard listed in a torch distributed `.metadata` file.
 
-    Raises ValueError for a truncated file.
+    Sizes are in bytes. Raises ValueError for a truncated file.
     """
     ends: dict[str, int] = {}
     with metadata.open("rb") as file:
@@ -92,7 +92,10 @@ def _is_torch_bin(path: Path) -> bool:
 
 
 def _safetensors(path: Path, size: int) -> str:
-    """Check a safetensors file: 8 bytes of header length, a JSON header, then contiguous tensors."""
+    """Describe the damage of a safetensors file, or return "".
+
+    The format is 8 bytes of header length, a JSON header, then contiguous tensors.
+    """
     with path.open("rb") as file:
         head = int.from_bytes(file.read(8), "little")
         if size < 8 or head > size - 8:
@@ -140,7 +143,7 @@ def _json(path: Path, size: int, *, thorough: bool) -> str:
 
 
 def _lines(path: Path, size: int) -> str:
-    """Check the last line of a JSON Lines file."""
+    """Describe a truncated last line of a JSON Lines file, or return ""."""
     with path.open("rb") as file:
         file.seek(max(0, size - GLANCE))
         end = file.read()
@@ -201,7 +204,7 @@ def _archive(path: Path, size: int, *, thorough: bool) -> str:
 
 
 def _is_whole_pickle(file: BinaryIO, size: int) -> bool:
-    """Return True if the file is one complete pickle. Reads the opcodes without executing them."""
+    """Return True if the file is one complete pickle, reading opcodes without executing them."""
     file.seek(0)
     try:
         for operation, _, _ in pickletools.genops(file):
@@ -213,7 +216,7 @@ def _is_whole_pickle(file: BinaryIO, size: int) -> bool:
 
 
 def _atoms(file: BinaryIO) -> Iterator[str | int]:
-    """Yield the strings and integers of a pickle in order, at every use.
+    """Yield the strings and integers of a pickle in order, including repeated references.
 
     Raises ValueError for a truncated pickle.
     """

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 TEMPORARY = re.compile(
     r"^(?:\.?tmp[-_.].*|.*\.(?:tmp|temp|incomplete|unfinished|part|partial)|checkpoint-is-incomplete\.txt)$"
 )
-"""Names of temporary files during a save."""
+"""Name pattern of temporary files during a checkpoint save."""
 RANKED = re.compile(r"^(?:rng_state_(\d+)\.pth|random_states_(\d+)\.pkl)$")
 SHARDED = re.compile(r"(?:^|/)__(\d+)_\d+\.distcp$")
 ZERO = re.compile(r"(?:^|/)(?:\w+_)?zero_pp_rank_(\d+)_mp_rank_\d+_optim_states\.pt$")
 ENGINE = re.compile(r"(?:^|/)(?:\w*zero_pp_rank_\d+_)?mp_rank_\d+_(?:model|optim)_states\.pt$")
-"""DeepSpeed's files for weights and optimizer state, in the directory that the file `latest` names.
+"""Name pattern of DeepSpeed's files for weights and optimizer state.
+
+They are in the directory named by the file `latest`.
 """
 PART = re.compile(r"^(.*)-(\d{5})-of-(\d{5})(\.\w+)$")
 STEP = re.compile(r"(?:step|checkpoint|ckpt|iter|iteration)s?[-_=.]?(\d+)", re.IGNORECASE)
@@ -43,7 +45,7 @@ OF_ACCELERATE = {"optimizer.bin", "scheduler.bin", "sampler.bin"}
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of a checkpoint.
+    """Layout of a checkpoint: trainer, process count and missing files.
 
     `world` is the number of processes that wrote the checkpoint, None if unknown.
     """
@@ -54,7 +56,7 @@ class Layout:
 
 
 def recognize_layout(names: Collection[str], *, folder: str = "") -> Layout:
-    """Return the layout of a checkpoint from its relative file names and its directory name."""
+    """Return the layout of a checkpoint, from its relative file names and its directory name."""
     ranks = _numbers(RANKED, names)
     zero_shards = _numbers(ZERO, names)
     shards = zero_shards | _numbers(SHARDED, names)
@@ -88,7 +90,7 @@ def recognize_layout(names: Collection[str], *, folder: str = "") -> Layout:
 
 
 def _numbers(pattern: re.Pattern[str], names: Iterable[str]) -> set[int]:
-    """Return the numbers that the pattern finds in names."""
+    """Return the numbers that a pattern finds in file names."""
     found = (pattern.search(name) for name in names)
     return {int(next(filter(None, match.groups()))) for match in found if match}
 
@@ -98,7 +100,7 @@ def _any_starts(names: Iterable[str], start: str) -> bool:
 
 
 def _missing_rank(ranks: Collection[int], what: str) -> list[str]:
-    """Describe the lowest missing rank below the highest existing rank."""
+    """Describe the lowest missing rank below the highest existing rank, as a list."""
     absent = set(range(max(ranks, default=-1) + 1)) - set(ranks)
     return [f"{what} of rank {min(absent)}"] if absent else []
 
@@ -118,7 +120,7 @@ def _kind_of_shards(names: Collection[str], shards: Collection[int]) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step number in a checkpoint's name; None without one.
+    """Return the training step in a checkpoint's name; None without a step.
 
     A name may have another number, for example of an epoch.
     """
@@ -127,7 +129,7 @@ def step_of(name: str) -> int | None:
 
 
 def shape(names: Iterable[str]) -> set[str]:
-    """Replace the numbers in names by 0, to compare the checkpoints of one training run."""
+    """Replace the numbers in file names by 0, to compare the checkpoints of one training run."""
     return {re.sub(r"\d+", "0", name) for name in names}
 
 
@@ -149,7 +151,7 @@ def _of_accelerate(names: Collection[str], ranked: bool) -> list[str]:
 
 
 def _missing_model(names: Collection[str], optimizer: str) -> list[str]:
-    """List missing weights and a missing optimizer file."""
+    """List missing weights and a missing optimizer file of a checkpoint."""
     if any(ENGINE.search(name) for name in names):
         return [] if "latest" in names else ["latest"]
     missing = []
@@ -161,7 +163,7 @@ def _missing_model(names: Collection[str], optimizer: str) -> list[str]:
 
 
 def _missing_parts(names: Collection[str]) -> list[str]:
-    """List missing parts of split files, at most three per file."""
+    """List the missing parts of split files in a checkpoint, at most three per file."""
     found = {(match[1], match[3], match[4]) for name in names if (match := PART.match(name))}
     missing = []
     for head, last, suffix in sorted(found):

@@ -32,14 +32,20 @@ from .checkpoint_layouts import ENGINE, TEMPORARY, recognize_layout, shape, step
 from .content.disk import below, delete
 
 OURS = "checkpoint.json"
-"""Metadata file of this library's trainers: step, settings, and the SHA-256 of each file."""
+"""Name of the metadata file of this library's trainers.
+
+It has the step, the settings, and the SHA-256 of each file.
+"""
 NOTHING: Mapping[str, Any] = {"continues": {}, "world": None, "id": ""}
-"""Metadata of a generation without a record."""
+"""Default metadata of a checkpoint directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One checkpoint directory, as passed to an attempt. `id` is globally unique."""
+    """Checkpoint directory of a step, as passed to an attempt.
+
+    `id` is globally unique.
+    """
 
     path: Path
     note: str  # reason for ignoring earlier checkpoints, or empty
@@ -51,7 +57,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Validity of a checkpoint, and whether a training run may resume from it."""
+    """Validity of a checkpoint, with its layout, step and process count."""
 
     ok: bool
     # transformers, accelerate, deepspeed, sharded, recipe (this library's trainers), file, files
@@ -63,7 +69,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The checkpoint to resume from, and the newer rejected checkpoints."""
+    """Checkpoint to resume from, and the newer rejected checkpoints."""
 
     name: str | None = None
     verdict: Verdict | None = None
@@ -75,7 +81,7 @@ class Newest:
 
     @property
     def words(self) -> str:
-        """Message for the user; empty without any checkpoint."""
+        """Message about the checkpoint for the user; empty without any checkpoint."""
         said = "; ".join(f"skipped {name}: {why}" for name, why in self.passed[:3])
         more = f"; and {len(self.passed) - 3} more" if len(self.passed) > 3 else ""
         if self.name is None:
@@ -91,7 +97,7 @@ class Newest:
 def key(spec: StepSpec, world: Sequence[Any], id: str) -> str:
     """Return the state key of a step, its directory name below `states/`.
 
-    `world` is the resolved part of the step's key.
+    `world` is the content part of the step's cache key.
     """
     author, continues = spec.author, spec.continues
     kept = {
@@ -106,7 +112,7 @@ def key(spec: StepSpec, world: Sequence[Any], id: str) -> str:
 
 
 def made_under(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
-    """Return the newest generation of a state and its metadata; None without any.
+    """Return the newest checkpoint directory of a step and its metadata, or None.
 
     The metadata are the `continues` values and `world`.
     """
@@ -115,7 +121,10 @@ def made_under(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
 
 
 def adopt(root: Path, made: Mapping[str, Any]) -> Path:
-    """Return the directory of a generation from another machine, creating it if necessary."""
+    """Return the local checkpoint directory for checkpoints from another machine.
+
+    The directory is created if necessary.
+    """
     numbers = _generations(root)
     known = next(
         (
@@ -138,7 +147,7 @@ def adopt(root: Path, made: Mapping[str, Any]) -> Path:
 
 
 def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None) -> Generation:
-    """Select and record the generation for an attempt.
+    """Select and record the checkpoint directory for an attempt.
 
     The attempt has these `continues` values and `world` processes.
     """
@@ -149,7 +158,7 @@ def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None
 def choose_folder(
     root: Path, continues: Mapping[str, Any], *, world: int | None = None
 ) -> tuple[Path, str]:
-    """Select the generation without recording it.
+    """Select the checkpoint directory for an attempt without recording it.
 
     Returns its directory, which may not exist, and the reason for ignoring earlier checkpoints.
     """
@@ -181,7 +190,7 @@ def choose_folder(
 
 
 def _holds(generation: Path) -> bool:
-    """Return True if the generation has files.
+    """Return True if a checkpoint directory contains files.
 
     Unfinished transfers from a host are in `.incoming` and do not count.
     """
@@ -193,7 +202,7 @@ def _holds(generation: Path) -> bool:
 
 
 def _generations(root: Path) -> list[int]:
-    """Return the generation numbers of a state, the highest first."""
+    """Return the numbers of a step's checkpoint directories, highest first."""
     return (
         sorted((int(path.name) for path in root.iterdir() if path.name.isdigit()), reverse=True)
         if root.is_dir()
@@ -202,7 +211,7 @@ def _generations(root: Path) -> list[int]:
 
 
 def holder(root: Path) -> str:
-    """Return the last attempt that used the state; empty if none did."""
+    """Return the name of the last attempt that used a checkpoint directory, or ""."""
     try:
         return (root / "holder").read_text()
     except FileNotFoundError:
@@ -218,7 +227,7 @@ def hold(root: Path, attempt: str) -> None:
 def newest(
     folder: Path, pattern: str | None, *, world: int | None = None, thorough: bool = True
 ) -> Newest:
-    """Find the newest checkpoint that `world` processes can resume from.
+    """Return the newest checkpoint that `world` processes can resume from.
 
     The number in its name counts first, then its time.
 
@@ -235,9 +244,10 @@ def newest(
 def judge_checkpoints(
     folder: Path, pattern: str | None, *, world: int | None = None, thorough: bool = False
 ) -> Iterator[tuple[str, Verdict]]:
-    """Yield every checkpoint with its verdict, the newest first. Each is examined on demand.
+    """Yield every checkpoint in a directory with its validity, newest first.
 
-    Without a known layout, a checkpoint must have the same kinds of files as the previous one.
+    Each is examined on demand. Without a known layout, a checkpoint must have the same kinds of
+    files as the previous one.
     """
     names = newest_first(folder, pattern)
     for name, before in zip_longest(names, names[1:]):
@@ -270,7 +280,7 @@ def prune(folder: Path, pattern: str | None, keep: int | None) -> list[str]:
 
 
 def examine(path: Path, *, world: int | None = None, thorough: bool = False) -> Verdict:
-    """Check a checkpoint's completeness by its layout and, if given, its process count.
+    """Check the validity of a checkpoint by its layout and, if given, its process count.
 
     With `thorough`, also verify all checksums. A vanished file counts as incomplete; raises
     nothing.
@@ -292,16 +302,16 @@ def examine(path: Path, *, world: int | None = None, thorough: bool = False) -> 
 
 
 def unlike(names: Sequence[str], before: Sequence[str], called: str, verdict: Verdict) -> str:
-    """Describe a file kind that the previous checkpoint has and this one lacks.
+    """Describe a kind of file that the previous checkpoint has and this checkpoint lacks.
 
-    Returns an empty text if none is missing, or if a layout defines the files.
+    Returns "" if none is missing, or if a layout defines the files.
     """
     lost = sorted(shape(before) - shape(names)) if verdict.kind == "files" else []
     return f"is incomplete: it has no {lost[0]}, unlike {called}" if lost else ""
 
 
 def best(path: Path) -> str:
-    """Return the best checkpoint's name from this transformers checkpoint; empty without one."""
+    """Return the name of the best checkpoint according to a transformers checkpoint, or ""."""
     try:
         return Path(
             str(
@@ -314,7 +324,7 @@ def best(path: Path) -> str:
 
 
 def went_back(restored: int | None, first: int | None) -> str:
-    """Return a message if a resumed training run went back to an earlier step, else an empty text.
+    """Return a warning if a resumed training went back to an earlier step; otherwise "".
 
     It resumed from step `restored`, and first reported step `first`.
 
@@ -327,7 +337,10 @@ def went_back(restored: int | None, first: int | None) -> str:
 
 
 def newest_first(folder: Path, pattern: str | None) -> Sequence[str]:
-    """List all checkpoints, complete or not, the newest first. Symbolic links are ignored."""
+    """List the names of all checkpoints, complete or not, newest first.
+
+    Symbolic links are ignored.
+    """
     if pattern is None:
         return []
     try:
@@ -343,13 +356,13 @@ def newest_first(folder: Path, pattern: str | None) -> Sequence[str]:
 
 
 def number(name: str) -> int:
-    """Return the last number in a checkpoint's name, -1 without one."""
+    """Return the last number in a checkpoint's name, or -1."""
     digits = re.findall(r"\d+", name)
     return int(digits[-1]) if digits else -1
 
 
 def is_due(name: str, copied: Iterable[str], steps: int | None) -> bool:
-    """Return True if the checkpoint is at least `steps` away from every one in `copied`.
+    """Return True if the checkpoint is at least `steps` steps away from each one in `copied`.
 
     The numbers in their names count.
     """
@@ -358,7 +371,7 @@ def is_due(name: str, copied: Iterable[str], steps: int | None) -> bool:
 
 
 def files(path: Path) -> list[str]:
-    """List all files below a directory as sorted relative paths, including links to anything."""
+    """List all files below a directory as sorted relative paths, including links."""
     return sorted(
         name[len(str(path)) + 1 :]
         for name, found in below(str(path))
@@ -404,7 +417,7 @@ def _folder(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict:
 
 
 def _why_lacking(missing: Sequence[str]) -> str:
-    """Describe missing files, the first three by name; empty if none."""
+    """Describe missing files of a checkpoint, the first three by name; return "" if none."""
     if not missing:
         return ""
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
@@ -429,7 +442,7 @@ def _why_flawed(path: Path, names: Sequence[str], *, thorough: bool) -> str:
 
 
 def _why_file_flawed(path: Path, name: str, names: Sequence[str], *, thorough: bool) -> str:
-    """Describe the damage of a file, or a missing file that it lists; empty if none."""
+    """Describe the damage of a checkpoint file, or a missing file that it lists; "" if none."""
     wrong = flaw(path / name, thorough=thorough)
     if wrong:
         return f"{name} {wrong}"
@@ -441,7 +454,7 @@ def _why_file_flawed(path: Path, name: str, names: Sequence[str], *, thorough: b
 
 
 def _why_latest_missing(path: Path, names: Sequence[str]) -> str:
-    """Describe a missing directory that DeepSpeed's file `latest` names; empty if it exists."""
+    """Describe a missing directory that DeepSpeed's file `latest` names; return "" if it exists."""
     named = (path / "latest").read_bytes()[:200].decode(errors="replace").strip()
     if any(name.startswith(f"{named}/") for name in names):
         return ""
@@ -449,7 +462,7 @@ def _why_latest_missing(path: Path, names: Sequence[str]) -> str:
 
 
 def _why_cut_off(path: Path, metadata: str, names: Sequence[str]) -> str:
-    """Describe truncated or missing shards of a torch distributed `.metadata` file; empty if none."""
+    """Describe truncated or missing shards of a torch distributed checkpoint; "" if none."""
     try:
         ends = read_shard_sizes(path / metadata)
     except (OSError, ValueError):
@@ -464,7 +477,7 @@ def _why_cut_off(path: Path, metadata: str, names: Sequence[str]) -> str:
 
 
 def _why_incomplete(path: Path, name: str, names: Sequence[str]) -> str:
-    """Describe a missing file that an index lists; empty if none."""
+    """Describe a missing file that a safetensors or torch index lists; return "" if none."""
     try:
         index = parse_json(path.read_bytes())
         listed = sorted(set(map(str, index["weight_map"].values())))
@@ -482,7 +495,10 @@ def _why_incomplete(path: Path, name: str, names: Sequence[str]) -> str:
 
 
 def _ours(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict | None:
-    """Judge a checkpoint by its own metadata file; None if that file is of another kind."""
+    """Return the validity of a checkpoint according to its own metadata file.
+
+    Return None if that file is of another kind.
+    """
     try:
         record = parse_json((path / OURS).read_bytes())
         listed = dict(record["files"])
@@ -514,7 +530,7 @@ def _processes(count: int | None) -> str:
 
 
 def of_generation(path: Path) -> dict[str, Any]:
-    """Read the metadata of a generation: `continues` values, `world` and `id`."""
+    """Read the metadata of a checkpoint directory: `continues` values, `world` and `id`."""
     try:
         found = parse_json((path / "made_under.json").read_text())
     except (OSError, ValueError):

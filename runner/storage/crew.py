@@ -11,11 +11,11 @@ U = TypeVar("U")
 
 
 class Late(Exception):
-    """The deadline has passed."""
+    """Error for a passed deadline."""
 
 
 class Crew:
-    """A group of `width` threads.
+    """Group of `width` threads for parallel work.
 
     `progress` receives the finished bytes and the total, from any thread but never concurrently.
     """
@@ -31,7 +31,7 @@ class Crew:
         self._turn = threading.Lock()
 
     def done(self, count: int) -> None:
-        """Add `count` finished bytes.
+        """Add `count` finished bytes to the progress.
 
         Raises the error of a failed thread, so that the caller does not continue a large transfer.
         """
@@ -45,10 +45,10 @@ class Crew:
     def map(
         self, do: Callable[[T], U], items: Sequence[T], deadline: float | None = None
     ) -> list[U]:
-        """Return the results of `do` for all items, in order.
+        """Return the results of `do` for all items, computed in parallel, in order.
 
         The first error stops all threads. Raises Late after `deadline` (monotonic) without waiting
-        for the rest.
+        for the remaining items.
         """
         if (len(items) <= 1 or self._width <= 1) and deadline is None:
             return [do(item) for item in items]

@@ -1,4 +1,4 @@
-"""Garbage collection of a store.
+"""Garbage collection of a workspace's store.
 
 `find_garbage` keeps
 
@@ -34,7 +34,10 @@ _DAY = 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Unneeded entries of a store. Objects stored after `before` stay."""
+    """Unneeded entries of a store, to be deleted.
+
+    Objects stored after `before` stay.
+    """
 
     traces: tuple[str, ...]
     objects: tuple[Content, ...]
@@ -45,11 +48,11 @@ class Garbage:
     runs: tuple[str, ...]
     before: float
     size: int
-    """Total bytes of `objects` and `inputs`."""
+    """Total size of `objects` and `inputs` in bytes."""
 
 
 def find_garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs: int) -> Garbage:
-    """Find the unneeded entries of the store."""
+    """Return the unneeded entries of a workspace's store."""
     now = time.time()
     oldest = now - keep_days * _DAY
     runs = store.runs.latest()
@@ -86,7 +89,10 @@ def find_garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs:
 def _find_unreachable(
     objects: Objects, kept: Iterable[Trace], published: Iterable[Published], before: float
 ) -> list[Content]:
-    """Return the objects stored before `before` that no kept trace or published file needs."""
+    """Return old objects that no kept trace or published file needs.
+
+    The objects were stored before `before`.
+    """
     reachable = {row.content for row in published}
     reachable |= {made.content for trace in kept for made in trace.outputs}
     return [content for content in objects.all(before) if content not in reachable]
@@ -113,7 +119,10 @@ def _removed_keys(traces: Iterable[Trace], kept: Iterable[Trace]) -> tuple[str, 
 
 
 def _abandoned_attempts(root: Path, needed: Collection[str], before: float) -> tuple[str, ...]:
-    """Return the attempt directories that no kept run needs and that are older than `before`."""
+    """Return old attempt directories that no kept run needs.
+
+    They were last changed before `before`.
+    """
     return tuple(
         path.name
         for path in _entries(root / "attempts")
@@ -126,7 +135,7 @@ def _abandoned_bundles(root: Path, before: float) -> tuple[str, ...]:
 
 
 def _is_live(store: Store, run: RunRow) -> bool:
-    """Return True if a worker executes the run, or will.
+    """Return True if a worker executes the run or will execute it.
 
     A run with a dead worker is not live: its finished results are in traces, and the next run
     resumes from those traces. A queued run is live.
@@ -144,21 +153,21 @@ def _entries(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True, slots=True)
 class TraceRetention:
-    """The reasons to keep a trace."""
+    """Reasons to keep a cached result during garbage collection."""
 
     oldest: float
-    """Time after which all traces are kept."""
+    """Time from which all traces are kept."""
     keys: Collection[str]
     """Keys of steps in kept runs."""
     recipes: Collection[str]
-    """Recipes of running runs."""
+    """Recipes of active runs."""
     newest: Mapping[tuple[str, str], str]
     """Key of the newest trace, by recipe and step."""
     published: Collection[tuple[str, str, str]]
     """Recipe, path and content of published files."""
 
     def keeps(self, trace: Trace) -> bool:
-        """Return True if any reason to keep the trace applies."""
+        """Return True if any reason to keep the cached result applies."""
         if trace.made_at >= self.oldest or trace.key in self.keys:
             return True
         if trace.recipe in self.recipes or self.newest[trace.recipe, trace.step] == trace.key:
@@ -168,7 +177,7 @@ class TraceRetention:
 
 
 def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> int:
-    """Delete the garbage, and return the bytes of deleted objects.
+    """Delete the garbage, and return the size of deleted objects in bytes.
 
     Entries that came into use after `find_garbage` stay.
     """
@@ -203,5 +212,5 @@ def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> i
 
 
 def _vanished_files(store: Store, workspace: Path) -> list[str]:
-    """Return the indexed file paths that no longer exist."""
+    """Return the file paths in the index that no longer exist."""
     return [row[0] for row in store.index.files() if not Path(workspace, row[0]).exists()]

@@ -1,4 +1,4 @@
-"""Code pinned by git commit: `{git: URL, commit: 40 hex, at: DIR}`."""
+"""Checkout of code pinned by git commit: `{git: URL, commit: 40 hex, at: DIR}`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _OTHERS = (
     "GIT_NAMESPACE",
     "GIT_PREFIX",
 )
-"""Variables of git hooks that would redirect git to the caller's repository."""
+"""Environment variables of git hooks that would redirect git to the caller's repository."""
 
 _UNREACHED = re.compile(
     r"resolve host|unable to connect|failed to connect|timed out|unreachable", re.I
 )
-"""Messages of git about an unreachable server."""
+"""Pattern for git messages about an unreachable server."""
 
 
 def locate(url: str, home: str) -> str:
-    """Return the address to fetch from.
+    """Return the URL or absolute path from which git fetches.
 
     A path is relative to the recipe's directory, like any `code` path.
     """
@@ -46,7 +46,7 @@ def is_fetched(ws: Workspace, url: str, commit: str) -> bool:
 
 
 def checkout(ws: Workspace, url: str, commit: str, target: Path) -> None:
-    """Write the files of `commit` into `target`.
+    """Write the files of a git commit into `target`.
 
     Each commit is fetched once per workspace. Raises CannotRun with git's message.
     """
@@ -96,9 +96,9 @@ def _has(mirror: Path, commit: str) -> bool:
 
 
 def environment() -> dict[str, str]:
-    """Return the caller's environment for git, with access to private repositories.
+    """Return the caller's environment for git, without the variables of a git hook.
 
-    Access may need the ssh agent, a credential helper or a proxy.
+    Access to private repositories may need the ssh agent, a credential helper or a proxy.
     """
     kept = {name: value for name, value in os.environ.items() if name not in _OTHERS}
     return kept | {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C.UTF-8"}

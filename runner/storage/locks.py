@@ -19,7 +19,7 @@ from .content.files import is_full, no_space
 
 
 class Lock:
-    """A held lock, usable as a context manager. Released explicitly or when the process exits."""
+    """Held lock, usable as a context manager, and released explicitly or at process exit."""
 
     __slots__ = ("_handle", "name")
 
@@ -45,7 +45,7 @@ class Lock:
 
 
 class Locks:
-    """Named locks in one directory."""
+    """Named file locks in one directory."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -57,11 +57,11 @@ class Locks:
         return lock
 
     def try_hold(self, name: str) -> Lock | None:
-        """Acquire the lock `name`; None if another process holds it."""
+        """Acquire the lock `name`; return None if another process holds it."""
         return self._take(name, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def is_held(self, name: str) -> bool:
-        """Return True if any process, this one included, holds the lock."""
+        """Return True if any process, including the current one, holds the lock."""
         try:
             handle = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

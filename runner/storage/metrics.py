@@ -1,4 +1,4 @@
-"""Read a step's metrics: one JSON object per line, or pattern matches in its log."""
+"""Reading of a step's metrics: one JSON object per line, or pattern matches in its log."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ..secrets import Masker
 
 Value = float | int | str | bool
 LONGEST = 1 << 20
-"""Maximum bytes of a line."""
+"""Maximum length of a line in bytes."""
 WHOLE: Final = 64 << 20
-"""Maximum bytes of a file to parse at once."""
+"""Maximum size of a file to parse at once, in bytes."""
 PATIENCE = 1.0
-"""Maximum seconds to match a pattern against one line."""
+"""Timeout for matching a pattern against one line, in seconds."""
 _HUGE: Final = 1e300
 _NOT_FINITE: Final = re.compile(r"[+-]?(?:nan|inf(?:inity)?)", re.IGNORECASE)
 NOTHING: Final = Masker()
@@ -33,7 +33,7 @@ LONGEST_WARNING: Final = 500
 
 
 def last(lines: Iterable[bytes]) -> dict[str, Value]:
-    """Return the last value of each metric.
+    """Return the last value of each metric in lines of JSON objects.
 
     Lines that are not JSON objects are skipped, such as an incomplete last line. Nested names are
     joined with dots.
@@ -47,7 +47,7 @@ def last(lines: Iterable[bytes]) -> dict[str, Value]:
 
 
 def parse(line: bytes) -> dict[str, Value]:
-    """Return the metrics of one line, without warnings.
+    """Return the metrics in one line of JSON, without warnings.
 
     Returns an empty mapping for anything but a JSON object, or for excessive nesting.
     """
@@ -63,7 +63,7 @@ def parse(line: bytes) -> dict[str, Value]:
 
 
 def warnings(path: Path, masker: Masker) -> list[str]:
-    """Return the distinct warnings of a metrics file, masked and with repeat counts.
+    """Return the distinct warnings in a metrics file, with secrets masked and repeat counts.
 
     At most `MOST_WARNINGS`.
     """
@@ -91,7 +91,7 @@ def on_one_line(text: str) -> str:
 
 
 def warning_of(line: bytes) -> str:
-    """Return the warning of a `$RECIPE_METRICS` line; empty without one."""
+    """Return the warning in a `$RECIPE_METRICS` line, or ""."""
     if b'"warning"' not in line:
         return ""
     try:
@@ -103,7 +103,7 @@ def warning_of(line: bytes) -> str:
 
 
 def read(path: Path) -> dict[str, Value]:
-    """Return the last metrics of a file; empty if the file does not exist.
+    """Return the last value of each metric in a file; empty if the file does not exist.
 
     Raises OSError for other than regular files.
     """
@@ -115,7 +115,7 @@ def read(path: Path) -> dict[str, Value]:
 
 
 def points(path: Path) -> list[dict[str, Value]]:
-    """Return the metrics of each line; empty if the file cannot be read."""
+    """Return the metrics of each line in a file; empty if the file cannot be read."""
     try:
         with open_regular(path) as file:
             data = file.read(WHOLE)
@@ -128,7 +128,7 @@ def points(path: Path) -> list[dict[str, Value]]:
 
 
 def _parse_plain_points(data: bytes) -> list[dict[str, Value]] | None:
-    """Parse lines with plain JSON objects of numbers at once; None if any line has other content."""
+    """Parse lines of JSON objects with plain numbers at once; None for any other content."""
     lines = [line for line in data.splitlines() if line.strip()]
     try:
         found: list[dict[str, Value]] = _loads(b"[" + b",".join(lines) + b"]")
@@ -148,9 +148,10 @@ def _parse_plain_points(data: bytes) -> list[dict[str, Value]] | None:
 
 
 def _loads(data: bytes) -> Any:
-    """Parse JSON. Raises ValueError.
+    """Parse JSON with the fastest available parser.
 
-    Uses pydantic's parser if it is loaded (in the server), which takes less than half the time.
+    Raises ValueError. Uses pydantic's parser if it is loaded (in the server), which takes less
+    than half the time.
     """
     fast = sys.modules.get("pydantic_core")
     return fast.from_json(data) if fast is not None else json.loads(data)
@@ -173,7 +174,7 @@ def pace(path: Path) -> tuple[list[float], float]:
 
 
 def mean_rate(lines: Sequence[Mapping[str, object]], name: str) -> float | None:
-    """Return the mean rate per step from metrics per second.
+    """Return the mean rate of a per-second metric over all steps, or None.
 
     The first step (allocation and compilation) is left out if others follow.
     """
@@ -191,7 +192,7 @@ def mean_rate(lines: Sequence[Mapping[str, object]], name: str) -> float | None:
 
 
 def first_step(path: Path) -> int | None:
-    """Return the first `step` in a metrics file; None without one."""
+    """Return the first `step` value in a metrics file, or None."""
     try:
         with open_regular(path) as file:
             return next(
@@ -203,7 +204,7 @@ def first_step(path: Path) -> int | None:
 
 
 def matches(log: Path, pattern: str, masker: Masker) -> Iterator[dict[str, Value]]:
-    """Yield the named groups of `pattern` for each matching line of a masked log.
+    """Yield the named groups of `pattern` for each matching line of a log, with secrets masked.
 
     Numbers are converted.
 
@@ -214,9 +215,9 @@ def matches(log: Path, pattern: str, masker: Masker) -> Iterator[dict[str, Value
 
 
 def match_lines(lines: Iterable[bytes], pattern: str) -> Iterator[dict[str, Value]]:
-    r"""Yield the named groups of `pattern` from masked lines.
+    """Yield the named groups of `pattern` for each matching line.
 
-    Progress bars with `\r` are split into lines. Raises Invalid.
+    Progress bars with carriage returns are split into lines. Raises Invalid.
     """
     read = reader(pattern)
     for line in (piece for whole in lines for piece in whole.split(b"\r")):
@@ -231,7 +232,7 @@ def match_lines(lines: Iterable[bytes], pattern: str) -> Iterator[dict[str, Valu
 
 
 def reader(pattern: str) -> Callable[[bytes], dict[str, Value]]:
-    """Return a function that parses a line with `pattern`.
+    """Return a function that parses metrics from a line with `pattern`.
 
     The function raises TimeoutError after `PATIENCE` seconds.
     """
@@ -251,7 +252,7 @@ def reader(pattern: str) -> Callable[[bytes], dict[str, Value]]:
 
 
 def find_divergence(point: Mapping[str, object]) -> str:
-    """Describe a NaN or infinite loss in a point; empty without one."""
+    """Describe a NaN or infinite loss in reported metrics; return "" if there is none."""
     for name, value in point.items():
         if isinstance(value, str) and _NOT_FINITE.fullmatch(value) and _is_loss(name):
             step = point.get("step")
@@ -261,7 +262,7 @@ def find_divergence(point: Mapping[str, object]) -> str:
 
 
 def _is_loss(name: str) -> bool:
-    """Return True if the metric's name is a loss.
+    """Return True if the name of a metric denotes a loss.
 
     Examples are `loss`, `eval_loss`, `train/loss`, `losses/policy`, but not `loss_scale`.
     """
@@ -275,7 +276,7 @@ def match(log: Path, pattern: str, masker: Masker) -> dict[str, Value]:
 
 
 def _lines(file: BinaryIO, masker: Masker = NOTHING) -> Iterator[bytes]:
-    """Yield the lines of a file, masked.
+    """Yield the lines of a file, with secrets masked.
 
     Overlong lines are split, so that a log without newlines is never in memory as a whole.
     """

@@ -1,4 +1,4 @@
-"""Access control for addresses read on behalf of others.
+"""Access control for URLs that the server reads on behalf of others.
 
 Only hosts and buckets in `allow` under [data] may be read, and no private network through redirects
 or DNS.
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 class Reach(NamedTuple):
-    """The allowed addresses from the settings."""
+    """Allowed hosts and buckets from the settings."""
 
     allow: Sequence[str]
 
     def allows(self, address: str) -> bool:
-        """Return True if the address matches an entry.
+        """Return True if a URL matches an allowed host or bucket.
 
         Host names are not resolved; literal IP addresses must be public.
         """
@@ -39,21 +39,21 @@ class Reach(NamedTuple):
         )
 
     def trusts(self, address: str) -> bool:
-        """Return True if an entry without a wildcard matches the address."""
+        """Return True if an allowed entry without a wildcard matches the URL."""
         asked = _split(address)
         return asked is not None and any(
             "*" not in entry and _matches(entry, asked) for entry in self.allow
         )
 
     def names(self, host: str) -> bool:
-        """Return True if an entry without a wildcard names the host, at any port."""
+        """Return True if an allowed entry without a wildcard names the host, at any port."""
         return any(
             "*" not in entry and (found := _split(entry)) is not None and found.hostname == host
             for entry in self.allow
         )
 
     async def session(self, loop: Any = None, **more: Any) -> aiohttp.ClientSession:
-        """Return an HTTP client that only contacts allowed hosts, redirects included.
+        """Return an HTTP client that contacts only allowed hosts, redirects included.
 
         The client connects to exactly the IP address that was checked.
         """
@@ -132,13 +132,14 @@ _NEVER: Final = [
         "fec0::/10",
     )
 ]
-"""Networks that are never public, regardless of the Python version."""
+"""Networks that never count as public, regardless of the Python version."""
 
 
 def _host_may_be_public(host: str) -> bool:
     """Return False for host names that are surely not public.
 
-    These are literal non-public addresses, localhost, and numbers that some programs parse as addresses.
+    These are literal non-public addresses, localhost, and numbers that some programs parse as
+    addresses.
     """
     try:
         return is_public(host)
@@ -165,7 +166,7 @@ def _split(address: str) -> SplitResult | None:
 
 
 def _matches(entry: str, asked: SplitResult) -> bool:
-    """Return True if an address matches an entry of the allowed addresses."""
+    """Return True if a URL matches an entry of the allowed hosts and buckets."""
     found = _split(entry)
     if found is None or found.scheme != asked.scheme:
         return False

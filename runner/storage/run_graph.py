@@ -1,4 +1,4 @@
-"""The stored graph of a run: step dependencies, instance counts, and the keys of up-to-date steps."""
+"""Stored graph of a run: step dependencies, instance counts, and the keys of up-to-date steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..reading import parse_json
 
 
 class RunGraph(NamedTuple):
-    """Steps without their instances, in order: the dependencies and the instance count of each.
+    """Dependencies and instance count of each step of a run, in order.
 
     `fresh` has the keys of up-to-date instances.
     """
@@ -19,16 +19,16 @@ class RunGraph(NamedTuple):
     instances: Mapping[str, int]
     fresh: Mapping[str, str]
     trains: str = ""
-    """The training step; empty without one, and in graphs from earlier versions."""
+    """ID of the training step; empty if there is none, and in graphs from earlier versions."""
     reported: str = ""
-    """Metrics that the training step reported when its existing result was created.
+    """Metrics of the training step when its existing result was created.
 
     The form is `StepRow.numbers`.
     """
 
 
 def recall(home: Path, run: str) -> RunGraph | None:
-    """Read the graph of a run from the store at `home`; None if it is not stored."""
+    """Read the graph of a run from the store at `home`; return None if it is not stored."""
     try:
         return RunGraph(**parse_json(file_of(home, run).read_bytes()))
     except (OSError, ValueError, TypeError):

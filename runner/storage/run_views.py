@@ -19,13 +19,16 @@ _ENDED_WELL: Final = "COMPLETED"
 
 
 class RunViews:
-    """Run views of a workspace's store. Obtained from `Workspace.run_views`."""
+    """Reader of run views from a workspace's store.
+
+    Obtained from `Workspace.run_views`.
+    """
 
     def __init__(self, store: Store, environ: Mapping[str, str]) -> None:
         self._store, self._environ = store, environ
 
     def graph(self, row: RunRow) -> RunGraph | None:
-        """Return the graph of a run.
+        """Return the step graph of a run, or None.
 
         Returns None if the graph is on another machine or the run has not started.
         """
@@ -41,7 +44,7 @@ class RunViews:
         return self._fold(row, graph, runs.steps(row.id), runs.step_moves(row.id))
 
     def summaries(self, rows: Sequence[RunRow]) -> list[RunView]:
-        """Return run views without step events (attempts, hosts, log ends).
+        """Return views of runs without step events (attempts, hosts, log ends).
 
         Views of large runs also have no steps.
         """
@@ -82,7 +85,10 @@ class RunViews:
     def _expected_seconds(
         self, row: RunRow, steps: Mapping[str, StepRow], planned: Planned
     ) -> Mapping[str, float]:
-        """Return the past durations of the run's steps in seconds, by step."""
+        """Return the expected durations of a run's steps in seconds, by step.
+
+        They come from earlier runs.
+        """
         if row.state == _ENDED_WELL:
             return {}
         ids = [*steps, *(step for step, count in planned.instances.items() if count == 1)]

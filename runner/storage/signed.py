@@ -1,7 +1,7 @@
-"""Presigned addresses for the objects of a bucket input, for downloads by other hosts.
+"""Presigned URLs for the objects of a bucket input, for downloads by other hosts.
 
 S3 signs with any credentials. Google Cloud Storage signs only with a service account. Public
-objects have plain addresses. A presigned address is a secret.
+objects have plain addresses. A presigned URL is a secret.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ if TYPE_CHECKING:
 
 HOUR: Final = 3600
 SLOWEST: Final = 10_000_000
-"""Minimum bytes per second. An address is valid for an hour plus the download time at this rate."""
+"""Minimum download rate in bytes per second.
+
+A URL is valid for an hour plus the download time at this rate.
+"""
 WEEK: Final = 7 * 24 * HOUR
-"""Maximum validity in seconds for S3 and Google Cloud Storage."""
+"""Maximum validity of a presigned URL in seconds, for S3 and Google Cloud Storage."""
 LONG: Final = 32
 """Minimum length of a query value to mask. Signatures and session tokens are longer."""
 
 
 class Item(NamedTuple):
-    """One object: its path in the directory, its size in bytes, and its ETag.
+    """Object of a bucket input: its path in the directory, its size in bytes, and its ETag.
 
     The path of a single object and an unknown ETag are empty.
     """
@@ -41,7 +44,10 @@ class Item(NamedTuple):
 
 
 class Signed:
-    """The objects of an input and their signing function. All methods may contact a server."""
+    """Objects of a bucket input and their signing function.
+
+    All methods may contact a server.
+    """
 
     def __init__(
         self,
@@ -60,7 +66,7 @@ class Signed:
         self._ws, self._identity, self._sign = ws, identity, sign
 
     def addresses(self, items: Sequence[Item]) -> list[str]:
-        """Return an address for each item, valid from now.
+        """Return a presigned URL for each object, valid from now.
 
         Raises the errors of the bucket's client.
         """
@@ -84,7 +90,7 @@ class Signed:
 
 
 def opens(addresses: Sequence[str]) -> list[Secret]:
-    """Return the secrets inside presigned addresses, raw and URL-decoded, the most frequent first."""
+    """Return the secrets inside presigned URLs, raw and URL-decoded, most frequent first."""
     values = Counter(
         pair.partition("=")[2]
         for address in addresses
@@ -101,7 +107,7 @@ def opens(addresses: Sequence[str]) -> list[Secret]:
 def sign_objects(
     ws: Workspace, address: str, identity: str, only: Sequence[str], *, secret: bool
 ) -> Signed | None:
-    """Return the presigned objects of a resolved input; None if they cannot be signed.
+    """Return presigned URLs for a resolved bucket input; None if they cannot be signed.
 
     Also returns None if they need a signature and `secret` is false.
 
@@ -141,12 +147,12 @@ def sign_objects(
 
 
 def _public(store: Any) -> bool:
-    """Return True if the client works without credentials."""
+    """Return True if the bucket client works without credentials."""
     return bool(store.anon) if hasattr(store, "anon") else store.credentials.credentials is None
 
 
 def _signer(store: Any, kind: str) -> Callable[[str, int], str] | None:
-    """Return a function that signs a client path for a number of seconds.
+    """Return a function that presigns a path for a number of seconds, or None.
 
     Returns None if signing is not possible.
     """

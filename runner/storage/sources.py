@@ -1,11 +1,11 @@
-"""Remote models and datasets: resolve an address to an identity, and download it.
+"""Remote models and datasets: resolve a URL to an identity, and download it.
 
 A moving revision is resolved once and stored in the workspace's `recipe.lock` (JSON, address to
 identity), so that a no-op run needs no network. On the Hugging Face Hub, the identity is the
 commit. For a bucket, the identity is a digest of the path, size and version or ETag of every
-object. For https, the identity is derived from the ETag or from length and date. Buckets and https
-servers do not serve earlier content, so a download is valid only if the identity is the same before
-and after.
+object. For https, the identity is derived from the ETag or from length and date. Buckets and
+https servers do not serve earlier content, so a download is valid only if the identity is the same
+before and after.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fsspec.implementations.http import HTTPFileSystem
 
 LONGEST_NAME = 255
-"""Maximum bytes of a file name."""
+"""Maximum length of a file name in bytes."""
 ORIGIN = ".origin.json"
 _CARD = "README.md"  # contains the license
 _CLOSED = (400, 401, 403)  # statuses for an expired signature
@@ -52,7 +52,7 @@ class Closed(CannotRun):
 
 
 def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | None:
-    """Return the identity of an address; None if it cannot be resolved now.
+    """Return the identity of a remote input, such as a commit; None if it cannot be resolved now.
 
     The reason may be no network, or a client that is not installed.
     """
@@ -91,7 +91,7 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
 
 
 def _note(ws: Workspace, address: str, identity: str) -> Path:
-    """Return the marker file of an identity.
+    """Return the marker file of a resolved identity.
 
     The file records the identity for the address with its current credentials.
     """
@@ -99,7 +99,10 @@ def _note(ws: Workspace, address: str, identity: str) -> Path:
 
 
 def ask(ws: Workspace, kind: str, address: str) -> str:
-    """Ask the server for the current identity, ignoring `recipe.lock`. Raises CannotRun."""
+    """Ask the server for the current identity of an input, ignoring `recipe.lock`.
+
+    Raises CannotRun.
+    """
     if kind == "hf" and _COMMIT.fullmatch(_hub(address)[1]):
         return f"hf:{_hub(address)[1]}"
     try:
@@ -126,7 +129,7 @@ def match_files(folder: str, only: Sequence[str]) -> list[str]:
 def identify_files(
     cache: DigestCache, folder: str, only: Sequence[str]
 ) -> tuple[str, dict[str, str | None]]:
-    """Return the identity of the matching files, and the content of each."""
+    """Return the identity of the matching files in a directory, and the content id of each."""
     names = match_files(folder, only)
     contents = cache.contents(f"{folder}/{name}" for name in names)
     found: dict[str, str | None] = {name: contents[f"{folder}/{name}"] for name in names}
@@ -138,7 +141,7 @@ def _wants(only: Sequence[str], name: str) -> bool:
 
 
 def fetch(ws: Workspace, kind: str, address: str, identity: str, only: Sequence[str]) -> Path:
-    """Download the resolved input to the cache, and return the local path.
+    """Download a resolved remote input to the cache, and return the local path.
 
     Files in the Hub's own cache are hard-linked if possible. Raises CannotRun.
     """
@@ -158,15 +161,18 @@ def fetch(ws: Workspace, kind: str, address: str, identity: str, only: Sequence[
 
 
 def copy_of(ws: Workspace, address: str, identity: str, only: Sequence[str]) -> Path:
-    """Return the cache path of a resolved input. The path may not exist."""
+    """Return the cache path of a resolved remote input.
+
+    The path may not exist.
+    """
     folder = ws.home / "cache" / of_value("address", [address, identity, *only])[:32]
     return folder / (os.path.basename(address.rstrip("/").partition("?")[0]) or "data")
 
 
 def _trouble(ws: Workspace, what: str, error: Exception, address: str) -> CannotRun:
-    """Convert a client's error to CannotRun.
+    """Convert a client's error to CannotRun, with secrets masked.
 
-    Clients quote the full address with its credentials, so the text is masked.
+    Clients quote the full address with its credentials.
     """
     from ..planning.secret_values import secrets_of_addresses
     from ..secrets import Masker
@@ -208,7 +214,10 @@ def _words(error: Exception) -> str:
 
 
 def read_lock(ws: Workspace) -> dict[str, str]:
-    """Read the identities in `recipe.lock`, by address. Raises CannotRun for invalid content."""
+    """Read the resolved identities in `recipe.lock`, by address.
+
+    Raises CannotRun for invalid content.
+    """
     path = ws.root / "recipe.lock"
     try:
         known = parse_json(whole(path))
@@ -247,7 +256,7 @@ def _ask_hub(address: str) -> str:
 
 
 def open_client(ws: Workspace, address: str) -> tuple[Any, str]:
-    """Return the fsspec client for an address, and the client's path.
+    """Return the fsspec client for a URL, and the path in that client.
 
     Buckets of a configured store use that store's options. Allowed https hosts cannot redirect to
     other hosts.
@@ -275,16 +284,16 @@ def open_client(ws: Workspace, address: str) -> tuple[Any, str]:
 
 
 class Object(NamedTuple):
-    """A remote file."""
+    """Remote file of a bucket or https input."""
 
     name: str
     size: int | None
     version: str
-    """Server-side version of the content, in S3 the ETag in double quotes."""
+    """Version of the content by the server, in S3 the ETag in double quotes."""
 
 
 def objects_at(ws: Workspace, address: str) -> list[Object]:
-    """List the current files at a bucket or https address."""
+    """List the current files at a bucket or https URL."""
     store, path = open_client(ws, address)
     if address.startswith("https:"):
         # An https address is one file. fsspec would read the page and follow its links.
@@ -301,7 +310,7 @@ def objects_at(ws: Workspace, address: str) -> list[Object]:
 
 
 def _demand_no_object(store: Any, path: str, address: str) -> None:
-    """Raise CannotRun if an address is a prefix and also an object."""
+    """Raise CannotRun if a bucket URL is a prefix and also an object."""
     store.invalidate_cache()
     try:
         kind = store.info(path)["type"]
@@ -317,7 +326,7 @@ def _demand_no_object(store: Any, path: str, address: str) -> None:
 def first_byte(store: HTTPFileSystem, path: str, name: str) -> Object:
     """Read the metadata of an https file by requesting its first byte.
 
-    A presigned address allows only GET.
+    A presigned URL allows only GET.
 
     Raises the client's errors. `aiohttp.ClientResponseError` has the `status`.
     """
@@ -405,7 +414,7 @@ def _download_hub(
 def among(
     ws: Workspace, address: str, identity: str, only: Sequence[str]
 ) -> tuple[bool, list[Object]]:
-    """Return whether the resolved input is a directory, and its selected files.
+    """Return whether a resolved remote input is a directory, and its selected files.
 
     Raises CannotRun if the input changed.
     """
@@ -420,7 +429,7 @@ def among(
 
 
 def below(path: str, file: Object) -> str:
-    """Return the file's path relative to the client's directory `path`."""
+    """Return the path of a remote file relative to the client's directory `path`."""
     return file.name[len(path.rstrip("/")) + 1 :]
 
 
@@ -446,7 +455,7 @@ def files_of(address: str, path: str, there: Sequence[Object]) -> dict[str, Obje
 
 
 def _why_no_file(name: str, folders: Collection[str]) -> str:
-    """Explain why a key cannot be a file name in the directory; empty if it can."""
+    """Explain why a bucket key cannot be a file name in the directory; return "" if it can."""
     parts = name.split("/")
     if name in folders:
         return "is both an object and a prefix of other objects"

@@ -1,4 +1,4 @@
-"""A workspace: its directory, its `.recipe` store, its object cache and its digest cache."""
+"""Workspace: its directory, its `.recipe` store, its object cache and its digest cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .run_views import RunViews
 
 PLATFORM: Final = ("METRICS_API_URL", "BACKEND_URL", "ALERT_API_URL")
-"""Environment variables with the addresses of a training platform."""
+"""Environment variables with the URLs of a training platform."""
 MANY, FAR = 200, 12
 """Trace count that is always read in one query, and the factor per requested trace.
 
@@ -41,7 +41,7 @@ NONE: Final = "none"
 
 
 def results_place(text: str | Path) -> Path | str:
-    """Parse the destination of results: a directory path, or an upload address as text.
+    """Parse the destination of results: a directory path, or an upload URL as text.
 
     Raises Invalid for an unsupported address.
     """
@@ -72,7 +72,10 @@ def results_place(text: str | Path) -> Path | str:
 
 
 def local_folder(text: str | Path) -> Path:
-    """Parse the path of a local directory. Raises Invalid for an address."""
+    """Parse the path of a local directory.
+
+    Raises Invalid for an address.
+    """
     place = results_place(text)
     if isinstance(place, str):
         raise Invalid(
@@ -92,7 +95,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # `Path` collapses the two
 
 
 class Workspace:
-    """An open workspace. Open with `Workspace.open`, and close after use."""
+    """Open workspace, opened with `Workspace.open` and closed after use."""
 
     def __init__(
         self, root: Path, store: Store, environ: Mapping[str, str], *, read_only: bool
@@ -174,7 +177,7 @@ class Workspace:
         self.store.close()
 
     def share(self, name: str | None, *, push: bool | None = None) -> RemoteCache | None:
-        """Use the shared store `name`, or the default store of the settings, and return its cache.
+        """Connect a shared store, by name or by the settings' default, and return its cache.
 
         Returns None without such a store. Raises Invalid, NotFound.
 
@@ -203,7 +206,10 @@ class Workspace:
 
     @cached_property
     def config(self) -> Config:
-        """The effective settings. Raises Invalid."""
+        """Effective settings of the workspace.
+
+        Raises Invalid.
+        """
         from ..settings import load
 
         return load(self.own, self.environ)
@@ -218,7 +224,7 @@ class Workspace:
 
     @property
     def has_settings(self) -> bool:
-        """Whether a settings file exists."""
+        """Whether a settings file exists for the workspace."""
         return any(map(os.path.exists, settings_files(self.own, self.environ)))
 
     @cached_property
@@ -230,7 +236,7 @@ class Workspace:
 
     @cached_property
     def letters(self) -> Letters | None:
-        """Webhook deliveries for runs; None without any receiver in settings or environment."""
+        """Builder of webhook deliveries for runs; None if no endpoint is configured."""
         named = self.has_settings and (self.config.webhooks or self.config.notify or self.spend)
         if not named and not any(self.environ.get(name) for name in PLATFORM):
             return None
@@ -245,11 +251,11 @@ class Workspace:
 
     @property
     def spend(self) -> tuple[str, ...]:
-        """Command line of `[hooks] spend`; empty if unset."""
+        """Command line of the `[hooks] spend` program; empty if unset."""
         return self.config.lists.get("hooks.spend", ()) if self.has_settings else ()
 
     def _listened_to(self, run: str, data: Data | None) -> bool:
-        """Return True if the run has webhook receivers."""
+        """Return True if the run has webhook endpoints."""
         if self.letters is None and run not in self.hooked:
             self.hooked[run] = "webhooks" in (
                 self.store.runs.get(run).data if data is None else data
@@ -264,11 +270,11 @@ class Workspace:
         return self.home / "runs" / run / f"{step.replace('/', '%2F')}.{number}{suffix}"
 
     def knows(self, key: str) -> bool:
-        """Return True if a trace with this key exists locally."""
+        """Return True if a cached result with this key exists locally."""
         return self.traces.get(key) is not None
 
     def learn(self, traces: Sequence[Trace]) -> None:
-        """Store traces that another machine produced."""
+        """Store cached results that another machine produced."""
         self.traces.learn(traces)
         if not self.read_only:
             self.store.index.learn(traces)
@@ -285,7 +291,10 @@ class Workspace:
         self.close()
 
     def absolute(self, address: str) -> Path:
-        """Resolve a path from the caller against the workspace. Absolute paths and `~` are kept."""
+        """Resolve a path from the caller against the workspace.
+
+        Absolute paths and `~` are kept.
+        """
         return Path(os.path.normpath(self.root / Path(address).expanduser()))
 
     def write(self, path: Path, *parts: bytes) -> None:
@@ -322,7 +331,10 @@ class Workspace:
         link: bool,
         spare: Callable[[str], bool] = lambda _path: False,
     ) -> None:
-        """Publish `content` at `path` (below the workspace, or absolute). See `Objects.copy_to`."""
+        """Publish the object `content` at `path` (below the workspace, or absolute).
+
+        See `Objects.copy_to`.
+        """
         self.objects.copy_to(
             content, path if path[0] == "/" else f"{self._top}/{path}", link=link, spare=spare
         )
@@ -332,14 +344,14 @@ class Workspace:
             self.cache.note(path, content)
 
     def machine(self) -> Mapping[str, float]:
-        """Return the CPUs (possibly fractional) and the memory in bytes available to this process."""
+        """Return the CPUs (possibly fractional) and memory in bytes available to this process."""
         from ..agent import cgroups
 
         return {"cpus": cgroups.processors()[0], "memory": float(cgroups.memory()[0])}
 
 
 class _Outputs(NamedTuple):
-    """The outputs of a trace. Stands in for the trace of a step that reported no metrics."""
+    """Outputs of a cached result without metrics, in place of the full trace."""
 
     outputs: Sequence[Sequence[str]]
     metrics: Mapping[str, object] = MappingProxyType({})
@@ -347,7 +359,7 @@ class _Outputs(NamedTuple):
 
 
 class _Traces:
-    """Traces by key, loaded on demand."""
+    """Cached results by key, loaded on demand."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -359,7 +371,7 @@ class _Traces:
         self._whole = ""  # recipe with all traces loaded
 
     def expect(self, recipe: str, count: int) -> None:
-        """Prepare for `count` lookups in a recipe.
+        """Prepare for `count` lookups of a recipe's cached results.
 
         Loads all of its traces in one query, unless the recipe has far more traces than lookups.
         """
@@ -374,7 +386,7 @@ class _Traces:
                 self._found[key] = _Outputs(items)
 
     def rely(self, recipe: str, alone: Callable[[], bool]) -> None:
-        """Skip the database for unknown keys while `alone` returns True.
+        """Skip the database for unknown cache keys while `alone` returns True.
 
         No other process can add traces then.
         """
@@ -382,26 +394,29 @@ class _Traces:
             self._complete = alone
 
     def add(self, key: str) -> None:
-        """Record that the trace of `key` was just stored, or replaced."""
+        """Record that the cached result of `key` was just stored, or replaced."""
         self._found.pop(key, None)
         self._changed.pop(key, None)
         self._kept.add(key)
 
     def learn(self, traces: Iterable[Trace]) -> None:
-        """Add traces from another machine. Existing traces stay."""
+        """Add cached results from another machine; existing ones stay."""
         for trace in traces:
             if self.get(trace.key) is None:
                 self._found[trace.key] = trace
 
     def measure(self, key: str, rule: str, metrics: Mapping[str, object]) -> None:
-        """Add the metrics of a key under another metrics rule, read again from the stored attempt."""
+        """Add the metrics of a cached result under another metrics rule.
+
+        They were read again from the stored attempt.
+        """
         if (trace := self.whole(key)) is not None:
             self._change(
                 trace._replace(measured_json=json.dumps({**trace.measured, rule: metrics}))
             )
 
     def rename(self, former: str, key: str, rule: str) -> None:
-        """Move a trace to the step's current key from a `former` key.
+        """Move a cached result to the step's current key from a `former` key.
 
         The former key still included the metrics rule.
         """
@@ -416,12 +431,12 @@ class _Traces:
         self._found[trace.key] = self._changed[trace.key] = trace
 
     def changes(self) -> list[Trace]:
-        """Return the changed traces since the last call."""
+        """Return the changed cached results since the last call."""
         changed, self._changed = list(self._changed.values()), {}
         return changed
 
     def whole(self, key: str) -> Trace | None:
-        """Return the complete trace of a key, if any."""
+        """Return the complete cached result of a key, or None."""
         found = self._found.get(key)
         return found if isinstance(found, Trace) else self._store.index.trace(key)
 

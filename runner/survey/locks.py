@@ -61,7 +61,7 @@ def make_lock(
     interpreter's), and `upgrade` ignores existing pins.
     """
     from ..hosts import uv
-    from ..hosts._builder import of_pip
+    from ..hosts._builder import translate_pip_settings
 
     lock = lock_file(path)
     version = python or f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -81,7 +81,12 @@ def make_lock(
             version,
         )
         argv = [program, "pip", "compile", "--quiet", *words, "--output-file", str(made), path.name]
-        env = {**of_pip(environ), **environ, "NO_COLOR": "1", "UV_PYTHON_DOWNLOADS": "never"}
+        env = {
+            **translate_pip_settings(environ),
+            **environ,
+            "NO_COLOR": "1",
+            "UV_PYTHON_DOWNLOADS": "never",
+        }
         done = subprocess.run(
             argv,
             cwd=path.parent,

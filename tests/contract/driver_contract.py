@@ -41,7 +41,7 @@ from drivers.base import (
     Wish,
 )
 from drivers.installation import Installation
-from runner.hosts.link.client import Client, Streamed
+from runner.hosts.link.client import Client, StreamLine
 from runner.hosts.link.wire import Wire
 
 AT_ONCE = timedelta(0)
@@ -99,7 +99,7 @@ class LeaseContract:
 
     def attached(self, host: Host) -> Client:
         """Jobs there."""
-        return Attached(Streamed(Wire(host, host.root)))
+        return Attached(StreamLine(Wire(host, host.root)))
 
     def command(self, script: str, place: Path, **others: object) -> Command:
         return Command((SH, "-euc", script), cwd=str(place), env=ENV, **others)  # type: ignore[arg-type]
@@ -350,18 +350,18 @@ class DriverContract(LeaseContract):
         lock, other, *_ = locks
 
         async def act(host: Client) -> None:
-            assert sorted(await host.free([lock, other])) == sorted([lock, other])
+            assert sorted(await host.find_free_locks([lock, other])) == sorted([lock, other])
             waits = self.command("echo began; read go < gate", place, locks=(lock,))
             first = await self.begun(host, waits, "first")
             assert await host.start(waits, "first") == first
-            assert list(await host.free([lock, other])) == [other]
+            assert list(await host.find_free_locks([lock, other])) == [other]
             second = self.command("echo second", place, locks=(other, lock))
             refused = await self.end(host, await host.start(second, "second"))
             assert refused.reason == "busy" and await host.log(Job("second"), 0) == b""
-            assert list(await host.free([lock, other])) == [other], "all locks or none"
+            assert list(await host.find_free_locks([lock, other])) == [other], "all locks or none"
             await asyncio.to_thread((place / "gate").write_text, "go\n")
             assert (await self.end(host, first)).code == 0
-            while lock not in await host.free([lock]):  # noqa: ASYNC110  # a host over a shell frees it when that has ended, a moment later
+            while lock not in await host.find_free_locks([lock]):  # noqa: ASYNC110  # a host over a shell frees it when that has ended, a moment later
                 await asyncio.sleep(0.01)
             job = await host.start(second, "second")
             end = await self.end(host, job)
@@ -378,10 +378,10 @@ class DriverContract(LeaseContract):
         async def act(host: Client) -> None:
             while not await host.log(job, 0):  # noqa: ASYNC110  # a host is asked again, it does not call
                 await asyncio.sleep(0.01)
-            assert list(await host.free([lock])) == []
+            assert list(await host.find_free_locks([lock])) == []
             await asyncio.to_thread((place / "gate").write_text, "go\n")
             await self.end(host, job)
-            assert list(await host.free([lock])) == [lock]
+            assert list(await host.find_free_locks([lock])) == [lock]
 
         self.on_host(place, act)
 
@@ -392,10 +392,10 @@ class DriverContract(LeaseContract):
                 self.command("echo began; read go < gate", place, locks=tuple(locks)),
                 place.name,
             )
-            assert list(await host.free(locks)) == []
+            assert list(await host.find_free_locks(locks)) == []
             await asyncio.to_thread((place / "gate").write_text, "go\n")
             assert (await self.end(host, job)).code == 0
-            while len(await host.free(locks)) < len(locks):  # noqa: ASYNC110
+            while len(await host.find_free_locks(locks)) < len(locks):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
 
         self.on_host(place, act)

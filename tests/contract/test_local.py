@@ -28,7 +28,7 @@ from drivers.base import (
 )
 from drivers.local import LocalHost
 from runner.agent import reach
-from runner.hosts.link.client import Socket
+from runner.hosts.link.client import SocketLine
 from tests.support import old_python
 
 OLD = old_python()
@@ -70,7 +70,7 @@ class Local(Driver):
 
 class TestLocal(DriverContract):
     def attached(self, host: Host) -> Attached:
-        return Attached(Socket(host))
+        return Attached(SocketLine(host))
 
     def make(self, place: Path) -> Local:
         return Local(place / "root")

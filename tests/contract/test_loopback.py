@@ -39,7 +39,7 @@ from drivers.base import (
     Wish,
 )
 from drivers.loopback import Faults, Loopback
-from runner.hosts.link.client import Client, Streamed
+from runner.hosts.link.client import Client, StreamLine
 from runner.hosts.link.wire import Wire
 
 
@@ -254,7 +254,7 @@ def order(offer: Offer, key: str) -> Order:
 
 def attached(hosts: Sequence[Host] | None) -> Client:
     assert hosts is not None
-    return Client(Streamed(Wire(hosts[0], hosts[0].root)))
+    return Client(StreamLine(Wire(hosts[0], hosts[0].root)))
 
 
 def on_machine(

@@ -639,9 +639,9 @@ def test_a_lock_stays_held_by_a_job_whose_agent_was_killed(root: Path) -> None:
         os.kill(agent, signal.SIGSTOP)  # so that nothing takes its place yet
         await host.aclose()
         os.kill(agent, signal.SIGKILL)
-        assert list(await host.free([lock])) == []
+        assert list(await host.find_free_locks([lock])) == []
         os.kill(int(said), signal.SIGKILL)
-        while not await host.free([lock]):  # noqa: ASYNC110
+        while not await host.find_free_locks([lock]):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
     try:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from runner.interface.cli.main import main
-from runner.interface.cli.places import SERVERS_TAKE
-from runner.interface.cli.verbs import KEPT_ELSEWHERE
+from runner.interface.cli.places import SERVER_ARGUMENTS
+from runner.interface.cli.verbs import REMOTE_VERBS
 from tests.servers.rest import Rest
 from tests.support import until
 from tests.system.test_handle import folder
@@ -148,4 +148,4 @@ def test_here_is_this_workspace_and_a_database_is_one(
 
 
 def test_each_verb_that_takes_to_is_known_to_a_server() -> None:
-    assert set(SERVERS_TAKE) == KEPT_ELSEWHERE
+    assert set(SERVER_ARGUMENTS) == REMOTE_VERBS

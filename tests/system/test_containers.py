@@ -346,7 +346,7 @@ def test_another_machine_runs_and_stops_containers_too(machine: Machine, tmp_pat
         boxes = containers.Containers(
             host, str(attempt.parent), said.append, settings, machine.environ
         )
-        await boxes.image(machine.image)
+        await boxes.provide_image(machine.image)
         script = (
             'trap "exit 7" TERM; echo "$TOKEN" > seen; echo ready; while :; do sleep 0.05; done'
         )
@@ -367,7 +367,7 @@ def test_another_machine_runs_and_stops_containers_too(machine: Machine, tmp_pat
         await host.stop(job, timedelta(seconds=20))
         exit = await host.wait(job, LONG)
         assert exit is not None and (exit.code, exit.reason) == (7, "stopped")
-        await boxes.over(str(attempt), exit)
+        await boxes.clean_up(str(attempt), exit)
         assert sorted(os.listdir(attempt.parent)) == ["one", "one.log"]
         assert said == []
         await host.aclose()

@@ -83,7 +83,7 @@ def test_an_error_of_our_own_in_an_attempt_fails_its_step_ends_its_job_and_is_in
 ) -> None:
     """It hung the run: the waiter for the attempt's end was gone."""
     chain(space, slow="sleep 60;")
-    whole = Follower.end
+    whole = Follower.wait_for_end
 
     async def broken(
         follower: Follower, beside: Sequence[Coroutine[object, object, object]]
@@ -92,7 +92,7 @@ def test_an_error_of_our_own_in_an_attempt_fails_its_step_ends_its_job_and_is_in
             raise KeyError("injected")
         return await whole(follower, beside)
 
-    monkeypatch.setattr(Follower, "end", broken)
+    monkeypatch.setattr(Follower, "wait_for_end", broken)
     assert space.attempt(settings=LOOPBACK) == ["a", "b"]
     assert space.summary is not None and space.summary.state == "FAILED"
     (failure,) = space.summary.failed
@@ -582,7 +582,7 @@ def test_all_that_runs_on_a_host_that_is_lost_goes_to_another(
 ) -> None:
     """What was waited for when the host was given up was waited for without end."""
     loopback(space, hosts=2, slots=2)
-    whole, lost = Follower.end, list[str]()
+    whole, lost = Follower.wait_for_end, list[str]()
 
     async def loses(
         follower: Follower, beside: Sequence[Coroutine[object, object, object]]
@@ -593,7 +593,7 @@ def test_all_that_runs_on_a_host_that_is_lost_goes_to_another(
             raise HostLost("it is gone")
         return await whole(follower, beside)
 
-    monkeypatch.setattr(Follower, "end", loses)
+    monkeypatch.setattr(Follower, "wait_for_end", loses)
     first = f"test -e {space.root}/b.here || {{ touch {space.root}/b.here; until test -e {space.root}/over; do sleep 0.1; done; }}"
     space.recipe(
         f"steps:\n  a: {{run: echo a > a, outputs: [a]}}\n  b: {{run: '{first}; echo b > b', outputs: [b]}}\nlimits: {{time: 30s}}\n"

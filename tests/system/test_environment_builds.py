@@ -249,7 +249,7 @@ def test_the_index_of_pip_counts_for_uv(tmp_path: Path, monkeypatch: pytest.Monk
         "PIP_EXTRA_INDEX_URL": "https://a https://b",
         "XDG_CONFIG_HOME": "/nowhere",
     }
-    found = _builder.of_pip(environ)
+    found = _builder.translate_pip_settings(environ)
     assert (
         found["UV_DEFAULT_INDEX"] == "https://mirror/simple"
         and found["UV_INDEX"] == "https://a https://b"
@@ -259,9 +259,9 @@ def test_the_index_of_pip_counts_for_uv(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_machine_that_no_uv_runs_on_has_its_pip_do_it(tmp_path: Path) -> None:
     assert (
-        not _builder._runs("")
-        and not _builder._runs(str(tmp_path / "none"))
-        and not _builder._runs("/bin/false")
+        not _builder._can_run("")
+        and not _builder._can_run(str(tmp_path / "none"))
+        and not _builder._can_run("/bin/false")
     )
     assert uv.fetch_uv("Plan9 mips", tmp_path) == ""
 

@@ -150,7 +150,9 @@ def test_accelerate_starts_a_process_for_each_gpu_of_the_step(space: Space, card
         there = Capacity(
             ws.machine(), lambda: devices.here(ws.environ), None, free=cast(Any, None)
         )  # nothing is started
-        assert [count_processes({}, {"host": there.seen(share)}) for share in (None, 1, 2, 0)] == [
+        assert [
+            count_processes({}, {"host": there.template_host(share)}) for share in (None, 1, 2, 0)
+        ] == [
             2,
             1,
             2,

@@ -21,10 +21,10 @@ from runner.hosts.place.checkpoint_sync import (
     LINK,
     CheckpointPruner,
     CheckpointSync,
-    Look,
+    DirectoryListing,
     disk_strain,
 )
-from runner.hosts.place.host_task import Round, StateFolder
+from runner.hosts.place.host_task import StateFolder, SyncRound
 from runner.storage import checkpoints
 
 EXAMPLES = int(os.environ.get("RECIPE_KEEPER_EXAMPLES", "20"))
@@ -46,19 +46,19 @@ class Elsewhere:
         )  # what happens while something is on its way
         self.fails: list[Exception] = []
 
-    async def look(self, path: str) -> Look:
+    async def list_files(self, path: str) -> DirectoryListing:
         self.questions += 1
         if self.fails:
             raise self.fails.pop(0)
-        return Look(self._known(Path(path)), self.free, self.total)
+        return DirectoryListing(self._known(Path(path)), self.free, self.total)
 
-    held = look
+    list_resumable = list_files
 
-    async def bring(self, path: str, target: Path) -> int:
+    async def download(self, path: str, target: Path) -> int:
         self.during(path, target)
         return self._copy(Path(path), target)
 
-    async def put(self, source: Path, path: str) -> int:
+    async def upload(self, source: Path, path: str) -> int:
         return self._copy(source, Path(path))
 
     async def remove(self, paths: Sequence[str]) -> None:
@@ -156,7 +156,7 @@ class Scene:
     ) -> None:
         self.tmp, self.keep, self.pattern, self.known = tmp, keep, pattern, known
         self.here = tmp / "home" / "1" / "ckpt"
-        self.told: list[Round] = []
+        self.told: list[SyncRound] = []
         self.paused: list[float] = []
         self.while_paused: Callable[[], None] = lambda: None
         self.host("a")
@@ -184,11 +184,11 @@ class Scene:
 
         return asyncio.run(run())
 
-    def sync(self) -> Round:
+    def sync(self) -> SyncRound:
         self.do(self.keeper.sync())
         return self.told[-1]
 
-    def finish(self) -> Round:
+    def finish(self) -> SyncRound:
         self.do(self.keeper.finish())
         return self.told[-1]
 
@@ -545,12 +545,12 @@ def test_a_janitor_here_keeps_the_newest_and_never_counts_one_that_is_being_writ
     janitor = CheckpointPruner(here.folder, PATTERN, 1)
     here.save(1)
     here.begin(2)
-    assert janitor.look() == ([], "")
+    assert janitor.delete_old() == ([], "")
     here.save(2)
-    assert janitor.look()[0] == []
-    assert janitor.look()[0] == ["step-1"]
+    assert janitor.delete_old()[0] == []
+    assert janitor.delete_old()[0] == ["step-1"]
     assert steps(here.folder) == [2]
-    assert CheckpointPruner(tmp_path / "none", PATTERN, 1).look() == ([], "")
+    assert CheckpointPruner(tmp_path / "none", PATTERN, 1).delete_old() == ([], "")
 
 
 @pytest.mark.parametrize(

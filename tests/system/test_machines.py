@@ -29,7 +29,7 @@ from runner.execution.steps.control import Handover
 from runner.execution.terms import Choice, Settings
 from runner.execution.unattended import end_unattended
 from runner.interface.cli.report import describe_run
-from runner.interface.handle.here import Here
+from runner.interface.handle.local_transport import LocalTransport
 from runner.interface.logs import Follower
 from runner.paths import shipped
 from runner.storage.records.runs import Offer, RunRow
@@ -559,7 +559,7 @@ def test_a_log_and_metrics_are_followed_from_another_machine_masked_and_kept_whe
     def follow() -> None:
         with Workspace.open(a.space.root, environ=a.env) as ws:
             Follower(
-                Here(ws), run, lambda _step: True, heard, lambda _words: None, heads=False
+                LocalTransport(ws), run, lambda _step: True, heard, lambda _words: None, heads=False
             ).follow(None)
 
     follower = threading.Thread(target=follow)

@@ -50,7 +50,7 @@ def tree(top: Path) -> Path:
 
 def test_a_host_of_this_disk_is_known_and_leaves_no_trace_of_the_question(tmp_path: Path) -> None:
     async def story(host_store: HostStore) -> None:
-        assert host_store.neighbour.reads and host_store.neighbour.shows
+        assert host_store.shared_disk.host_sees_workspace and host_store.shared_disk.sees_host_root
         assert not list((tmp_path / "here").iterdir())
         assert not glob.glob(f"{tmp_path}/there/**/word-*", recursive=True, include_hidden=True)
 
@@ -61,14 +61,14 @@ def test_a_host_that_sees_another_disk_at_our_path_is_no_neighbour(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "runner.hosts.transfer.neighbours._write",
+        "runner.hosts.transfer.shared_disk._write",
         lambda path, _word: Path(path).parent.mkdir() or Path(path).write_text("of another disk"),
     )
 
     async def story(host_store: HostStore) -> None:
         assert (
-            not host_store.neighbour.reads
-            and await host_store.neighbour.same([str(tmp_path)]) == set()
+            not host_store.shared_disk.host_sees_workspace
+            and await host_store.shared_disk.find_same([str(tmp_path)]) == set()
         )
 
     between(tmp_path, story)
@@ -83,12 +83,18 @@ def test_a_path_is_used_in_place_only_where_it_is_the_same_file(
 
     async def story(host_store: HostStore) -> None:
         paths = [str(one), str(other), str(tmp_path / "absent"), str(tmp_path)]
-        assert await host_store.neighbour.same(paths) == {str(one), str(other), str(tmp_path)}
+        assert await host_store.shared_disk.find_same(paths) == {
+            str(one),
+            str(other),
+            str(tmp_path),
+        }
         monkeypatch.setattr(
-            "runner.hosts.transfer.neighbours.marks",
+            "runner.hosts.transfer.shared_disk.marks",
             lambda path: [1, 2, 3, 4] if path == str(one) else [],
         )
-        assert await host_store.neighbour.same(paths) == set(), "an inode, a size or a time differs"
+        assert await host_store.shared_disk.find_same(paths) == set(), (
+            "an inode, a size or a time differs"
+        )
 
     between(tmp_path, story)
 
@@ -103,12 +109,12 @@ def test_trees_and_files_go_to_a_neighbour_and_come_home_without_the_wire(
 
     async def story(host_store: HostStore) -> None:
         await host_store.send(sources)
-        assert await host_store.have(list(sources)) == set(sources)
+        assert await host_store.find_existing(list(sources)) == set(sources)
         assert sum(bytes_sent) < 10_000, "only links and folders travel"
         for content, source in sources.items():
             at = host_store.path(content)
             taken = (
-                await host_store.take(os.path.dirname(at), ((os.path.basename(at), False),))
+                await host_store.hash_outputs(os.path.dirname(at), ((os.path.basename(at), False),))
             ).outputs[os.path.basename(at)]
             assert taken.content == content
             target = tmp_path / f"home-{os.path.basename(source)}"
@@ -130,10 +136,10 @@ def test_what_a_disk_shows_wrongly_is_sent_again(
     stale.write_bytes(file.read_bytes()[:-1])
 
     async def story(host_store: HostStore) -> None:
-        draw = host_store.neighbour.draw
+        draw = host_store.shared_disk.copy_to_host
         monkeypatch.setattr(
-            type(host_store.neighbour),
-            "draw",
+            type(host_store.shared_disk),
+            "copy_to_host",
             lambda _self, sources: draw(dict.fromkeys(sources, str(stale))),
         )
         await host_store.send({content: str(file)})
@@ -143,7 +149,7 @@ def test_what_a_disk_shows_wrongly_is_sent_again(
             download, "copy", lambda _source, target: Path(target).write_bytes(stale.read_bytes())
         )
         taken = (
-            await host_store.take(os.path.dirname(at), ((os.path.basename(at), False),))
+            await host_store.hash_outputs(os.path.dirname(at), ((os.path.basename(at), False),))
         ).outputs[os.path.basename(at)]
         await host_store.fetch(at, taken, str(tmp_path / "home"))
         assert scan(tmp_path / "home") == content

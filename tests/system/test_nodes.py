@@ -184,7 +184,7 @@ def test_what_a_step_asks_for_counts_for_each_of_its_nodes(space: Space) -> None
 def test_nodes_that_do_not_all_begin_are_all_stopped_and_the_attempt_is_lost(
     space: Space, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, slow = RemotePlace.begin, [True]
+    whole, slow = RemotePlace.start, [True]
 
     async def begin(place: RemotePlace, task: HostTask, command: Command) -> Job:
         if slow and task.name.endswith(".1"):
@@ -193,7 +193,7 @@ def test_nodes_that_do_not_all_begin_are_all_stopped_and_the_attempt_is_lost(
             await asyncio.Event().wait()
         return await whole(place, task, command)
 
-    monkeypatch.setattr(RemotePlace, "begin", begin)
+    monkeypatch.setattr(RemotePlace, "start", begin)
     monkeypatch.setattr(group, "BEGIN", 0.3)
     once = f"[ -e {space.root}/first ] || {{ touch {space.root}/first; sleep 60; }}"
     space.recipe(f"steps: {{s: {{nodes: 2, run: '{once}'}}}}")

@@ -20,7 +20,7 @@ import runner
 from runner.errors import CannotRun, Invalid
 from runner.execution.session import preview
 from runner.execution.terms import Choice, Settings
-from runner.interface.cli.chosen import open_to_work
+from runner.interface.cli.targets import open_for_run
 from runner.language import document
 from runner.storage.content import tiny
 from runner.storage.records import database
@@ -605,6 +605,6 @@ def test_a_first_run_reads_its_recipe_once(space: Space, monkeypatch: pytest.Mon
         document, "parse", lambda text, name: read.append(name) or parse(text, name)
     )
     space.recipe("steps: {s: {run: 'true'}}")
-    with open_to_work(space.root, Request("./recipe.yaml")) as ws:
+    with open_for_run(space.root, Request("./recipe.yaml")) as ws:
         assert preview(ws, Request("./recipe.yaml"), Choice()).todo
     assert read == [str(space.root / "recipe.yaml")]

@@ -120,7 +120,7 @@ def test_after_some_that_were_taken_away_the_next_is_rented_on_demand(
             Place, type("Taken", (), {"name": f"gcp {number}", "lost": "gone", "leaving": ""})()
         )
         pool.spot.add(taken)
-        assert pool.spot.gone([taken])
+        assert pool.spot.count_preempted([taken])
     assert pool.need(wants) == Need(gpus=1)
 
 
@@ -134,13 +134,13 @@ def test_on_any_market_spot_is_taken_where_that_is_cheaper_by_what_was_lost_befo
     card = Resources(gpus=1, gpu="RTX 4090")
     spot = Offer("vastai", "1", card, price=0.5, market="spot")
     kept = Offer("vastai", "2", card, price=0.8)
-    calm, rough = History(), History(taken={"vastai": (60, 40.0)})
+    calm, rough = History(), History(preemptions={"vastai": (60, 40.0)})
     for wish in (Wish(hours=5.0), Wish()):
-        assert Pricing(calm).ranked([kept, spot], wish) == [spot, kept]
-        assert Pricing(rough).ranked([spot, kept], wish) == [spot, kept], "0.75 an hour"
-    worse = History(taken={"vastai": (100, 40.0)})
+        assert Pricing(calm).rank([kept, spot], wish) == [spot, kept]
+        assert Pricing(rough).rank([spot, kept], wish) == [spot, kept], "0.75 an hour"
+    worse = History(preemptions={"vastai": (100, 40.0)})
     for wish in (Wish(hours=5.0), Wish()):
-        assert Pricing(worse).ranked([spot, kept], wish) == [kept, spot], "0.92 an hour"
+        assert Pricing(worse).rank([spot, kept], wish) == [kept, spot], "0.92 an hour"
     leases = cast(
         Any,
         SimpleNamespace(

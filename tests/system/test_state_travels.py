@@ -22,8 +22,8 @@ from drivers.base import NOTHING, Argv, HostLost, Order, Wish
 from drivers.local import LocalHost
 from drivers.loopback import Loopback
 from runner.hosts.link.wire import Wire
-from runner.hosts.place.checkpoint_sync import CheckpointSync, HostCheckpoints, Look
-from runner.hosts.place.host_task import Round, StateFolder
+from runner.hosts.place.checkpoint_sync import CheckpointSync, DirectoryListing, HostCheckpoints
+from runner.hosts.place.host_task import StateFolder, SyncRound
 from runner.hosts.transfer.host_store import HostStore
 from tests.system.test_keeper import Training, steps
 from tests.tools import needs
@@ -38,7 +38,7 @@ class Journey:
     def __init__(self, root: Path, *, keep: int = 2) -> None:
         self.driver = Loopback(root / "machines", hosts=2)
         self.here, self.keep = root / "home" / "1" / "ckpt", keep
-        self.told: list[Round] = []
+        self.told: list[SyncRound] = []
 
     async def arrive(self, number: int) -> tuple[CheckpointSync, Training]:
         """A keeper for an attempt on a host, and the folder that its trainer writes into."""
@@ -153,15 +153,15 @@ class Paced(HostCheckpoints):
         assert self.trainer.stdin is not None
         self.trainer.stdin.write(b"." * self.random.randrange(8))
 
-    async def look(self, path: str) -> Look:
+    async def list_files(self, path: str) -> DirectoryListing:
         self.go()
-        found = await super().look(path)
+        found = await super().list_files(path)
         self.go()
         return found
 
-    async def bring(self, path: str, target: Path) -> int:
+    async def download(self, path: str, target: Path) -> int:
         self.go()
-        return await super().bring(path, target)
+        return await super().download(path, target)
 
 
 @pytest.mark.longer
@@ -181,7 +181,7 @@ def test_a_trainer_that_saves_and_deletes_all_the_time_gives_only_whole_checkpoi
         await host_store.open()
         there = Path(host_store.root) / "states" / "id" / "ckpt"
         here = tmp_path / "home" / "1" / "ckpt"
-        told: list[Round] = []
+        told: list[SyncRound] = []
         there.mkdir(parents=True)
         trainer = await asyncio.create_subprocess_exec(
             sys.executable, "-c", SAVES, str(there), stdin=subprocess.PIPE
@@ -274,7 +274,7 @@ def test_a_training_that_saves_more_than_a_small_disk_holds_goes_on_to_its_end(
         host_store = HostStore(Wire(host, str(small_disk / "ours")))
         await host_store.open()
         there = f"{host_store.root}/states/id/ckpt"
-        told: list[Round] = []
+        told: list[SyncRound] = []
         keeper = CheckpointSync(
             HostCheckpoints(host_store),
             [
@@ -313,7 +313,7 @@ def test_our_own_disk_that_is_full_is_said_and_loses_nothing(
         host_store = HostStore(Wire(host, str(tmp_path / "ours")))
         await host_store.open()
         there = f"{host_store.root}/states/id/ckpt"
-        told: list[Round] = []
+        told: list[SyncRound] = []
         here = small_disk / "1" / "ckpt"
         keeper = CheckpointSync(
             HostCheckpoints(host_store),
@@ -338,13 +338,13 @@ def test_what_is_there_is_reported_with_its_times(tmp_path: Path) -> None:
     async def story() -> None:
         host_store = HostStore(Wire(LocalHost(tmp_path / "supervisor"), str(tmp_path / "ours")))
         folder = tmp_path / "ours" / "a state" / "ckpt"
-        assert (await HostCheckpoints(host_store).look("a state/ckpt")).files == {}
+        assert (await HostCheckpoints(host_store).list_files("a state/ckpt")).files == {}
         trainer = Training(folder)
         trainer.save(1)
         (folder / "step-1" / "näme of\ttheir own").write_text("x")
         (folder / "step-1" / "link").symlink_to("/nowhere")
         os.utime(folder / "step-1" / "optimizer.json", ns=(0, 1_700_000_000_000_000_000))
-        found = await HostCheckpoints(host_store).look("a state/ckpt")
+        found = await HostCheckpoints(host_store).list_files("a state/ckpt")
         assert set(found.files) == {
             f"step-1/{name}"
             for name in ("model.safetensors", "optimizer.json", "näme of\ttheir own", "link")
@@ -364,11 +364,13 @@ def test_a_host_that_sends_wrong_names_writes_nothing_outside_the_state() -> Non
     class Liar:
         root = ""
 
-        async def look(self, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
+        async def list_folder(self, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
             names = ("../../etc/passwd", "/etc/passwd", ".", "a/", "good")
             return [(name, 5, 7_500_000_000, False) for name in names], 50, 100
 
     async def story() -> None:
-        assert dict((await HostCheckpoints(Liar()).look("x")).files) == {"good": (5, 7_500_000_000)}  # type: ignore[arg-type]
+        assert dict((await HostCheckpoints(Liar()).list_files("x")).files) == {
+            "good": (5, 7_500_000_000)
+        }  # type: ignore[arg-type]
 
     asyncio.run(story())

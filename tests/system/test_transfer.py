@@ -33,8 +33,8 @@ from runner.errors import Corrupt, Infrastructure
 from runner.hosts.link import wire
 from runner.hosts.link.wire import Progress, Wire
 from runner.hosts.transfer import manifests
-from runner.hosts.transfer.download import Taken
-from runner.hosts.transfer.host_store import HostStore, Parcel
+from runner.hosts.transfer.download import HashedOutput
+from runner.hosts.transfer.host_store import AttemptContents, HostStore
 from runner.storage.content import files
 from runner.storage.content.files import Changed, Entry
 from tests.tools import needs
@@ -123,11 +123,11 @@ class Town:
         await self.host_store.send(contents)
         for content in contents:
             assert files.scan(self.host_store.path(content)) == content
-        assert await self.host_store.have(contents) == set(contents)
+        assert await self.host_store.find_existing(contents) == set(contents)
         return list(contents)
 
-    async def attempt(self, parcel: Parcel | None = None, name: str = "attempt") -> Path:
-        await self.host_store.stage(name, parcel or Parcel({"given": (b"given", 0o644)}))
+    async def attempt(self, parcel: AttemptContents | None = None, name: str = "attempt") -> Path:
+        await self.host_store.stage(name, parcel or AttemptContents({"given": (b"given", 0o644)}))
         return Path(self.host_store.root, "attempts", name)
 
 
@@ -186,7 +186,7 @@ def test_files_small_and_large_arrive_as_they_were(go: Go) -> None:
 def test_an_attempt_sees_what_it_was_given_and_what_it_made_comes_home(go: Go) -> None:
     async def check(town: Town) -> None:
         (content,) = await town.sends(town.tree())
-        parcel = Parcel(
+        parcel = AttemptContents(
             {"train.py": (b"pass", 0o644), "bin/go": (b"#!", 0o555)},
             {"data": content},
             ["out", "a/b"],
@@ -201,22 +201,22 @@ def test_an_attempt_sees_what_it_was_given_and_what_it_made_comes_home(go: Go) -
         os.rename(town.tree("made"), path / "out" / "made")
         (path / "out" / "weights").write_bytes(os.urandom(9 << 20))
         (path / "metrics.json").write_bytes(b"{}")
-        harvest = await town.host_store.take(
+        harvest = await town.host_store.hash_outputs(
             str(path), [("out", True), ("metrics.json", False), ("absent", False)]
         )
-        assert harvest.changed == () and harvest.outputs["absent"] == Taken()
+        assert harvest.changed == () and harvest.outputs["absent"] == HashedOutput()
         outputs = {name: taken.content for name, taken in harvest.outputs.items() if taken.content}
         assert outputs == {
             "out": files.scan(path / "out"),
             "metrics.json": files.scan(path / "metrics.json"),
         }
-        assert await town.host_store.keep(str(path), outputs) == set(outputs.values())
+        assert await town.host_store.store_outputs(str(path), outputs) == set(outputs.values())
         for name, made in outputs.items():
             await town.host_store.fetch(
                 town.host_store.path(made), harvest.outputs[name], str(town.place / "home" / name)
             )
             assert files.scan(town.place / "home" / name) == made
-        assert await town.host_store.have(outputs.values()) == set(outputs.values())
+        assert await town.host_store.find_existing(outputs.values()) == set(outputs.values())
         await town.host_store.remove([str(path), f"{path}.sh"])
         assert not list((town.place / "there" / "attempts").iterdir())
         assert (town.place / "there" / "states" / "k" / "one").read_bytes() == b"kept"
@@ -243,12 +243,12 @@ def test_of_what_an_earlier_try_brought_only_that_stays_which_is_there_still(go:
         (earlier / "zero").mkdir()
         (earlier / "none" / "at all").rmdir()
         (earlier / "none" / "at all").write_text("x")
-        taken = (await town.host_store.take(str(town.place / "there"), [("states", True)])).outputs[
-            "states"
-        ]
+        taken = (
+            await town.host_store.hash_outputs(str(town.place / "there"), [("states", True)])
+        ).outputs["states"]
         await town.host_store.fetch(str(top), taken, str(home))
         assert files.scan(home) == files.scan(top) == taken.content
-        file = (await town.host_store.take(str(top), [("zero", False)])).outputs["zero"]
+        file = (await town.host_store.hash_outputs(str(top), [("zero", False)])).outputs["zero"]
         (town.place / "file.coming").mkdir()
         await town.host_store.fetch(str(top / "zero"), file, str(town.place / "file"))
         assert (town.place / "file").read_bytes() == b""
@@ -467,7 +467,7 @@ def test_an_object_that_was_written_to_is_found_out_and_put_right(go: Go) -> Non
             path.chmod(0o644)
             os.utime(path, (path.stat().st_mtime + 5,) * 2)
             path.write_bytes(b"spoilt")
-        assert await town.host_store.have({tree, file}) == set()
+        assert await town.host_store.find_existing({tree, file}) == set()
         await town.sends(town.place / "data", one)
 
     go(check)
@@ -480,11 +480,11 @@ def test_what_was_there_before_a_reboot_is_hashed_and_not_sent_again(go: Go) -> 
         (content,) = await town.sends(top)
         for seal in (town.place / "there" / "seals").iterdir():
             seal.write_text("another boot")
-        assert await town.host_store.have({content}) == set()
+        assert await town.host_store.find_existing({content}) == set()
         town.wire.sent = 0
         await town.host_store.send({content: str(top)})
         assert town.wire.sent < 20_000
-        assert await town.host_store.have({content}) == {content}
+        assert await town.host_store.find_existing({content}) == {content}
 
     go(check)
 
@@ -528,13 +528,13 @@ def test_an_attempt_is_made_while_what_it_is_given_is_sent_and_that_does_not_cou
         data.write_bytes(b"data")
         content = files.scan(data)
         staging = asyncio.ensure_future(
-            town.host_store.stage("early", Parcel(links={"in": content}), (content,))
+            town.host_store.stage("early", AttemptContents(links={"in": content}), (content,))
         )
         await town.host_store.send({content: str(data)})
         await staging
         attempt = Path(town.host_store.root, "attempts/early")
         assert (attempt / "in").read_bytes() == b"data" and not (attempt / "in").is_symlink()
-        assert (await town.host_store.take(str(attempt), [])).changed == ()
+        assert (await town.host_store.hash_outputs(str(attempt), [])).changed == ()
 
     go(check)
 
@@ -545,7 +545,7 @@ def test_an_attempt_whose_input_does_not_come_is_not_made(
     async def check(town: Town) -> None:
         with pytest.raises(wire.Gone):
             await town.host_store.stage(
-                "early", Parcel(links={"in": f"f:{'0' * 64}"}), (f"f:{'0' * 64}",)
+                "early", AttemptContents(links={"in": f"f:{'0' * 64}"}), (f"f:{'0' * 64}",)
             )
         assert not os.listdir(town.place / "there/attempts")
 
@@ -560,14 +560,14 @@ def test_what_was_asked_ahead_is_not_asked_again_and_is_believed_once(go: Go) ->
         for path in paths:
             path.write_text(path.name)
         contents = [files.scan(path) for path in paths]
-        await town.host_store.expect(contents[:2])
+        await town.host_store.prefetch_state(contents[:2])
         town.wire.before = asked.append
         await town.host_store.send({contents[0]: str(paths[0])})
         assert "begin" not in asked
         await town.host_store.send({contents[0]: str(paths[0])})
         await town.host_store.send({contents[1]: str(paths[1]), contents[2]: str(paths[2])})
         assert asked.count("begin") == 2
-        assert await town.host_store.have(contents) == set(contents)
+        assert await town.host_store.find_existing(contents) == set(contents)
 
     go(check)
 
@@ -617,14 +617,16 @@ def test_a_sender_is_heard_of_there_while_a_large_file_is_under_way(
     async def check(town: Town) -> None:
         town.wire.before = lambda function: asked.append(function == "free")
         (town.place / "large").write_bytes(os.urandom(40 << 20))
-        await asyncio.gather(town.host_store.free(), town.host_store.free())  # a stream for each
+        await asyncio.gather(
+            town.host_store.find_free_space(), town.host_store.find_free_space()
+        )  # a stream for each
         asked.clear()
         await town.sends(town.place / "large")
         assert any(asked)
         still = [
             task
             for task in asyncio.all_tasks()
-            if getattr(task.get_coro(), "__qualname__", "") == "Sender._live"
+            if getattr(task.get_coro(), "__qualname__", "") == "Sender._send_signs_of_life"
         ]
         assert len(still) <= 1
         if still:
@@ -667,18 +669,22 @@ def test_inputs_that_an_attempt_changed_are_named(go: Go) -> None:
         one.write_bytes(os.urandom(100_000))
         tree, file = await town.sends(town.tree(), one)
         path = await town.attempt(
-            Parcel(
+            AttemptContents(
                 {"a": (b"a", 0o644), "b": (b"b", 0o644), "c": (b"c", 0o644)},
                 {"data": tree, "one": file},
             )
         )
-        assert (await town.host_store.take(str(path), [])).changed == ()
+        assert (await town.host_store.hash_outputs(str(path), [])).changed == ()
         later = path.with_name("attempt.in").stat().st_mtime + 1
         for name in ("b", "data/dir1/file 1"):
             os.utime(path / name, (later, later))
         (path / "c").unlink()
-        assert sorted((await town.host_store.take(str(path), [])).changed) == ["b", "c", tree]
-        assert await town.host_store.have({tree, file}) == {file}
+        assert sorted((await town.host_store.hash_outputs(str(path), [])).changed) == [
+            "b",
+            "c",
+            tree,
+        ]
+        assert await town.host_store.find_existing({tree, file}) == {file}
 
     go(check)
 
@@ -698,7 +704,7 @@ def test_what_is_no_output_is_reported_in_words(go: Go) -> None:
             ("given", True),
             ("out", False),
         ]
-        taken = (await town.host_store.take(str(path), outputs)).outputs
+        taken = (await town.host_store.hash_outputs(str(path), outputs)).outputs
         assert {name: one.problem for name, one in taken.items()} == {
             "pipe": "pipe is neither a file nor a directory",
             "pipes": "pipes: 'inner' is neither a file nor a directory",
@@ -718,16 +724,16 @@ def test_an_output_that_is_kept_can_be_given_to_the_next_attempt(go: Go) -> None
         shutil.copytree(town.tree(), path / "out", symlinks=True)
         shutil.copytree(town.place / "data", path / "states" / "out", symlinks=True)
         taken = (
-            await town.host_store.take(str(path), [("out", True), ("states/out", True)])
+            await town.host_store.hash_outputs(str(path), [("out", True), ("states/out", True)])
         ).outputs
         content = taken["out"].content
-        assert await town.host_store.keep(
+        assert await town.host_store.store_outputs(
             str(path), {"states/out": content}, copy=["states/out"]
         ) == {content}
         assert (path / "states" / "out").is_dir()
-        assert await town.host_store.keep(str(path), {"out": content}) == {content}
-        assert await town.host_store.have({content}) == {content}
-        following = await town.attempt(Parcel({}, {"in": content}), "following")
+        assert await town.host_store.store_outputs(str(path), {"out": content}) == {content}
+        assert await town.host_store.find_existing({content}) == {content}
+        following = await town.attempt(AttemptContents({}, {"in": content}), "following")
         assert files.scan(following / "in") == content
 
     go(check)
@@ -740,7 +746,7 @@ def test_a_sweep_takes_what_is_unused_and_leaves_what_attempts_need(go: Go) -> N
             path.write_bytes(path.name.encode())
         used, forgotten, young = await town.sends(*paths)
         (tree,) = await town.sends(town.tree())
-        await town.attempt(Parcel({}, {"x": used}))
+        await town.attempt(AttemptContents({}, {"x": used}))
         for content in (used, forgotten, tree):
             os.utime(town.place / "there" / "used" / manifests.object_name(content), (0, 0))
         programs = town.place / "there" / "agent"
@@ -768,7 +774,7 @@ def test_a_sweep_takes_states_that_were_not_written_to_and_none_while_an_attempt
         for path in (root / "states" / "young" / "ck" / "step-1", *(root / "states").rglob("*")):
             if path.name != "w":
                 os.utime(path, (0, 0))
-        attempt = await town.attempt(Parcel({"x": (b"x", 0o644)}))
+        attempt = await town.attempt(AttemptContents({"x": (b"x", 0o644)}))
         assert await town.host_store.clear((), every=timedelta(0)) == 0
         assert await town.host_store.clear([str(attempt)]) == 0  # the last one was just now
         assert not attempt.exists()
@@ -873,7 +879,9 @@ def test_a_disk_that_is_full_here_is_reported(go: Go, small_disk: Path) -> None:
         path = await town.attempt()
         (path / "big").write_bytes(os.urandom(5_000_000))
         (path / "some").write_bytes(os.urandom(2_500_000))
-        outputs = (await town.host_store.take(str(path), [("big", False), ("some", False)])).outputs
+        outputs = (
+            await town.host_store.hash_outputs(str(path), [("big", False), ("some", False)])
+        ).outputs
         with pytest.raises(Infrastructure, match=r"only 3\.\d MB disk space is free"):
             await town.host_store.fetch(str(path / "big"), outputs["big"], str(small_disk / "big"))
 
@@ -938,9 +946,9 @@ def test_names_and_links_that_a_host_makes_up_are_refused(
     rows: list[list[object]], words: str
 ) -> None:
     async def check() -> None:
-        harvest = await HostStore(Wire(cast(Any, Liar([[["d", rows]], []])), "/there")).take(
-            "/there/attempts/a", [("out", True)]
-        )
+        harvest = await HostStore(
+            Wire(cast(Any, Liar([[["d", rows]], []])), "/there")
+        ).hash_outputs("/there/attempts/a", [("out", True)])
         with pytest.raises(AssertionError, match=words):
             assert not harvest.outputs["out"].problem, harvest.outputs["out"].problem
         assert harvest.outputs["out"].content == ""
@@ -969,7 +977,7 @@ def test_an_answer_without_sense_is_corrupt_and_nothing_worse(
 
     async def check() -> None:
         with pytest.raises(Corrupt, match="arrive incomplete"):
-            await HostStore(Wire(cast(Any, Liar(answer)), "/there")).take(
+            await HostStore(Wire(cast(Any, Liar(answer)), "/there")).hash_outputs(
                 "/there/attempts/a", [("out", True)]
             )
 
@@ -982,7 +990,7 @@ def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> No
     async def check() -> None:
         liar = Liar(stream=bytes(1 << 16), repeat=1_000_000)
         with pytest.raises(Infrastructure, match="sends an endless reply"):
-            await HostStore(Wire(cast(Any, liar), "/there")).take(
+            await HostStore(Wire(cast(Any, liar), "/there")).hash_outputs(
                 "/there/attempts/a", [("out", True)]
             )
         assert liar.told < 2 << 20
@@ -997,14 +1005,14 @@ def test_bytes_that_are_not_what_was_said_never_get_the_name(tmp_path: Path) -> 
         liar = Liar(stream=b"xxx" * 1000, repeat=1_000_000)
         with pytest.raises(Corrupt, match="changed after the step finished"):
             await HostStore(Wire(cast(Any, liar), "/there")).fetch(
-                "/there/out", Taken("t:" + "2" * 64, entries, 6), str(tmp_path / "home")
+                "/there/out", HashedOutput("t:" + "2" * 64, entries, 6), str(tmp_path / "home")
             )
         assert not (tmp_path / "home").exists()
         assert liar.told < 100_000
         with pytest.raises(Corrupt, match="is not a valid file name"):
             outside = (Entry("../outside", "f", 3, "0" * 64),)
             await HostStore(Wire(cast(Any, liar), "/there")).fetch(
-                "/there/out", Taken("t:" + "2" * 64, outside, 3), str(tmp_path / "home")
+                "/there/out", HashedOutput("t:" + "2" * 64, outside, 3), str(tmp_path / "home")
             )
         assert not (tmp_path / "outside").exists()
 
@@ -1028,7 +1036,9 @@ def test_what_a_login_shell_prints_first_is_not_taken_for_an_answer(tmp_path: Pa
         (content,) = await town.sends(town.tree())
         manifest = tuple(files.entries(town.place / "data"))
         await town.host_store.fetch(
-            town.host_store.path(content), Taken(content, manifest, 0), str(town.place / "home")
+            town.host_store.path(content),
+            HashedOutput(content, manifest, 0),
+            str(town.place / "home"),
         )
         assert files.scan(town.place / "home") == content
         beside = Path(town.host_store.path(content) + ".json")

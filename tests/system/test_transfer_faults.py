@@ -24,7 +24,7 @@ from runner.agent.frames import Frames
 from runner.hosts.link import wire
 from runner.hosts.link.wire import Wire
 from runner.hosts.transfer import manifests
-from runner.hosts.transfer.download import Taken
+from runner.hosts.transfer.download import HashedOutput
 from runner.hosts.transfer.host_store import HostStore
 from runner.storage.content import files
 from tests.servers.proxy import Fault, Proxy
@@ -119,7 +119,7 @@ async def send(place: Path, weather: Weather, sources: dict[str, str]) -> None:
         assert files.scan(host_store.path(content)) == content, (
             f"{weather.fault} {weather.way} at {weather.at}: a bad object was accepted"
         )
-    assert await host_store.have(sources) == set(sources)
+    assert await host_store.find_existing(sources) == set(sources)
     await host_store.aclose()
 
 
@@ -174,7 +174,9 @@ def test_no_fault_on_the_way_home_is_accepted_and_little_is_fetched_twice(
 ) -> None:
     top = dataset(tmp_path / "data")
     content, manifest = files.scan(top), tuple(files.entries(top))
-    taken = Taken(content, manifest, sum(entry.size for entry in manifest if entry.kind in "fx"))
+    taken = HashedOutput(
+        content, manifest, sum(entry.size for entry in manifest if entry.kind in "fx")
+    )
 
     async def fetch(weather: Weather, target: Path) -> None:
         host_store = HostStore(Wire(cast(Any, weather), str(tmp_path / "there")))
@@ -227,7 +229,7 @@ def test_a_connection_that_breaks_again_and_again_delivers_in_the_end(tmp_path: 
         await host_store.send({content: str(top)})
         assert files.scan(host_store.path(content)) == content
         await host_store.fetch(
-            host_store.path(content), Taken(content, manifest, 0), str(tmp_path / "home")
+            host_store.path(content), HashedOutput(content, manifest, 0), str(tmp_path / "home")
         )
         assert files.scan(tmp_path / "home") == content
         await host_store.aclose()

@@ -48,7 +48,7 @@ def test_a_run_goes_on_with_the_loop_on_which_its_driver_has_connected_meanwhile
     with connect_ahead(driver) as asked:
         assert driver.began.wait(60)
         driver.let()
-        with asyncio.Runner(loop_factory=asked.loop) as runner:
+        with asyncio.Runner(loop_factory=asked.wait_for_loop) as runner:
             assert runner.run(_loop()) is driver.loop
     assert not driver.closed
 
@@ -65,5 +65,5 @@ def test_ctrl_c_while_it_connects_ends_the_wait() -> None:
     driver = Slow(interrupts=True)
     with pytest.raises(KeyboardInterrupt), connect_ahead(driver) as asked:
         driver.awaited.set()
-        asked.loop()
+        asked.wait_for_loop()
     assert driver.loop is None and driver.closed

@@ -21,7 +21,7 @@ from drivers.fakes.vastai import FOREIGN
 from runner.errors import Busy, RecipeError
 from runner.hosts import stacks
 from runner.hosts.renting.kept import KeptLeases
-from runner.hosts.renting.money import leave_at
+from runner.hosts.renting.money import stop_time
 from runner.settings import Stack
 from runner.storage.records.ledger import LeaseRow
 from tests.unit.test_rented_model import SCHEDULES, Schedule, wrong
@@ -108,8 +108,8 @@ class KeptSchedule(Schedule):
         )
         driver.times = self.times
         made = self.leases(driver, self.name, self.ledger, run, "/ws", self.heard)
-        made.budget.least = 60.0
-        made.of(STACKS[self.name])
+        made.budget.min_seconds = 60.0
+        made.use_stack(STACKS[self.name])
         made.keep_alive = self.luck.random() < 0.3
         return made
 
@@ -155,15 +155,15 @@ class KeptSchedule(Schedule):
         row = rows[0] if rows else None
         if row is None:
             for offer in (await leases.offers(Wish(Need(gpus=1))))[:3]:
-                if (row := await leases.ask(Need(gpus=1), offer)) is not None:
+                if (row := await leases.rent(Need(gpus=1), offer)) is not None:
                     break
             else:
                 return False
         assert row is not None
-        row, _host = await leases.up(row)
-        leases.measured(row)
+        row, _host = await leases.wait_until_up(row)
+        leases.mark_persistent(row)
         await asyncio.sleep(
-            max(0.0, min(self.luck.uniform(1, 600), leave_at(row.asked, row.until) - time.time()))
+            max(0.0, min(self.luck.uniform(1, 600), stop_time(row.asked, row.until) - time.time()))
         )
         await self.tidy(leases)
         if leases.stays_alive(row):
@@ -189,22 +189,24 @@ def test_no_schedule_of_faults_and_kills_loses_a_kept_machine_or_leaves_it_runni
 class Forgetful(KeptLeases):
     """Starts its machine before it is noted for whom."""
 
-    async def _started(self, use: LeaseRow, machine: LeaseRow, until: datetime) -> LeaseRow | None:
+    async def _record_and_start(
+        self, use: LeaseRow, machine: LeaseRow, until: datetime
+    ) -> LeaseRow | None:
         await self.call(lambda: self.driver.start(Lease(**machine.lease), until), 3)  # type: ignore[arg-type]
-        return await super()._started(use, machine, until)
+        return await super()._record_and_start(use, machine, until)
 
 
 class Wasteful(KeptLeases):
     """Ends the machine with its use."""
 
-    async def _stopped(self, machine: LeaseRow) -> bool:
+    async def _stop_machine(self, machine: LeaseRow) -> bool:
         return await super(KeptLeases, self).release(self.ledger.take(machine, self.holder), "done")
 
 
 class Trusting(KeptLeases):
     """Takes the request to stop for its effect."""
 
-    async def _stopped(self, machine: LeaseRow) -> bool:
+    async def _stop_machine(self, machine: LeaseRow) -> bool:
         return True
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from drivers.base import Offer
 from runner.failures import LeaseFailure
-from runner.hosts.renting.resting import account_digest, failure_of, find_resting, is_denied
+from runner.hosts.renting.resting import account_digest, failure_of, find_on_cooldown, is_denied
 from runner.storage.records.ledger import LEDGER, LeaseRow, Ledger
 
 SETTINGS, ACCOUNT = {"term": 24}, [("credit", "$0.00")]
@@ -64,7 +64,7 @@ def test_a_ledger_of_before_rests_what_it_rested(old: Path, read_only: bool) -> 
         (kind, words) for _, kind, words in BEFORE
     ]
     now = time.time()
-    assert find_resting(rows, "gcp", now).offers == {"o0", "o1", "o2"}
+    assert find_on_cooldown(rows, "gcp", now).offers == {"o0", "o1", "o2"}
     assert is_denied(rows[3], now) and rows[3].account == DIGEST
     assert not any(row.account for row in (*rows[:3], *rows[4:]))
 
@@ -78,10 +78,10 @@ def test_words_decide_nothing(tmp_path: Path, kind: LeaseFailure) -> None:
         gone = ledger.move(ledger.row("k"), "GONE", reason=lying, failure=kind)
         assert ledger.row("k") == gone and gone.failure == kind
     rests = {LeaseFailure.TAKEN, LeaseFailure.FAILED, LeaseFailure.LACKS}
-    assert find_resting([gone], "gcp", time.time()).has(Offer("gcp", "o")) == (kind in rests)
+    assert find_on_cooldown([gone], "gcp", time.time()).covers(Offer("gcp", "o")) == (kind in rests)
     assert is_denied(gone, time.time()) == (kind == LeaseFailure.DENIED)
     without = gone._replace(failure="")
-    assert not failure_of(without) and not find_resting([without], "gcp", time.time()).offers
+    assert not failure_of(without) and not find_on_cooldown([without], "gcp", time.time()).offers
 
 
 def test_a_failure_stays_when_the_lease_moves_on(tmp_path: Path) -> None:

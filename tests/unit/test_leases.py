@@ -64,7 +64,7 @@ def on(
 
 
 async def rented(leases: Leases) -> LeaseRow | None:
-    return await leases.ask(NEED, (await leases.offers(Wish(NEED)))[0])
+    return await leases.rent(NEED, (await leases.offers(Wish(NEED)))[0])
 
 
 def states(leases: Leases) -> list[str]:
@@ -75,7 +75,7 @@ def test_a_lease_goes_from_the_order_to_the_proof_that_it_is_gone(tmp_path: Path
     moves: list[tuple[str, str]] = []
 
     async def act(leases: Leases) -> None:
-        leases.heard = lambda before, row: moves.append((before, row.state))
+        leases.on_change = lambda before, row: moves.append((before, row.state))
         row = await rented(leases)
         assert (
             row is not None
@@ -83,7 +83,7 @@ def test_a_lease_goes_from_the_order_to_the_proof_that_it_is_gone(tmp_path: Path
             and offer_of(row).price == row.price == 1.2
             and lease_of(row).key == row.key
         )
-        row, (host, *_) = await leases.up(row)
+        row, (host, *_) = await leases.wait_until_up(row)
         assert alive(tmp_path) == 1 and await leases.release(row, "done")
         await host.aclose()
         assert leases.ledger.cost_of(row.key) > 0
@@ -107,7 +107,7 @@ def test_a_resumed_run_goes_on_without_a_host_that_is_silent_for_long_and_says_f
     async def first(leases: Leases) -> None:
         row = await rented(leases)
         assert row is not None
-        await leases.up(row)
+        await leases.wait_until_up(row)
 
     async def resumed(leases: Leases) -> None:
         async def hosts(_lease: Lease) -> None:
@@ -116,7 +116,7 @@ def test_a_resumed_run_goes_on_without_a_host_that_is_silent_for_long_and_says_f
         leases.driver.hosts, leases.say = hosts, said.append  # type: ignore[method-assign]
         (row,) = await leases.adopt()
         with pytest.raises(HostLost, match="for 15 minutes: host-1 does not answer"):
-            await leases.up(row)
+            await leases.wait_until_up(row)
 
     on(tmp_path, first, price=0.0)
     on(tmp_path, resumed, price=0.0)
@@ -209,7 +209,7 @@ def test_a_provider_that_is_silent_or_busy_is_asked_again_at_every_call(tmp_path
     async def act(leases: Leases) -> None:
         row = await rented(leases)
         assert row is not None
-        row, (host, *_) = await leases.up(row)
+        row, (host, *_) = await leases.wait_until_up(row)
         await host.aclose()
         assert await leases.release(row, "done")
 
@@ -256,7 +256,7 @@ def test_a_machine_that_is_gone_or_never_comes_up_is_given_back(tmp_path: Path) 
         row = await rented(leases)
         assert row is not None
         with pytest.raises(HostLost):
-            await leases.up(row)
+            await leases.wait_until_up(row)
         assert states(leases)[-1] == "GONE"
 
     async def late(leases: Leases) -> None:
@@ -275,12 +275,12 @@ def test_a_machine_that_takes_long_to_come_up_is_reported_once_and_is_an_event(
 
     async def act(leases: Leases) -> None:
         said, moves = list[str](), list[tuple[str, str, str]]()
-        leases.say, leases.heard = (
+        leases.say, leases.on_change = (
             said.append,
             lambda before, row: moves.append((before, row.state, row.reason)),
         )
         row = await rented(leases)
-        assert row is not None and (await leases.up(row))[0].state == "UP"
+        assert row is not None and (await leases.wait_until_up(row))[0].state == "UP"
         assert said == [
             f"loopback {row.key}: the machine has been starting for 0 minutes; giving up after 15"
         ]
@@ -309,7 +309,7 @@ def test_of_a_machine_that_does_not_come_up_it_is_reported_what_its_provider_say
         with pytest.raises(
             HostLost, match=r"minutes \(loopback says: loading: pulling the image\)"
         ):
-            await leases.up(row)
+            await leases.wait_until_up(row)
         assert (
             len(said) == 1
             and "for 0 minutes (loopback says: loading: pulling the image); giving up" in said[0]
@@ -342,8 +342,8 @@ from pathlib import Path
 async def work():
     root = Path(sys.argv[1])
     leases = Leases(Loopback(root / "cloud", price=1.2, hosts=3), "loopback", Ledger.open(root / "ledger.db"), "r1", str(root))
-    row = await leases.ask(Need(), (await leases.offers(Wish()))[0])
-    row, (host, *_) = await leases.up(row)
+    row = await leases.rent(Need(), (await leases.offers(Wish()))[0])
+    row, (host, *_) = await leases.wait_until_up(row)
     await leases.release(row, "done")
 asyncio.run(work())
 """
@@ -429,7 +429,7 @@ def test_an_order_that_is_looked_for_only_after_its_time_counts_as_a_machine_tha
                 )
             )
         assert await leases.adopt() == [] and states(leases) == ["GONE", "GONE"]
-        assert leases.budget.left() == pytest.approx(2.0 - 0.6), (
+        assert leases.budget.likely_funds() == pytest.approx(2.0 - 0.6), (
             "half an hour of the first; the second would be there still"
         )
 
@@ -442,7 +442,7 @@ def test_a_machine_past_its_time_is_kept_by_who_resumes_its_run_where_the_limit_
     async def begun(leases: Leases) -> None:
         row = await rented(leases)
         assert row is not None
-        leases.ledger.extend((await leases.up(row))[0], time.time() - 60)
+        leases.ledger.extend((await leases.wait_until_up(row))[0], time.time() - 60)
 
     async def refused(_lease: Lease) -> bool:
         raise Unreachable
@@ -461,7 +461,7 @@ def test_a_machine_past_its_time_is_kept_by_who_resumes_its_run_where_the_limit_
                     assert await leases.adopt() == [] and states(leases) == ["RELEASING"], (
                         "the run goes on, and asks again"
                     )
-                assert await leases.again() == []
+                assert await leases.repeat_releases() == []
             found = [row for row in await leases.adopt() if row.until > time.time() + 3600]
             assert len(found) == kept and states(leases) == (["UP"] if kept else ["GONE"])
             await leases.close()
@@ -472,16 +472,16 @@ def test_a_machine_past_its_time_is_kept_by_who_resumes_its_run_where_the_limit_
 def test_the_limits_of_a_user_hold_over_all_runs(tmp_path: Path) -> None:
     async def first(leases: Leases) -> None:
         leases.budget.limits = {"cost_per_day": 10.0, "machines": 1, "price": 2.0}
-        assert leases.budget.left() == 10.0 and not leases.budget.full
+        assert leases.budget.likely_funds() == 10.0 and not leases.budget.is_full
         row = await rented(leases)
-        assert row is not None and leases.budget.full and leases.budget.left() < 1.0, (
+        assert row is not None and leases.budget.is_full and leases.budget.likely_funds() < 1.0, (
             "it may cost nearly all of it by its end"
         )
         assert row.until - row.asked == pytest.approx(10.0 / 1.2 * 3600, rel=0.02)
 
     async def other(leases: Leases) -> None:
         leases.budget.limits = {"cost_per_day": 10.0, "machines": 1, "price": 2.0}
-        assert leases.budget.full
+        assert leases.budget.is_full
         with pytest.raises(CannotRun, match=r"\[limits\] cost_per_day"):
             await rented(leases)
         leases.budget.limits = {"price": 1.0}
@@ -500,7 +500,7 @@ def test_a_provider_that_denied_an_order_is_not_asked_again_until_its_settings_c
 ) -> None:
     async def refused(leases: Leases) -> None:
         leases.settings = {"term": 24}
-        await leases.denied()
+        await leases.check_denial()
         with pytest.raises(Denied):
             await rented(leases)
 
@@ -510,19 +510,19 @@ def test_a_provider_that_denied_an_order_is_not_asked_again_until_its_settings_c
             Denied,
             match=r"the account may not rent here \(trying again with other settings of \[drivers.loopback\], or in 10 min",
         ):
-            await leases.denied()
+            await leases.check_denial()
         monkeypatch.setattr(
             leases.driver, "account", lambda: told([("credit", "$5.00")]), raising=False
         )
         monkeypatch.setattr(leases.driver, "console", "", raising=False)
         monkeypatch.setattr(leases.driver, "solvent", lambda: told([]), raising=False)
-        await leases.denied()  # what it says of the account is not what it was
+        await leases.check_denial()  # what it says of the account is not what it was
         monkeypatch.undo()
         leases.settings = {"term": 25}
-        await leases.denied()
+        await leases.check_denial()
         assert await rented(leases) is not None
         leases.settings = {"term": 24}
-        await leases.denied()  # it was given a machine since
+        await leases.check_denial()  # it was given a machine since
 
     async def told(words: list[tuple[str, str]]) -> list[tuple[str, str]]:
         return words
@@ -536,21 +536,21 @@ def test_money_that_does_not_pay_for_coming_up_and_two_checkpoints_rents_nothing
 ) -> None:
     async def act(leases: Leases) -> None:
         leases.budget.limit = 1.2 * 0.5  # half an hour, less two minutes
-        leases.budget.every = {replace(NEED, market="any"): 391.0}
+        leases.budget.checkpoint_intervals = {replace(NEED, market="any"): 391.0}
         with pytest.raises(
             CannotRun,
             match=r"at least 1682 s \(900 s to start, and 2 checkpoints, 391 s apart\), \$0.56",
         ):
             await rented(leases)
         assert provider(tmp_path) == [] and states(leases) == []
-        leases.budget.least = 300.0  # what a setting says holds
+        leases.budget.min_seconds = 300.0  # what a setting says holds
         assert await rented(leases) is not None
-        leases.budget.least, leases.budget.limit, leases.budget.every = (
+        leases.budget.min_seconds, leases.budget.limit, leases.budget.checkpoint_intervals = (
             None,
             1.2,
             {replace(NEED, market="any"): 389.0},
         )
-        assert not leases.budget.pays(NEED, (await leases.offers(Wish(NEED)))[0])
+        assert not leases.budget.explain_shortage(NEED, (await leases.offers(Wish(NEED)))[0])
 
     on(tmp_path, act)
 
@@ -561,10 +561,10 @@ def test_a_machine_is_rented_with_the_money_of_the_one_that_is_being_given_back(
     async def act(leases: Leases) -> None:
         leases.budget.limit = 1.2
         (offer, *_) = await leases.offers(Wish(NEED))
-        row = await leases.ask(NEED, offer)
+        row = await leases.rent(NEED, offer)
         assert row is not None
         with pytest.raises(CannotRun, match="is left"):
-            await leases.ask(NEED, offer)
+            await leases.rent(NEED, offer)
         let, release = asyncio.Event(), leases.driver.release
 
         async def slow(lease: Lease) -> bool:
@@ -574,7 +574,7 @@ def test_a_machine_is_rented_with_the_money_of_the_one_that_is_being_given_back(
         monkeypatch.setattr(leases.driver, "release", slow)
         giving, asking = (
             asyncio.create_task(leases.release(row, "taken away")),
-            asyncio.create_task(leases.ask(NEED, offer)),
+            asyncio.create_task(leases.rent(NEED, offer)),
         )
         for _ in range(20):
             await asyncio.sleep(0)
@@ -594,16 +594,16 @@ def test_a_worker_counts_the_spot_machines_that_were_taken_from_those_before_it(
 
         for market in ("spot", "on-demand", "spot"):
             offer = replace((await leases.offers(Wish(NEED)))[0], market=market)
-            row = await leases.ask(NEED, offer)
+            row = await leases.rent(NEED, offer)
             assert row is not None
-            row, (host, *_) = await leases.up(row)
+            row, (host, *_) = await leases.wait_until_up(row)
             await host.aclose()
             with monkeypatch.context() as gone, pytest.raises(HostLost):
                 gone.setattr(leases.driver, "hosts", lost)
-                await leases.up(row)
+                await leases.wait_until_up(row)
 
     async def later(leases: Leases) -> None:
-        assert leases.taken_away() == 2
+        assert leases.count_preemptions() == 2
 
     on(tmp_path, act)
     on(tmp_path, later)
@@ -616,7 +616,7 @@ def test_machines_at_once_hold_for_orders_of_two_processes_that_saw_room(tmp_pat
         leases.budget.limits = {"machines": 1}
         offer = (await leases.offers(Wish(NEED)))[0]
         found = await asyncio.gather(
-            leases.ask(NEED, offer), leases.ask(NEED, offer), return_exceptions=True
+            leases.rent(NEED, offer), leases.rent(NEED, offer), return_exceptions=True
         )
         assert [isinstance(each, LeaseRow) for each in found] == [True, False]
         assert isinstance(found[1], Full) and "[limits] machines" in str(found[1])
@@ -645,11 +645,11 @@ def test_a_lease_that_is_being_given_back_holds_back_more_the_longer_it_lives(
         leases.budget.limit = 1.2 * 10  # ten hours
         row = await rented(leases)
         assert row is not None and not await leases.release(row, "taken away")
-        assert leases.budget.left() == pytest.approx(12.0 - 1.2 * 120 / 3600, abs=0.01)
-        assert leases.budget.certain() < 0.1, "up to its own end it may cost nearly all"
+        assert leases.budget.likely_funds() == pytest.approx(12.0 - 1.2 * 120 / 3600, abs=0.01)
+        assert leases.budget.guaranteed_funds() < 0.1, "up to its own end it may cost nearly all"
         now = time.time()
         monkeypatch.setattr(time, "time", lambda: now + 3600)
-        assert leases.budget.left() == pytest.approx(12.0 - 1.2 * 2, abs=0.01)
+        assert leases.budget.likely_funds() == pytest.approx(12.0 - 1.2 * 2, abs=0.01)
 
     on(tmp_path, act, {"kept": 3})
 
@@ -672,7 +672,7 @@ def test_an_order_waits_for_the_proof_that_another_machine_is_gone_and_no_longer
         for _ in range(20):
             await asyncio.sleep(0)
         assert not asking.done()
-        assert await leases.again() == [] and await asking is not None
+        assert await leases.repeat_releases() == [] and await asking is not None
         assert states(leases) == ["GONE", "COMING"]
 
     on(tmp_path, act, {"kept": 3})
@@ -691,7 +691,7 @@ def test_an_order_that_the_proof_alone_pays_for_waits_for_it_however_soon_the_ot
         asking, waiting = asyncio.create_task(rented(leases)), asyncio.create_task(waits.wait())
         await asyncio.wait((asking, waiting), return_when=asyncio.FIRST_COMPLETED)
         assert not asking.done(), asking.result()
-        assert await leases.again() == [] and await asking is not None
+        assert await leases.repeat_releases() == [] and await asking is not None
         assert states(leases) == ["GONE", "COMING"]
 
     on(tmp_path, act, {"kept": 3})
@@ -701,12 +701,14 @@ def test_money_that_becomes_free_wakes_those_who_may_have_it(tmp_path: Path) -> 
     async def act(leases: Leases) -> None:
         leases.budget.limit = 1.2
         (offer, *_) = await leases.offers(Wish(NEED))
-        one = await leases.ask(NEED, offer, 2)
+        one = await leases.rent(NEED, offer, 2)
         assert one is not None
-        two = leases.intent(NEED, offer, leases.budget.until(1.2, leases.budget.certain()))
+        two = leases.make_intent(
+            NEED, offer, leases.budget.lease_end(1.2, leases.budget.guaranteed_funds())
+        )
         leases.ledger.ask(two)
         assert not leases.freed.is_set()
-        one, _ = await leases.up(one)
+        one, _ = await leases.wait_until_up(one)
         short = one.until
         assert await leases.release(two, "done") and leases.freed.is_set()
         assert (await leases.renew(one)).until > short + 600
@@ -742,10 +744,10 @@ def test_whenever_an_order_is_cancelled_its_machine_is_given_back_and_no_lease_i
         leases.driver = Slow(leases.driver)  # type: ignore[assignment, arg-type]
 
         async def get() -> None:
-            row = await leases.ask(NEED, offer)
+            row = await leases.rent(NEED, offer)
             assert row is not None
             try:
-                await leases.up(row)
+                await leases.wait_until_up(row)
             except asyncio.CancelledError:
                 await leases.close({row.key}, "it cannot be used")
                 raise

@@ -64,17 +64,17 @@ def test_of_the_money_for_a_cluster_only_what_was_used_is_gone_and_a_run_stops_b
 ) -> None:
     budget = Budget(ledger, "run1")
     ledger.ask(ROW._replace(offer={"id": "main", "queued": True}))
-    assert not budget.spent(180) and budget.left() > 9e9
+    assert not budget.reaches_limit(180) and budget.likely_funds() > 9e9
     budget.limit = 0.5
-    assert not budget.spent(180) and budget.left() == 0.5, "it waits"
+    assert not budget.reaches_limit(180) and budget.likely_funds() == 0.5, "it waits"
     up = ledger.move(ledger.move(ledger.row("k1"), "COMING", lease={"id": "1"}), "UP")
     assert (
-        budget.left() == pytest.approx(0.5, abs=0.01)
-        and not budget.spent(180)
-        and budget.spent(600)
+        budget.likely_funds() == pytest.approx(0.5, abs=0.01)
+        and not budget.reaches_limit(180)
+        and budget.reaches_limit(600)
     )
     ledger.move(ledger.move(up, "RELEASING"), "GONE")
-    assert not budget.spent(600) and not budget.full
+    assert not budget.reaches_limit(600) and not budget.is_full
 
 
 def test_only_the_moves_of_the_table_are_made(ledger: Ledger) -> None:

@@ -27,7 +27,7 @@ from drivers.base import Need
 from drivers.fakes.faults import Fault
 from drivers.fakes.vastai import FOREIGN
 from runner.hosts.pool import HostPool
-from runner.hosts.renting.money import kept_back
+from runner.hosts.renting.money import release_reserve
 from tests.unit.test_rented_model import SCHEDULES, wrong
 from tests.unit.test_rented_model import installation as installation  # a fixture
 from tests.unit.test_scheduled_model import ScheduledRuns, Worker
@@ -127,8 +127,8 @@ class MoneyRuns(ScheduledRuns):
     def stopped(self, pool: HostPool) -> None:
         """A run was stopped by its limit."""
         self.ends["limit"] += 1
-        overdue = [row for _, row in pool.inventory.overdue()]
-        kept = sum(row.price * kept_back(row.until - row.asked) / 3600 for row in overdue)
+        overdue = [row for _, row in pool.inventory.find_overdue()]
+        kept = sum(row.price * release_reserve(row.until - row.asked) / 3600 for row in overdue)
         if all(self.pays(pool, row.price, kept) for row in overdue):
             self.wrong.append(f"{pool.run} is stopped with ${self.left(pool.run):.4f} left")
 

@@ -11,7 +11,7 @@ import pytest
 from drivers.base import Denied, Need, Offer, Rejected, Resources, Wish
 from drivers.cloud import About, Filters, Installation, public, why_excluded
 from drivers.machine import Facts, cuda, less
-from runner.hosts.renting.offering import UNSAID, Shelf, cost_to_confirm
+from runner.hosts.renting.offering import EGRESS_UNKNOWN, Shelf, cost_to_confirm
 from runner.hosts.renting.totals import Pricing
 from runner.interface.shelves import as_json, describe_choice, lines
 from runner.storage.workspace import Workspace
@@ -160,7 +160,7 @@ def test_a_person_is_asked_above_two_dollars_unless_the_limit_or_the_settings_sa
 
 def test_the_total_has_the_egress_of_what_comes_home_and_the_lowest_total_is_chosen() -> None:
     far = replace(OFFER, id="far", price=0.4, egress_price=0.1)  # cheaper by the hour
-    ranked = Pricing().ranked
+    ranked = Pricing().rank
     much, little = Wish(hours=2.0, home=5 * 10**9), Wish(hours=2.0, home=10**9)
     assert [offer.id for offer in ranked([far, OFFER], much)] == ["1", "far"], "1.00 and 1.30"
     assert [offer.id for offer in ranked([far, OFFER], little)] == ["far", "1"], "0.90 and 1.00"
@@ -186,11 +186,11 @@ def test_a_total_without_egress_says_so() -> None:
     shelf = Shelf("vastai", Wish(hours=2.0), [charges])
     assert (
         shelf.total == 1.0
-        and UNSAID in lines("train", [shelf], 5)
-        and UNSAID in describe_choice({"train": [shelf]})[1]
+        and EGRESS_UNKNOWN in lines("train", [shelf], 5)
+        and EGRESS_UNKNOWN in describe_choice({"train": [shelf]})[1]
     )
     assert lines("train", [shelf], 5)[2].split()[-5:-3] == ["?", "1.00"]
-    assert UNSAID not in lines("train", [Shelf("vastai", Wish(hours=2.0), [OFFER])], 5), (
+    assert EGRESS_UNKNOWN not in lines("train", [Shelf("vastai", Wish(hours=2.0), [OFFER])], 5), (
         "nothing is charged"
     )
 

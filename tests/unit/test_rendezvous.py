@@ -17,8 +17,8 @@ from drivers.base import NOTHING, Argv, Exit, Rejected, Unreachable
 from runner.errors import CannotRun
 from runner.execution.refusals import _report_uneven_hosts
 from runner.hosts.place import rendezvous
-from runner.hosts.place.group import _first_failed
-from runner.hosts.place.rendezvous import Meeting, Node, meet
+from runner.hosts.place.group import _find_first_failed
+from runner.hosts.place.rendezvous import Node, Rendezvous, check_nodes
 from runner.planning.step import ResourceSpec, StepSpec
 
 
@@ -52,7 +52,7 @@ def python(folder: Path, torch: str, cuda: str) -> str:
 
 
 def test_nodes_that_reach_each_other_have_a_port_on_the_first_that_is_free() -> None:
-    met = asyncio.run(meet([node("a"), node("b"), node("c")]))
+    met = asyncio.run(check_nodes([node("a"), node("b"), node("c")]))
     assert met.ahead == [0.0, 0.0, 0.0]
     handed_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert met.port < handed_out, "nobody who connects is given it before the command listens there"
@@ -88,7 +88,9 @@ def test_a_host_that_restarts_before_another_has_said_its_port_is_not_waited_for
     dialled.set()  # it breaks at once
     with pytest.raises(Unreachable):
         asyncio.run(
-            meet([node("a")._replace(host=Restarting(dialled)), node("b")._replace(host=Slow())])
+            check_nodes(
+                [node("a")._replace(host=Restarting(dialled)), node("b")._replace(host=Slow())]
+            )
         )
 
 
@@ -109,7 +111,7 @@ def test_a_host_that_restarts_while_it_is_dialled_is_asked_again_and_not_taken_f
 
     with pytest.raises(Unreachable):
         asyncio.run(
-            meet(
+            check_nodes(
                 [node("a")._replace(host=Restarting(dialled)), node("b")._replace(host=Dialling())]
             )
         )
@@ -126,17 +128,17 @@ def test_nodes_with_different_torch_or_cuda_are_refused_without_importing_it(
         CannotRun,
         match=r"different versions of torch: 2\.4\.1 on node 0 \(a\), 2\.5\.0 on node 1 \(b\)",
     ):
-        asyncio.run(meet([node("a", old, compared=True), node("b", new, compared=True)]))
+        asyncio.run(check_nodes([node("a", old, compared=True), node("b", new, compared=True)]))
     with pytest.raises(CannotRun, match=r"CUDA for torch: 12\.1 on node 0 \(a\), 12\.4 on node 1"):
-        asyncio.run(meet([node("a", old, compared=True), node("b", built, compared=True)]))
-    asyncio.run(meet([node("a", old), node("b", new)]))
+        asyncio.run(check_nodes([node("a", old, compared=True), node("b", built, compared=True)]))
+    asyncio.run(check_nodes([node("a", old), node("b", new)]))
 
 
 def test_a_node_that_cannot_listen_is_named(tmp_path: Path) -> None:
     with pytest.raises(Rejected, match="/no/python"):
-        asyncio.run(meet([node("a"), node("b", "/no/python")]))
+        asyncio.run(check_nodes([node("a"), node("b", "/no/python")]))
     with pytest.raises(CannotRun, match="/bin/echo on b cannot listen on a port: b'-c"):
-        asyncio.run(meet([node("a"), node("b", "/bin/echo")]))
+        asyncio.run(check_nodes([node("a"), node("b", "/bin/echo")]))
 
 
 def test_the_first_to_fail_is_reported_by_our_clock_and_is_not_one_that_we_stopped() -> None:
@@ -145,17 +147,22 @@ def test_the_first_to_fail_is_reported_by_our_clock_and_is_not_one_that_we_stopp
         Exit(1, ended=50.0),
         Exit(1, ended=60.0),
     )
-    assert _first_failed({0: stopped, 1: late, 2: early}, Meeting(0, ())) == 2
-    assert _first_failed({1: late, 2: early}, Meeting(0, (0.0, 3600.0, 0.0))) == 1
+    assert _find_first_failed({0: stopped, 1: late, 2: early}, Rendezvous(0, ())) == 2
+    assert _find_first_failed({1: late, 2: early}, Rendezvous(0, (0.0, 3600.0, 0.0))) == 1
     assert (
-        _first_failed({1: early, 2: late._replace(code=None, reason="lost")}, Meeting(0, ())) == 2
+        _find_first_failed(
+            {1: early, 2: late._replace(code=None, reason="lost")}, Rendezvous(0, ())
+        )
+        == 2
     ), "what the others ended with came of that"
 
 
 def test_hosts_with_different_numbers_of_gpus_are_refused_unless_the_step_says_how_many() -> None:
     pool = SimpleNamespace(
         places=[
-            SimpleNamespace(name=f"h{n}", capacity=SimpleNamespace(has=lambda _name, n=n: float(n)))
+            SimpleNamespace(
+                name=f"h{n}", capacity=SimpleNamespace(total_of=lambda _name, n=n: float(n))
+            )
             for n in (8, 4)
         ]
     )

@@ -30,7 +30,7 @@ from drivers.web import Answer
 from runner.errors import CannotRun, RecipeError
 from runner.hosts.renting import reaper
 from runner.hosts.renting.leases import Leases
-from runner.hosts.renting.money import leave_at
+from runner.hosts.renting.money import stop_time
 from runner.hosts.renting.reaper import RunStatus, release_orphan
 from runner.storage.records.ledger import LeaseRow, Ledger
 from tests.virtual import SETTLES, ModelWeb, Virtual, driver, market, virtual
@@ -145,7 +145,7 @@ class Schedule:
     def process(self, run: str) -> Leases:
         """The leases of a run, as a new process has them."""
         made = self.leases(self.driver(), self.name, self.ledger, run, "/ws", self.heard)
-        made.budget.limit, made.budget.limits, made.budget.least = (
+        made.budget.limit, made.budget.limits, made.budget.min_seconds = (
             self.limit,
             {"machines": 1} if self.few else {},
             60.0,
@@ -176,18 +176,18 @@ class Schedule:
         while True:
             row = rows[0] if rows else None
             try:
-                if row is None and not leases.budget.full:
+                if row is None and not leases.budget.is_full:
                     for offer in (await leases.offers(Wish(Need(gpus=1))))[:3]:
-                        if (row := await leases.ask(Need(gpus=1), offer)) is not None:
+                        if (row := await leases.rent(Need(gpus=1), offer)) is not None:
                             break
                 if row is not None:
-                    row, _host = await leases.up(row)
+                    row, _host = await leases.wait_until_up(row)
                     await asyncio.sleep(
                         max(
                             0.0,
                             min(
                                 self.luck.uniform(1, 600),
-                                leave_at(row.asked, row.until) - time.time(),
+                                stop_time(row.asked, row.until) - time.time(),
                             ),
                         )
                     )
@@ -201,7 +201,7 @@ class Schedule:
             except DriverError:
                 pass
             await asyncio.sleep(30)
-            await leases.again()
+            await leases.repeat_releases()
             rows = await leases.adopt()
 
     async def run(self, name: str) -> None:
@@ -248,7 +248,7 @@ class Schedule:
             if fault.name in ("late", "boot", "foreign", "balance")
         ]
         await self.finish()
-        assert await self.process("").strangers() == []
+        assert await self.process("").find_strangers() == []
         self.look()
         self.wrong += [
             f"{machine.mark} is left"
@@ -342,11 +342,11 @@ class Late:
 class Forgetful(Leases):
     """Notes a lease only once it was rented."""
 
-    async def ask(self, *words: Any) -> Any:
+    async def rent(self, *words: Any) -> Any:
         whole = self.ledger
         self.ledger = Late(whole)  # type: ignore[assignment]
         try:
-            return await super().ask(*words)
+            return await super().rent(*words)
         finally:
             self.ledger = whole
 

@@ -38,7 +38,7 @@ from runner.hosts.place.place import Place, Shell
 from runner.hosts.pool import HostPool
 from runner.hosts.renting.inventory import Inventory
 from runner.hosts.renting.kept import KeptLeases
-from runner.hosts.renting.leases import Heard
+from runner.hosts.renting.leases import OnChange
 from runner.planning.schedule import LIMIT, ORPHANED, Move, Outcome, Scheduler, State, Task
 from runner.planning.step import ResourceSpec, StepSpec
 from runner.storage.records.ledger import LeaseRow
@@ -58,7 +58,7 @@ class Rented(Place):
     """A machine of a World."""
 
     def __init__(self, name: str, lease: Lease, machine: Any) -> None:
-        host = SimpleNamespace(free=None, aclose=_nothing)
+        host = SimpleNamespace(find_free_locks=None, aclose=_nothing)
         stub: Any = SimpleNamespace()
         room = {"cpus": 8.0, "memory": float("inf")}
         super().__init__(
@@ -111,32 +111,32 @@ class Connector:
     def __init__(self, *_: object) -> None:
         pass
 
-    def here(self, _local: object) -> Any:
+    def local_place(self, _local: object) -> Any:
         return SimpleNamespace(
             name="local",
             capacity=SimpleNamespace(slots=1, processors=1),
             aclose=_nothing,
-            could=lambda _wants: True,
+            fits=lambda _wants: True,
             lost="",
             leaving="",
         )
 
-    async def place(
+    async def create_place(
         self, offer: Offer, lease: Lease, _host: object, _traits: object, **_more: object
     ) -> Rented:
         return Rented(f"{offer.driver} {lease.id}", lease, self.schedule.machine(lease))
 
 
-def _told(heard: Heard, *words: Any) -> KeptLeases:
+def _told(heard: OnChange, *words: Any) -> KeptLeases:
     """Leases of which the model hears, too."""
     made = KeptLeases(*words)
-    inner = made.heard
+    inner = made.on_change
 
     def both(before: str, row: LeaseRow) -> None:
         heard(before, row)
         inner(before, row)
 
-    made.heard = both
+    made.on_change = both
     return made
 
 
@@ -226,9 +226,9 @@ class Worker:
 
     async def work(self) -> None:
         """As `worker` and `loop` do: open, take over, judge, start, rent, and give everything back."""
-        wanted = {Need(gpus=1): pools.Takes()}
+        wanted = {Need(gpus=1): pools.StepTotals()}
         await self.host_pool.open(want=1)
-        await self.host_pool.offered(wanted)
+        await self.host_pool.find_offered(wanted)
         for id, state in [*self.kept.states.items()]:
             if state is State.RUNNING:
                 self.moves.end(id, Outcome(False, ORPHANED))
@@ -271,7 +271,7 @@ class Worker:
             key=lambda place: self._left(place, id) is None,
         )
         if not fit:
-            if not self.machines.are_coming and not self.host_pool.hopes(SPEC):
+            if not self.machines.are_coming and not self.host_pool.may_get_place(SPEC):
                 self.moves.start(id)
                 self.moves.end(id, Outcome(False, StepFailure.UNPLACED))
                 return False
@@ -419,14 +419,14 @@ def test_no_schedule_of_faults_and_kills_runs_a_step_twice_or_leaks_a_machine(
 class Blind(Inventory):
     """Does not see what is there."""
 
-    def machines(self, need: Need) -> int:
+    def count_machines(self, need: Need) -> int:
         return self.coming.count(need)
 
 
 class Ruthless(Inventory):
     """Gives back what has nothing queued, whatever runs there."""
 
-    def spare(self, needs: Any, awaited: Any = ()) -> Any:
+    def find_spare(self, needs: Any, awaited: Any = ()) -> Any:
         return [
             (held.place, "the machine was idle") for held in self.held if not any(needs.values())
         ]

@@ -273,3 +273,13 @@ def test_a_loss_is_found_however_it_is_printed(
     assert isinstance(pattern, str)
     match = re.search(pattern, line)
     assert match is not None and match.groupdict() == found
+
+
+def test_the_files_that_are_not_written_by_default_are_noted_in_the_order_of_the_script() -> None:
+    names = [f"part{n}.pt" for n in range(8)]
+    saves = "\n".join(f"    torch.save(model, '{name}')" for name in names)
+    source = (
+        "import argparse, torch\np = argparse.ArgumentParser()\n"
+        f"p.add_argument('--save', action='store_true')\nargs = p.parse_args()\nif args.save:\n{saves}\n"
+    )
+    assert list(scripts.read(source).unwritten) == names

@@ -182,23 +182,23 @@ def test_the_settings_of_a_driver_are_what_it_takes(name: str, place: str) -> No
     from importlib import import_module
     from inspect import signature
 
-    from runner.hosts.renting.leases import OURS
+    from runner.hosts.renting.leases import RECIPE_SETTINGS
 
     module, _, attribute = place.partition(":")
-    assert set(SCHEMA["$defs"][name]["properties"]) - set(OURS) == set(
+    assert set(SCHEMA["$defs"][name]["properties"]) - set(RECIPE_SETTINGS) == set(
         signature(getattr(import_module(module), attribute)).parameters
     )
 
 
 def test_the_settings_of_a_provider_are_filters_and_what_one_of_them_takes() -> None:
     from drivers import cloud, gcp, prime, runpod, vastai
-    from runner.hosts.renting.leases import OURS
+    from runner.hosts.renting.leases import RECIPE_SETTINGS
 
     providers = (gcp.Gcp, prime.Prime, runpod.Runpod, vastai.Vastai)
     taken = {name for each in providers for name in inspect.signature(each).parameters} - {
         "filters"
     }
-    assert set(SCHEMA["$defs"]["rented"]["properties"]) == taken | set(OURS) | set(
+    assert set(SCHEMA["$defs"]["rented"]["properties"]) == taken | set(RECIPE_SETTINGS) | set(
         cloud.Filters._fields
     )
 

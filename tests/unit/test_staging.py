@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.hosts.place.spare_dirs import Scrap
+from runner.hosts.place.spare_dirs import SparePool
 from runner.hosts.place.staging import SMALL, AttemptDirectory
 from runner.planning.step import DIRECTORY, OutputSpec
 from runner.storage.content.digest_cache import DigestCache
@@ -25,13 +25,13 @@ class Restless(DigestCache):
 
 def test_a_source_that_does_not_hold_still_is_stale(tmp_path: Path) -> None:
     attempt = AttemptDirectory(str(tmp_path / "a"), sources={"in.txt": "f:0"}, doubtful=["other"])
-    assert attempt.stale(Restless(tmp_path)) == ["other", "in.txt"]
+    assert attempt.find_stale_sources(Restless(tmp_path)) == ["other", "in.txt"]
 
 
 def test_a_link_whose_target_does_not_hold_still_was_changed(tmp_path: Path) -> None:
     attempt = AttemptDirectory(str(tmp_path / "a"), links={"data": ("in", "t:0")})
     assert (
-        attempt.tampered(Restless(tmp_path), Objects(tmp_path))
+        attempt.find_changed_input(Restless(tmp_path), Objects(tmp_path))
         == "the step or another process changed its input data"
     )
 
@@ -41,7 +41,7 @@ def test_a_folder_of_an_earlier_attempt_makes_way(tmp_path: Path) -> None:
     for name in ("lib/sub/a", "lib/b"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
-    scrap = Scrap(str(attempts), "t", 8)
+    scrap = SparePool(str(attempts), "t", 8)
 
     def begun(name: str) -> AttemptDirectory:
         attempt = AttemptDirectory(str(attempts / name))
@@ -54,7 +54,7 @@ def test_a_folder_of_an_earlier_attempt_makes_way(tmp_path: Path) -> None:
     one.retire(scrap)
     two = begun("two")
     two.add_path(cache, "lib", None, str(tmp_path / "lib"), "lib")
-    two.folder.ready()
+    two.folder.remove_unused()
     assert (attempts / "two" / "lib").is_symlink() and (
         attempts / "two" / "lib/sub/a"
     ).read_text() == "lib/sub/a"
@@ -64,7 +64,7 @@ def test_a_folder_that_a_step_makes_is_there_though_an_earlier_attempt_had_it(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a").write_text("a")
-    scrap = Scrap(str(tmp_path / "attempts"), "t", 8)
+    scrap = SparePool(str(tmp_path / "attempts"), "t", 8)
     for name in ("one", "two"):
         attempt = AttemptDirectory(str(tmp_path / "attempts" / name))
         attempt.folder.begin(scrap)
@@ -72,7 +72,7 @@ def test_a_folder_that_a_step_makes_is_there_though_an_earlier_attempt_had_it(
             attempt.add_path(DigestCache(tmp_path), "a", None, str(tmp_path / "a"), "out/a")
             attempt.retire(scrap)
     attempt.prepare_outputs([OutputSpec("o", "out", DIRECTORY)])
-    attempt.folder.ready()
+    attempt.folder.remove_unused()
     assert (tmp_path / "attempts/two/out").is_dir()
 
 
@@ -88,11 +88,11 @@ def test_a_file_of_the_recipe_takes_the_place_of_an_input_and_is_not_written_int
         attempt = AttemptDirectory(str(tmp_path / f"attempt-{stored is None}"))
         attempt.folder.begin(None)
         attempt.add_path(cache, "in", None, str(tmp_path / "in"), "in", inputs=stored)
-        attempt.give_files(cache, inputs)
+        attempt.stage_queued_files(cache, inputs)
         assert Path(attempt.path, "in").is_symlink() == (stored is None)
         attempt.add_bytes(b"ours", "in")
         assert Path(attempt.path, "in").read_bytes() == b"ours"
-        assert attempt.tampered(cache, objects) == ""
+        assert attempt.find_changed_input(cache, objects) == ""
     assert (tmp_path / "in").read_bytes() == b"x" * (SMALL + 1)
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from drivers.base import HostLost, Rejected
-from runner.hosts.place.checkpoint_sync import HostCheckpoints, Look
+from runner.hosts.place.checkpoint_sync import DirectoryListing, HostCheckpoints
 from runner.hosts.place.state_union import NodesCheckpoints
-from runner.hosts.transfer.download import Taken
+from runner.hosts.transfer.download import HashedOutput
 from runner.hosts.transfer.host_store import Vanished
 from runner.storage.content import files
 
@@ -27,10 +27,10 @@ class Disk(HostCheckpoints):
         if self.lost:
             raise HostLost("it is gone")
 
-    async def look(self, path: str) -> Look:
+    async def list_files(self, path: str) -> DirectoryListing:
         self._here()
         found = [each for each in sorted((self.root / path).rglob("*")) if each.is_file()]
-        return Look(
+        return DirectoryListing(
             {
                 str(each.relative_to(self.root / path)): (
                     each.stat().st_size,
@@ -42,16 +42,16 @@ class Disk(HostCheckpoints):
             1000,
         )
 
-    async def taken(self, path: str) -> Taken:
+    async def hash_path(self, path: str) -> HashedOutput:
         self._here()
         if not (self.root / path).parent.is_dir():
             raise Vanished(path)
         entries = tuple(files.entries(self.root / path)) if (self.root / path).is_dir() else ()
         if not entries:
-            return Taken()
-        return Taken(files.tree_id(entries), entries, sum(entry.size for entry in entries))
+            return HashedOutput()
+        return HashedOutput(files.tree_id(entries), entries, sum(entry.size for entry in entries))
 
-    async def fetch(self, path: str, taken: Taken, target: Path) -> int:
+    async def download_hashed(self, path: str, taken: HashedOutput, target: Path) -> int:
         for entry in taken.entries:
             place = target / entry.path
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ class Disk(HostCheckpoints):
             )
         return taken.size
 
-    async def put(self, source: Path, path: str) -> int:
+    async def upload(self, source: Path, path: str) -> int:
         self._here()
         shutil.copytree(source, self.root / path, dirs_exist_ok=True)
         return 1
@@ -88,14 +88,14 @@ def test_what_any_node_wrote_is_brought_and_of_two_the_first_counts(tmp_path: Pa
     over, _, _ = nodes(tmp_path, told)
     write(tmp_path / "0", same="0", alike="x", of_0="a")
     write(tmp_path / "1", same="1", alike="x", of_1="b", below__of_1="c")
-    look = asyncio.run(over.look("s"))
+    look = asyncio.run(over.list_files("s"))
     assert (
         sorted(look.files)
         == [f"step-1/{name}" for name in ("alike", "below/of_1", "of_0", "of_1", "same")]
         and look.free == 50
     )
-    assert [*asyncio.run(over.held("s")).files] == []
-    asyncio.run(over.bring("s/step-1", tmp_path / "here"))
+    assert [*asyncio.run(over.list_resumable("s")).files] == []
+    asyncio.run(over.download("s/step-1", tmp_path / "here"))
     here = {
         str(path.relative_to(tmp_path / "here")): path.read_text()
         for path in (tmp_path / "here").rglob("*")
@@ -105,17 +105,17 @@ def test_what_any_node_wrote_is_brought_and_of_two_the_first_counts(tmp_path: Pa
     assert told == ["step-1 differs between node 1 and node 0 in same; keeping the copy of node 0"]
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("here.")] == []
     with pytest.raises(Rejected):
-        asyncio.run(over.bring("s/step-2", tmp_path / "none"))
+        asyncio.run(over.download("s/step-2", tmp_path / "none"))
 
 
 def test_what_is_put_there_is_put_on_every_node_and_removed_from_every_node(tmp_path: Path) -> None:
     over, _, _ = nodes(tmp_path, [])
     write(tmp_path / "0", a="a")
-    asyncio.run(over.put(tmp_path / "0" / "s" / "step-1", "s/step-2"))
-    assert [*asyncio.run(over.held("s")).files] == ["step-2/a"]
+    asyncio.run(over.upload(tmp_path / "0" / "s" / "step-1", "s/step-2"))
+    assert [*asyncio.run(over.list_resumable("s")).files] == ["step-2/a"]
     (tmp_path / "1/s/step-2/a").write_text("b")  # as long as the other
-    assert [*asyncio.run(over.held("s")).files] == []
-    asyncio.run(over.put(tmp_path / "0" / "s" / "step-1", "s/step-2"))
+    assert [*asyncio.run(over.list_resumable("s")).files] == []
+    asyncio.run(over.upload(tmp_path / "0" / "s" / "step-1", "s/step-2"))
     assert (tmp_path / "0/s/step-2/a").read_text() == (tmp_path / "1/s/step-2/a").read_text() == "a"
     asyncio.run(over.remove(["s/step-2"]))
     assert not (tmp_path / "0/s/step-2").exists() and not (tmp_path / "1/s/step-2").exists()
@@ -125,10 +125,10 @@ def test_a_new_node_has_nothing_and_what_the_others_have_may_not_be_all(tmp_path
     over, _, _ = nodes(tmp_path, [])
     write(tmp_path / "0", a="a")
     (tmp_path / "1" / "s").mkdir(parents=True)
-    asyncio.run(over.bring("s/step-1", tmp_path / "here"))
+    asyncio.run(over.download("s/step-1", tmp_path / "here"))
     assert not over.partial, "of two nodes that took part one may have written nothing"
     (tmp_path / "1" / "s").rmdir()
-    asyncio.run(over.bring("s/step-1", tmp_path / "there"))
+    asyncio.run(over.download("s/step-1", tmp_path / "there"))
     assert over.partial and [path.name for path in (tmp_path / "there").iterdir()] == ["a"]
 
 
@@ -137,9 +137,9 @@ def test_a_lost_node_has_nothing_and_when_all_are_lost_that_is_raised(tmp_path: 
     write(tmp_path / "0", a="a")
     write(tmp_path / "1", b="b")
     first.lost = True
-    assert [*asyncio.run(over.look("s")).files] == ["step-1/b"]
-    asyncio.run(over.bring("s/step-1", tmp_path / "here"))
+    assert [*asyncio.run(over.list_files("s")).files] == ["step-1/b"]
+    asyncio.run(over.download("s/step-1", tmp_path / "here"))
     assert [path.name for path in (tmp_path / "here").iterdir()] == ["b"] and over.partial
     second.lost = True
     with pytest.raises(HostLost):
-        asyncio.run(over.look("s"))
+        asyncio.run(over.list_files("s"))

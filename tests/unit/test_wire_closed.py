@@ -55,7 +55,7 @@ def test_no_stream_outlives_its_wire_at_whatever_moment_that_is_closed(
         asking.cancel()
         await asyncio.gather(asking, wire.aclose(), return_exceptions=True)
         with pytest.raises(Unreachable, match="closed from here"):
-            await wire.once("any", read=str)
+            await wire.ask_once("any", read=str)
         return [getattr(call, "ag_frame", None) is None for call in host.calls]
 
     for moment in range(40):
@@ -67,7 +67,7 @@ def test_no_stream_outlives_its_wire_at_whatever_moment_that_is_closed(
 def test_all_that_wait_for_a_stream_are_answered_when_their_wire_is_closed() -> None:
     async def closed() -> list[str | BaseException]:
         wire = Wire(Greeting(1_000_000), "/there")
-        asking = [asyncio.create_task(wire.once("any", read=str)) for _ in range(20)]
+        asking = [asyncio.create_task(wire.ask_once("any", read=str)) for _ in range(20)]
         await asyncio.sleep(0)
         await wire.aclose()
         async with asyncio.timeout(20):

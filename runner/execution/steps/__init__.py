@@ -1,1 +1,1 @@
-"""The event loop of one run, and the classes that own the parts of its state."""
+"""Event loop of one run, and the classes that own the parts of its state."""

@@ -22,7 +22,7 @@ from .run_plan import RunPlan
 
 
 def divide_value(value: object, by: int) -> int | None:
-    """Return the greatest divisor of `value` that is at most `value / by`; None if there is none.
+    """Return the greatest divisor of `value` that is at most `value / by`, or None.
 
     The result is a divisor so that a batch remains a whole number of smaller batches.
     """
@@ -42,7 +42,7 @@ def count_out_of_memory(attempts: Iterable[AttemptRow]) -> Counter[str]:
 
 
 class SmallerInputs:
-    """The inputs that were divided for steps which ran out of memory."""
+    """Reduced inputs of a run's steps that ran out of memory."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class SmallerInputs:
         commits: GroupCommit,
         earlier: Mapping[str, int],
     ) -> None:
-        """Count on from `earlier`, the out-of-memory failures by step under earlier workers."""
+        """Start from `earlier`, the out-of-memory failures by step under earlier workers."""
         self._ws, self._steps, self._commits = ws, steps, commits
         self._earlier = Counter(earlier)
         self._values: dict[str, dict[str, int]] = {}  # step -> input -> present value
@@ -62,11 +62,11 @@ class SmallerInputs:
         return id in self._asked
 
     def take_earlier(self, id: str) -> int:
-        """Return a step's out-of-memory failures under earlier workers; 0 from the second call."""
+        """Return a step's out-of-memory failures under earlier workers, and reset the count."""
         return self._earlier.pop(id, 0)
 
     def divide(self, id: str) -> str:
-        """Reduce the inputs of a step and describe the new values.
+        """Reduce the inputs of a step after an out-of-memory failure, and describe the new values.
 
         Returns "" if the step names no inputs to reduce, or if they cannot be smaller.
         """
@@ -83,7 +83,7 @@ class SmallerInputs:
         return _words_of(smaller)
 
     def note_result(self, id: str, trace: Trace) -> None:
-        """Cache the result of a step with smaller inputs under the requested key, too."""
+        """Cache the result of a step with smaller inputs under the requested cache key, too."""
         asked = self._asked.get(id)
         if asked is None or asked == trace.key:
             return
@@ -92,9 +92,9 @@ class SmallerInputs:
         self._commits.stand_for(asked, trace, {"stands_for": words})
 
     def _apply(self, id: str, values: dict[str, int]) -> bool:
-        """Replace a step in the plan by the same step with other inputs.
+        """Replace a step in the plan by the same step with other input values.
 
-        False if the recipe rejects the values, or if the step does not change.
+        Return False if the recipe rejects the values, or if the step does not change.
         """
         survey, plan, n = self._steps.survey, self._steps.plan, self._steps.number(id)
         request = replace(survey.request, inputs={**survey.request.inputs, **values})

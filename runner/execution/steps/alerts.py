@@ -1,4 +1,4 @@
-"""Alerts about a running run, for webhooks, chats, the console and the log of remote runs."""
+"""Alerts about a run in progress, for webhooks, chats and the console."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .commit import GroupCommit
 def raise_alert(
     ws: Workspace, commits: GroupCommit, name: str, words: str, about: str = ""
 ) -> None:
-    """Send the alert `alert.NAME` and print its text.
+    """Send the alert `alert.NAME` to the webhooks and print its text.
 
     `about` distinguishes alerts with the same name in the same second. Raises Infrastructure if
     the database does not answer.

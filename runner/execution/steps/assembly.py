@@ -1,11 +1,11 @@
-"""Construction of a run's loop from its owners."""
+"""Construction of a run's event loop and its components."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ...hosts.place.spare_dirs import Scrap
+from ...hosts.place.spare_dirs import SparePool
 from ...hosts.pool import HostPool
 from ...planning.halving import Goal
 from ...planning.plan import Plan
@@ -62,7 +62,7 @@ from .training_numbers import TrainingNumbers
 
 
 class Options(NamedTuple):
-    """Options of the loop: limits on parallel steps, and the handling of outputs and failures."""
+    """Options of a run's event loop, such as the limit of parallel steps and failure handling."""
 
     jobs: int
     keep_going: bool = False
@@ -70,11 +70,11 @@ class Options(NamedTuple):
     link: bool = False
     pools: Mapping[str, float] = NOTHING
     contended: bool = False
-    """Another run has stored something since this run's survey."""
+    """Whether another run has stored results since this run's survey."""
     stop_early: Goal | None = None
-    """Goal for early stopping of instances that fall behind."""
+    """Metric for early stopping of underperforming instances."""
     machines: int = 0
-    """Most rented machines per need; 0 means one."""
+    """Maximum number of rented machines per resource request; 0 means one."""
 
 
 def assemble(
@@ -87,7 +87,7 @@ def assemble(
     tick: Callable[[], None] | None,
     handover: Handover | None = None,
 ) -> Loop:
-    """Construct the loop of a claimed run, and record the steps that an earlier worker left."""
+    """Construct the event loop of a claimed run, and record the steps of an earlier worker."""
     if not options.contended:
         ws.traces.rely(survey.plan.recipe, commits.keys.alone)
     made = _Assembly(ws, survey, commits, pool, options, claimed, handover)
@@ -96,7 +96,7 @@ def assemble(
 
 
 class _Assembly:
-    """Constructor of a run's owners, each after the owners that it calls."""
+    """Builder of a run's components, each after the components that it calls."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class _Assembly:
         self.running = RunningAttempts(self.bell)
         self.groups = Groups(commits, self.running, self.bell.wake)
         self.orphans = Orphans(ws, commits, pool)
-        self.scrap = Scrap(self.folder, f"{commits.run}.{commits.fence}", GROUP_MOVES)
+        self.scrap = SparePool(self.folder, f"{commits.run}.{commits.fence}", GROUP_MOVES)
         self.schedule = self._schedule(claimed)
         self.hooks = HostHooks(self.steps, commits.run, commits.fence)
         self.environments = StepEnvironments(ws, self.steps, commits, pool, self.hooks)
@@ -170,7 +170,7 @@ class _Assembly:
         )
 
     def owners(self) -> Owners:
-        """Return the owners that the loop calls."""
+        """Return the components that the event loop calls."""
         return Owners(
             steps=self.steps,
             schedule=self.schedule,
@@ -353,8 +353,10 @@ class _Assembly:
 
 
 def _capacity_of(plan: Plan, pool: HostPool, pools: Mapping[str, float]) -> dict[str, float]:
-    """Return the shared capacity: of this machine, and of the pools in the recipe."""
+    """Return the capacity of this machine and of the resource pools in the recipe."""
     wanted = [spec.resources for spec in plan.specs()]
     named = {name for wants in wanted for name in wants.pools}
-    sizes = pool.machine(name for name in SIZES if any(name in wants.room for wants in wanted))
+    sizes = pool.total_capacity(
+        name for name in SIZES if any(name in wants.room for wants in wanted)
+    )
     return {**sizes, **dict.fromkeys(named, 1.0), **pools}

@@ -1,4 +1,4 @@
-"""One attempt of a step, until its end is stored."""
+"""Attempt of a step, from its start until its result is stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...hosts.link import control_file
 from ...hosts.place import staging
 from ...hosts.place.host_task import HostTask, TaskResult
 from ...hosts.place.place import Place
-from ...hosts.place.spare_dirs import Scrap
+from ...hosts.place.spare_dirs import SparePool
 from ...planning.fingerprint import World
 from ...planning.plan import Node
 from ...planning.step import StepSpec
@@ -34,26 +34,26 @@ GRACE: Final = timedelta(seconds=10)
 SAVING: Final = timedelta(seconds=30)
 """Time between SIGTERM and SIGKILL for a step that may save a checkpoint."""
 STEP: Final = timedelta(minutes=5)
-"""Time for a trainer to finish its training step and save a checkpoint, before SIGTERM."""
+"""Timeout for a trainer to finish its training step and save a checkpoint, before SIGTERM."""
 ASK_AGAIN_SECONDS: Final = 1.0
-"""Interval between checks of a stopped job on an unreachable machine."""
+"""Interval between checks of a stopped job on an unreachable machine, in seconds."""
 
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One attempt of a step.
+    """Attempt of a step, with its host, key, files and job.
 
     Its stages are considered (step, key and host are set), holding (GPUs and state), prepared
     (`name`, `directory`, `task`), executed (`carrier`) and finished (`result`).
     """
 
     number: int
-    """Number of the step in the present plan."""
+    """Number of the step in the current plan."""
     node: Node
     spec: StepSpec
     key: Digest | None
     world: World
-    """The resolved part of the key: contents of inputs, tools and packages."""
+    """Content part of the cache key: inputs, tools and packages."""
     place: Place
 
     # Claims.
@@ -61,14 +61,14 @@ class Attempt:
     """Reserved GPUs; unknown for an earlier worker's attempt."""
     state: checkpoints.Generation | None = None
     lock: Lock | None = None
-    """Lock on the state."""
+    """Lock on the checkpoint directory."""
     restored: Mapping[str, checkpoints.Newest] = field(default_factory=dict)
-    """Local checkpoints at the time of its preparation."""
+    """Local checkpoints when the attempt was prepared."""
 
     # After its preparation.
     name: str = ""
     started: float = 0.0
-    """Seconds since the epoch."""
+    """Start time, in seconds since the epoch."""
     directory: staging.AttemptDirectory = field(init=False)
     task: HostTask = field(init=False)
     is_reattached: bool = False
@@ -77,11 +77,11 @@ class Attempt:
     # During its execution.
     carrier: asyncio.Task[None] | None = None
     resumed_from: Mapping[str, checkpoints.Newest] = field(default_factory=dict)
-    """Checkpoints on its host at the start."""
+    """Checkpoints on the attempt's host at its start."""
     resumed_step: int | None = None
     """Training step of these checkpoints."""
     checkpoint_bytes: int = 0
-    """Bytes of checkpoints copied here during the attempt."""
+    """Bytes of checkpoints downloaded during the attempt."""
     stop_asked: bool = False
     """True if this worker asked the attempt to stop."""
     save_asked: bool = False
@@ -90,60 +90,60 @@ class Attempt:
 
     @property
     def id(self) -> str:
-        """The ID of the step."""
+        """ID of the attempt's step."""
         return self.node.id
 
     @property
     def wants(self) -> Mapping[str, float]:
-        """The attempt's share of its host's capacity."""
+        """Host capacity that the attempt occupies, by resource."""
         return self.spec.resources.room
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs that the step needs on its host."""
+        """Number of GPUs that the step needs on its host."""
         return int(self.wants.get("gpus", 0))
 
     @property
     def log(self) -> str:
-        """The log path of the first node."""
+        """Path of the first node's log."""
         return f"{self.directory.path}.log"
 
     @property
     def logs(self) -> Sequence[str]:
-        """The log path of each node, by rank."""
+        """Paths of the logs of all nodes, by rank."""
         return [f"{part.attempt.path}.log" for part in self.task.parts] or [self.log]
 
     @property
     def last_log(self) -> str:
-        """The log path of the node that failed first, or of the first node."""
+        """Path of the log of the first node that failed, or of node 0."""
         return f"{self.directory_of_end.path}.log"
 
     @property
     def directory_of_end(self) -> staging.AttemptDirectory:
-        """The directory of the node that failed first, or of the first node."""
+        """Attempt directory of the first node that failed, or of node 0."""
         if self.result is not None and self.result.node:
             return self.task.parts[self.result.node].attempt
         return self.directory
 
     @property
     def metrics_file(self) -> str:
-        """The path in the step's RECIPE_METRICS variable."""
+        """Path in the step's RECIPE_METRICS variable."""
         return f"{self.directory.path}.metrics"
 
     def begun_by_earlier_worker(self, name: str, place: Place) -> Attempt:
-        """Return a copy for the attempt that an earlier worker started as `name`.
+        """Return a copy that stands for the attempt `name`, started by an earlier worker.
 
         The copy is not prepared yet.
         """
         return dataclasses.replace(self, name=name, place=place, devices=(), is_reattached=True)
 
     def release_lock(self) -> None:
-        """Release the lock on the state, for other attempts."""
+        """Release the lock on the checkpoint directory."""
         if self.lock is not None:
             self.lock.release()
 
     def left_checkpoint(self) -> bool:
-        """Return True if the attempt left a checkpoint here other than its start checkpoint."""
+        """Return True if the attempt left a new checkpoint on this machine."""
         if self.state is None:
             return False
         from ...storage import checkpoints
@@ -156,21 +156,21 @@ class Attempt:
                 return True
         return False
 
-    def clear_up(self, scrap: Scrap) -> None:
+    def clear_up(self, scrap: SparePool) -> None:
         """Delete the local files of an attempt that never started."""
         rest = self.directory.retire(scrap)
         if rest is not None:
             rest()
         script = f"{self.directory.path}.sh"
         if os.path.exists(script):
-            scrap.give_script(script)
+            scrap.add_script(script)
         if os.path.exists(self.log):
-            scrap.give_log(self.log)
+            scrap.add_log(self.log)
 
     def stop(
         self, grace: timedelta = GRACE, *, may_save: bool = False
     ) -> Coroutine[Any, Any, None]:
-        """Stop the attempt; if its job has not started yet, the job never starts.
+        """Stop the attempt's job; if it has not started yet, it never starts.
 
         With `may_save`, a program that reads the control file is asked to save at the end of its
         training step. The coroutine finishes when the job has ended, or when the wait is given up.
@@ -193,7 +193,10 @@ class Attempt:
                 await self._await_end(job, grace + GRACE)
 
     async def _saves_and_ends(self) -> bool:
-        """Ask the trainer to save and exit; False if it does not listen or takes too long."""
+        """Ask the trainer to save a checkpoint and exit.
+
+        Return False if it does not support this or takes too long.
+        """
         if self.carrier is None:
             return False
         # Set before the request, because a fast trainer exits before the answer arrives.
@@ -206,7 +209,7 @@ class Attempt:
         return bool(ended)
 
     async def _await_end(self, job: Job, patience: timedelta) -> None:
-        """Wait for the end of a stopped job on a rented machine, at most `patience`."""
+        """Wait until a stopped job on a rented machine has ended, at most `patience`."""
         try:
             async with asyncio.timeout(patience.total_seconds()):
                 while True:
@@ -219,7 +222,7 @@ class Attempt:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Stop waiting for the job, which ends when its rented machine is released."""
+        """Stop waiting for a job; it ends when its rented machine is released."""
         if self.carrier is not None:
             reason = "cannot reach the host to stop its job"
             self.place.lost = self.place.lost or reason

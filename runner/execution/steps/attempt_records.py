@@ -1,4 +1,4 @@
-"""The records of a finished attempt apart from its outputs: row, log, links and metrics."""
+"""Records of a finished attempt apart from its outputs: row, log, links and metrics."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NO_OUTPUTS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class AttemptRecords:
-    """Writer of the records of a run's finished attempts."""
+    """Writer of the database rows, logs, links and metrics of finished attempts."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class AttemptRecords:
     ) -> str:
         """Store the final metrics of an attempt, from `last` or from its metrics file.
 
-        Returns a description of a loss that is not finite; empty if there was none.
+        Returns a description of a loss that is NaN or infinite; empty if there was none.
         """
         return self._numbers.finish(id, attempt, last)
 
     def keep_log(self, id: str, attempt: Attempt) -> str:
-        """Keep the log and metrics files of an attempt and return the path of its log.
+        """Store the log and metrics files of an attempt and return the path of its log.
 
-        Empty if the log is empty. Raises OSError.
+        The path is empty if the log is empty. Raises OSError.
         """
         log = self._tidying.keep_log(id, attempt)
         self._chunks.finish(id, attempt)
@@ -59,7 +59,7 @@ class AttemptRecords:
     def links_of(
         self, id: str, attempt: Attempt, outputs: Mapping[str, str] = NO_OUTPUTS
     ) -> list[Link]:
-        """Find links to dashboards with the metrics of an attempt.
+        """Return links to dashboards with an attempt's metrics, such as TensorBoard.
 
         `outputs` are the contents of its outputs by name.
         """
@@ -87,7 +87,10 @@ class AttemptRecords:
         name: str = "",
         saved: bool = False,
     ) -> None:
-        """Record the row of an attempt.  `name` is the present name of its directory."""
+        """Record the database row of an attempt.
+
+        `name` is the current name of its directory.
+        """
         self._commits.attempt(
             id,
             name or attempt.name,
@@ -103,19 +106,19 @@ class AttemptRecords:
         )
 
     def warnings_of(self, attempt: Attempt) -> list[str]:
-        """Read the warnings that the step reported."""
+        """Read the warnings that an attempt's step reported."""
         masker = self._commits.masker
         return attempt_result.read_warnings(attempt.directory.path, attempt.spec.metrics, masker)
 
     def facts_of(self, attempt: Attempt) -> dict[str, object]:
-        """Return the facts of an attempt that are not part of its key, such as its host."""
+        """Return stored facts about an attempt outside its cache key, such as its host."""
         facts: dict[str, object] = {}
         environments, spec, place = self._environments, attempt.spec, attempt.place
         if place.elsewhere:
             facts["host"] = place.elsewhere
         image = environments.container_image(spec, place)
         if image:
-            facts["image"] = environments.containers_of(place.members[0]).digest(image)
+            facts["image"] = environments.containers_of(place.members[0]).digest_of(image)
         elif environments.image(spec):
             facts["image"] = environments.image(spec)
         python = environments.interpreter(attempt.node, spec, place)

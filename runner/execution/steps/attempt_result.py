@@ -1,4 +1,4 @@
-"""The results of an attempt apart from its outputs: exit message, log and metrics."""
+"""Results of an attempt apart from its outputs: exit message, log and metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from drivers.base import Exit
 
 from ...agent.regular import is_regular, open_regular
 from ...hosts.place.host_task import replaced_message
-from ...hosts.place.spare_dirs import Scrap
+from ...hosts.place.spare_dirs import SparePool
 from ...planning.fingerprint import World
 from ...planning.step import MetricsSpec, StepSpec
 from ...secrets import Masker, Stream
@@ -25,14 +25,14 @@ from ...storage.records import links
 
 TAIL = 8 << 10
 NOTHING_LEFT = 16 << 10
-"""Free bytes below which a disk counts as full, because logs cannot grow."""
+"""Minimum free bytes of a disk; below, logs cannot grow and the disk counts as full."""
 _MEANT = {
     126: "the program is not executable",
     127: "program not found",
     137: "the program was killed (SIGKILL), possibly out of memory",
 }
 LOG_CAP = 64 << 20
-"""Largest kept log in bytes; a longer log loses its middle, with a note."""
+"""Maximum size of a stored log in bytes; a longer log loses its middle, with a note."""
 
 
 def reason_of(exit: Exit) -> str:
@@ -41,7 +41,7 @@ def reason_of(exit: Exit) -> str:
 
 
 def describe_exit(exit: Exit, spec: StepSpec, image: str, tail: bytes) -> str:
-    """Describe the exit of an attempt.
+    """Describe in words why an attempt's command exited.
 
     `image` is its container image, or "". If the container engine failed, the description comes
     from the end of the log.
@@ -92,7 +92,7 @@ def describe_full_disk(said: bytes, room: tuple[int, int | None], host: str) -> 
 
 
 def read_tail(path: str, masker: Masker) -> bytes:
-    """Read the end of a log, masked; empty if there is no log."""
+    """Read the end of a log, with secrets masked; return b"" if there is no log."""
     try:
         with open_regular(path) as file:
             stream = _masking_stream(file, max(0, os.fstat(file.fileno()).st_size - TAIL), masker)
@@ -102,7 +102,7 @@ def read_tail(path: str, masker: Masker) -> bytes:
 
 
 def read_head_and_tail(path: str, masker: Masker) -> bytes:
-    """Read the start and the end of a log, masked; empty if there is no log.
+    """Read the start and the end of a log, with secrets masked; return b"" if there is no log.
 
     Experiment trackers print their links there.
     """
@@ -118,7 +118,7 @@ def read_head_and_tail(path: str, masker: Masker) -> bytes:
 
 
 def without_launcher(tail: bytes) -> bytes:
-    """Remove accelerate's own traceback from the end of a log.
+    """Remove the traceback of the `accelerate` launcher from the end of a log.
 
     It follows the error of the launched program and adds only that the program failed.
     """
@@ -157,9 +157,9 @@ def remove_replaced(attempt: str, logs: Sequence[str]) -> list[str]:
 
 
 def keep_log(log: str, measured: str, kept: str, masker: Masker) -> str:
-    """Copy or link the log, metrics and host files of an attempt to `kept`, masked.
+    """Copy or link the log, metrics and host files of an attempt to `kept`, with secrets masked.
 
-    The originals remain. Returns the path of the kept log, or "" if the log is empty.
+    The originals remain. Returns the path of the copied log, or "" if the log is empty.
     """
     for source in (measured, _host_file(log)):
         if source and os.path.exists(source):
@@ -197,7 +197,7 @@ def _link(source: str, target: str) -> None:
 
 
 def preimage_of(spec: StepSpec, world: World) -> dict[str, object]:
-    """Return the pre-image of an attempt's key, as it is stored.
+    """Return the cache key content of an attempt, in its stored form.
 
     The metrics rule is included if the key does not contain it.
     """
@@ -210,30 +210,30 @@ def preimage_of(spec: StepSpec, world: World) -> dict[str, object]:
 
 
 def append_to_log(log: str, text: str) -> None:
-    """Append a message of recipe to an attempt's log."""
+    """Append a message from recipe to an attempt's log."""
     with open(log, "ab") as file:
         file.write(text.encode("utf-8", "surrogateescape"))
 
 
-def discard_log(log: str, measured: str, scrap: Scrap) -> None:
-    """Delete the log, metrics and host files of an attempt after they were kept."""
+def discard_log(log: str, measured: str, scrap: SparePool) -> None:
+    """Delete the original log, metrics and host files of an attempt after they were stored."""
     with contextlib.suppress(FileNotFoundError):
         if os.stat(log).st_size:
             os.unlink(log)
         else:
-            scrap.give_log(log)
+            scrap.add_log(log)
     for source in (measured, _host_file(log)):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(source)
 
 
 def _host_file(log: str) -> str:
-    """Return the path of the agent's measurements of the host."""
+    """Return the path of the file with the agent's measurements of the host."""
     return f"{log.removesuffix('.log')}.host"
 
 
 def read_metrics(attempt: str, log: str, how: MetricsSpec | None, masker: Masker) -> dict[str, Any]:
-    """Read the metrics of an attempt, masked.
+    """Read the metrics of an attempt, with secrets masked.
 
     They come from files that match a pattern, from lines of the log, or from the RECIPE_METRICS
     file.
@@ -277,9 +277,9 @@ def _copy_masked(source: str, target: str, masker: Masker, size: int) -> None:
 
 
 def _masking_stream(file: BinaryIO, start: int, masker: Masker) -> Stream:
-    """Return a masking stream for a file from `start`, which has read the bytes before.
+    """Return a secret-masking stream for the rest of a file from position `start`.
 
-    A secret that crosses `start` is masked, too.
+    The stream has read the bytes before. A secret that crosses `start` is masked, too.
     """
     stream = masker.stream()
     file.seek(max(0, start - masker.margin))

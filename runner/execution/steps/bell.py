@@ -1,4 +1,4 @@
-"""Wake-up calls for the loop of a run, and its background tasks."""
+"""Wake-up signal for the event loop of a run, and its background tasks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Bell:
-    """Waits of the loop for the next event, and coroutines in the background."""
+    """Wake-up signal of a run's event loop, and owner of its background coroutines."""
 
     def __init__(self) -> None:
         self._rung: asyncio.Future[None] | None = None  # set while the loop waits
@@ -21,7 +21,7 @@ class Bell:
         self._rung = None
 
     def wake(self) -> None:
-        """End the loop's present wait."""
+        """Wake the event loop if it is waiting."""
         if self._rung is not None and not self._rung.done():
             self._rung.set_result(None)
 
@@ -39,7 +39,7 @@ class Bell:
         task.add_done_callback(self._background.discard)
 
     async def settle(self, seconds: float) -> None:
-        """Wait for the background tasks, at most `seconds`."""
+        """Wait for the background tasks to finish, at most `seconds`."""
         nothing = asyncio.ensure_future(asyncio.sleep(0))  # `asyncio.wait` rejects an empty set
         await asyncio.wait([*self._background, nothing], timeout=seconds)
 

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 _log = Log("loop")
 LEARNED = 64
-"""Most signed addresses to mask in output.
+"""Maximum number of signed URLs to mask in output.
 
-Each one slows the masking of every log line, and no step receives any.
+Each URL slows the masking of every log line, and no step receives any.
 """
 
 
 class BucketInputs:
-    """Bucket inputs of one run, on the hosts of the driver `driver`."""
+    """Bucket inputs of a run that hosts of the driver `driver` download directly."""
 
     def __init__(self, ws: Workspace, survey: Survey, commits: GroupCommit, driver: str) -> None:
         self._ws, self._survey, self._commits = ws, survey, commits
@@ -51,12 +51,12 @@ class BucketInputs:
         self._learned = 0
 
     async def bring(self, node: Node, attempt: AttemptDirectory, place: Place) -> None:
-        """Let a host download the bucket inputs of a step, as far as it can.
+        """Let a host download the bucket inputs of a step directly, if possible.
 
         Raises the errors of `HostStore.pull`.
         """
         for taken in node.takes:
-            if taken.in_bucket and place.folder.pulls:
+            if taken.in_bucket and place.folder.can_pull:
                 identity = str(self._survey.facts.takes[taken.lookup_key])
                 note = (
                     self._ws.home
@@ -68,7 +68,7 @@ class BucketInputs:
                         attempt.objects[taken.name] = content
 
     async def _content(self, place: Place, taken: Source, identity: str, note: Path) -> str:
-        """Return the content of an input that the host has now.
+        """Return the digest of an input that the host has stored, downloading it if possible.
 
         Empty if the input has to be copied through this machine.
         """
@@ -77,7 +77,7 @@ class BucketInputs:
         known, size = self._last_content(taken, identity, note)
         if known:
             if not place.folder.holds(known):
-                await place.folder.look_for([known])
+                await place.folder.look_up([known])
             if place.folder.holds(known):
                 return known
         if (place.name, taken.address) in self._passed or 0 <= size <= SMALL:
@@ -103,7 +103,7 @@ class BucketInputs:
         return sign_objects(self._ws, taken.address, identity, taken.only, secret=self._secret)
 
     def _last_content(self, taken: Source, identity: str, note: Path) -> tuple[str, int]:
-        """Return the last known content and size in bytes of an input, or ("", -1)."""
+        """Return the last known content digest and size in bytes of an input, or ("", -1)."""
         copy = copy_of(self._ws, taken.address, identity, taken.only)
         try:
             if copy.exists():
@@ -118,7 +118,7 @@ class BucketInputs:
             return "", -1
 
     def _learn(self, secrets: Sequence[Secret]) -> None:
-        """Mask the secrets in signed addresses, at most `LEARNED` of them."""
+        """Mask the secrets in signed URLs, at most `LEARNED` of them."""
         some = secrets[: max(0, LEARNED - self._learned)]
         self._learned += len(some)
         if some:

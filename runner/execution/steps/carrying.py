@@ -1,4 +1,4 @@
-"""Execution of attempts in the background; each end goes into the loop's queue."""
+"""Execution of attempts in background tasks, whose results the event loop collects."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _log: Final = Log("loop")
 
 
 class Carrier:
-    """Executes the attempts of one run."""
+    """Executor of a run's attempts in background tasks."""
 
     def __init__(self, running: RunningAttempts, shared_states: SharedStates) -> None:
         self._running, self._shared_states = running, shared_states
 
     def begin(self, id: str, attempt: Attempt) -> None:
-        """Start to execute an attempt, which occupies its share of the host from now on."""
+        """Start executing an attempt, and reserve its capacity on the host."""
         self._running.add(id, attempt)
         carrying = self._carry(id, attempt)
         attempt.carrier = asyncio.get_running_loop().create_task(carrying)
@@ -36,7 +36,7 @@ class Carrier:
         end: End
         try:
             async with self._shared_states.upload_during(attempt, attempt.spec):
-                attempt.result = await attempt.place.carry(attempt.task)
+                attempt.result = await attempt.place.run_attempt(attempt.task)
             end = _end_of(attempt, attempt.result.exit)
         except asyncio.CancelledError:
             if not attempt.stop_asked:
@@ -60,7 +60,7 @@ def _end_of(attempt: Attempt, exit: Exit) -> Exit:
 
 
 async def _internal_error(id: str, attempt: Attempt, error: Exception) -> RecipeError:
-    """Stop the job after an internal error, log the traceback and return the attempt's end."""
+    """Stop the job after an internal error, log the traceback and return a user-facing error."""
     import traceback
 
     text = "".join(traceback.format_exception(error))

@@ -18,18 +18,18 @@ from ...storage.remote.cache import RemoteCache
 from .commit import GroupCommit
 
 FIRST: Final = 1.0
-"""Seconds until the first check of a training.
+"""Delay before the first upload check of a training, in seconds.
 
-It may have resumed from a checkpoint that the store lacks.
+The training may have resumed from a checkpoint that the store lacks.
 """
 
 
 _Found: TypeAlias = "Mapping[str, tuple[str, tuple[object, ...]]]"
-"""The newest checkpoint of each state, with the stats of its files."""
+"""Newest checkpoint of each checkpoint directory, with the stat results of its files."""
 
 
 class CheckpointSender:
-    """Uploads the checkpoints of one attempt."""
+    """Uploader of the checkpoints of one attempt."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class CheckpointSender:
                 return await self._put(found)
 
     def _is_due(self, found: _Found) -> bool:
-        """Return True if the store lacks one of these checkpoints and its step interval has passed."""
+        """Return True if a checkpoint is not uploaded yet and its step interval has passed."""
         steps = {state.name: state.every_steps for state in self._states}
         return any(
             self._sent.get(state) != (name, files)
@@ -78,7 +78,7 @@ class CheckpointSender:
         )
 
     def _names(self, state: str) -> Sequence[str]:
-        """Return the uploaded checkpoint of a state, as a list."""
+        """Return the name of a directory's last uploaded checkpoint, as a list."""
         return [self._sent[state][0]] if state in self._sent else []
 
     def _is_unchanged(self, found: _Found) -> bool:
@@ -110,7 +110,7 @@ class CheckpointSender:
             )
 
     def _look(self) -> dict[str, tuple[str, tuple[object, ...]]]:
-        """Return the newest complete checkpoint of each state, with the stats of its files."""
+        """Return the newest complete checkpoint of each directory, with its files' stat results."""
         found = {}
         for state in self._states:
             folder = self._folder(state.name)

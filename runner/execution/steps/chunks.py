@@ -4,8 +4,8 @@ Other machines follow a run through the database. While an attempt runs, its tex
 of at most 64 KiB, once a second. After its end, the text becomes one object of the shared store
 and the rows are deleted.
 
-Rows contain at most the first half of the kept size (`LOG_CAP`) of a log. The rest of a longer log
-follows when the attempt has ended.
+Rows contain at most the first half of the stored size (`LOG_CAP`) of a log. The rest of a longer
+log follows when the attempt has ended.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from ..telemetry import Telemetry
 
 EVERY: Final = 1.0
-"""Interval between reads of the files, in seconds."""
+"""Interval between reads of log and metrics files, in seconds."""
 ROW: Final = 64 << 10
-"""Largest row, in bytes."""
+"""Maximum size of a database row with log text, in bytes."""
 
 
 @dataclass(slots=True)
 class _Text:
-    """A file of a running attempt, with the bytes read and sent so far."""
+    """Log or metrics file of a running attempt, with its read and sent byte counts."""
 
     name: str
     stream: str
@@ -51,7 +51,7 @@ class _Text:
 
 
 class Chunks:
-    """Sender of the log and metrics text of one run.
+    """Uploader of the log and metrics text of one run.
 
     Does nothing if the run's files are read locally and no platform is configured.
     """
@@ -70,7 +70,7 @@ class Chunks:
         self._due = 0.0
 
     def tick(self) -> None:
-        """Send new text, at most once a second."""
+        """Upload new log and metrics text, at most once a second."""
         if not self._is_needed or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + EVERY
@@ -83,7 +83,10 @@ class Chunks:
         self._send(rows)
 
     def finish(self, id: str, attempt: Attempt) -> None:
-        """Send the rest of a finished attempt, and upload its text as one object in the background."""
+        """Upload the remaining text of a finished attempt, then all its text as one object.
+
+        The object is uploaded in the background.
+        """
         if not self._is_needed:
             return
         texts = self._texts_of(id, attempt)
@@ -125,7 +128,7 @@ class Chunks:
         return self._ws.home / "runs" / self._commits.run / f"{text.name}.{text.stream}"
 
     def _read_new(self, text: _Text) -> list[Chunk]:
-        """Read the part of a file that was not sent."""
+        """Read the part of a file that was not uploaded yet."""
         rows = []
         with contextlib.suppress(OSError), open_regular(text.path) as file:
             file.seek(text.read)  # the second half is uploaded with the whole file

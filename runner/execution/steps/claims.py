@@ -1,4 +1,4 @@
-"""Claims on the keys and states of steps, each held by one attempt at a time on all machines."""
+"""Exclusive claims on cache keys and checkpoint directories, across all machines."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .run_schedule import RunSchedule
 from .shared_states import SharedStates
 
 KEY_IN_USE: Final = 0.1
-"""Rest of a step whose key another run holds, in seconds."""
+"""Delay before a retry of a step whose key another run holds, in seconds."""
 KEY_ELSEWHERE: Final = 1.0
-"""Rest of a step whose key another machine may hold, in seconds."""
+"""Delay before a retry of a step whose key another machine may hold, in seconds."""
 
 
 class KeyClaims:
-    """Claims on the keys of one run's steps, against other runs and other steps of this run.
+    """Exclusive claims on cache keys, against other runs and other steps of this run.
 
-    `contended`: another run has stored something since this run's survey.
+    `contended`: another run has stored results since this run's survey.
     """
 
     def __init__(
@@ -46,21 +46,24 @@ class KeyClaims:
         self._contended = contended
 
     def is_out_of_reach(self, id: str, key: Digest) -> bool:
-        """Return True if an unreachable agent may still run a step with this key; the step rests."""
+        """Return True if an unreachable agent may still run a step with this key.
+
+        The step is then delayed.
+        """
         if not self._orphans.has_unreachable(key[:24]):
             return False
         self._schedule.rest(id, KEY_ELSEWHERE)
         return True
 
     def has_orphan(self, key: Digest | None) -> bool:
-        """Return True if an earlier worker left an attempt with this key."""
+        """Return True if an earlier worker left an unfinished attempt with this cache key."""
         return key is not None and key[:24] in self._orphans
 
     def claim(self, id: str, n: int, key: Digest) -> bool:
-        """Claim the key of a step that must run.
+        """Claim the cache key of a step that must run; return False if the step cannot start now.
 
-        False if the key is in use, then the step rests, or if the result exists by now, then the
-        step is judged again.
+        If the key is in use, the step is delayed. If the result exists by now, the step is looked
+        up in the cache again.
         """
         commits, delivers = self._commits, self._ws.delivers
         if not commits.hold(key, id):
@@ -83,7 +86,7 @@ class KeyClaims:
 
 
 class StateClaims:
-    """Claims on the checkpoint states of one run's steps, and the choice of their checkpoints."""
+    """Exclusive claims on checkpoint directories, and the choice of checkpoints to resume from."""
 
     def __init__(
         self,
@@ -93,7 +96,7 @@ class StateClaims:
         shared_states: SharedStates,
         inherited: Mapping[str, Left],
     ) -> None:
-        """Create the claims.
+        """Create the claims for a run.
 
         `inherited` maps names to attempts that another machine's worker began.
         """
@@ -101,10 +104,10 @@ class StateClaims:
         self._shared_states, self._inherited = shared_states, inherited
 
     async def open(self, attempt: Attempt) -> bool:
-        """Claim the state of an attempt, if it has one; False if another attempt holds the state.
+        """Claim the checkpoint directory of an attempt; return False if another attempt holds it.
 
-        Two trainers with different `continues` values would corrupt the state directory. Raises
-        OSError.
+        Returns True for a step without checkpoints. Two trainers with different `continues` values
+        would corrupt the directory. Raises OSError.
         """
         spec = attempt.spec
         if not spec.state:
@@ -132,7 +135,7 @@ class StateClaims:
         return True
 
     async def _is_over(self, holder: str) -> bool:
-        """Return True if an earlier worker's attempt no longer writes to the state.
+        """Return True if an earlier worker's attempt no longer writes to the checkpoint directory.
 
         Stops the attempt if it is still running.
         """

@@ -1,4 +1,4 @@
-"""The command line and the environment of an attempt on each of its nodes."""
+"""Command line and environment of an attempt on each of its nodes."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ INTERVALS: Final = (
     "CHECKPOINT_INTERVAL_STEPS",
     "GPU_MEMORY_FRACTION",
 )
-"""The caller's variables for report and checkpoint intervals and for GPU memory.
+"""Caller's environment variables for report and checkpoint intervals and for GPU memory.
 
 The result of a training does not depend on them.
 """
 LONG: Final = 60.0
-"""Seconds from which a step gets a shell that records its exit if the agent is killed.
+"""Minimum expected seconds for a shell wrapper that records the exit if the agent is killed.
 
-Steps with unknown duration get one, too.
+Steps with unknown duration get the wrapper, too.
 """
 
 
 class Seat(NamedTuple):
-    """One node of an attempt."""
+    """Node of an attempt: its rank, host, directory and interpreter."""
 
     rank: int
     place: Place
     directory: AttemptDirectory
     python: str
-    """Path of its interpreter."""
+    """Path of the node's Python interpreter."""
     name: str
-    """Name of its job."""
+    """Name of the node's job."""
 
 
 class CommandBuilder:
-    """Builds the commands of one run."""
+    """Builder of the commands for the steps of one run."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class CommandBuilder:
     def build(
         self, attempt: Attempt, seat: Seat, restored: Mapping[str, checkpoints.Newest]
     ) -> tuple[Command, bytes | None]:
-        """Build the command of one node, and the content of its script, if it has one.
+        """Build the command of one node, and the content of its script or None.
 
         Writes the files that the command reads. Raises CannotRun.
         """
@@ -92,7 +92,7 @@ class CommandBuilder:
         rendered = launch.render(spec, scope, python=seat.python)
         for path, data in rendered.files.items():
             directory.add_bytes(data, path)
-        directory.folder.ready()
+        directory.folder.remove_unused()
         script, argv = None, rendered.argv
         if rendered.script is not None:
             script = rendered.script.encode("utf-8", "surrogateescape")
@@ -111,7 +111,7 @@ class CommandBuilder:
             },
             {secret.name: secret.reveal for secret in secrets},
             spec.options.timeout,
-            # Of several nodes, only the first one prints as a rule.
+            # With several nodes, usually only the first one prints.
             None if seat.rank else spec.options.idle_timeout,
             paths.log,
             tuple(device.lock for device in devices),
@@ -122,13 +122,13 @@ class CommandBuilder:
         elif sandbox:
             command = self._in_sandbox(attempt, seat, command, network=sandbox == "network")
         elif directory.overlays is not None:
-            command = wrap_overlays(command, directory.path, directory.shown)
+            command = wrap_overlays(command, directory.path, directory.mountable_inputs)
         return command, script
 
     def _scope_of(
         self, attempt: Attempt, seat: Seat, restored: Mapping[str, checkpoints.Newest]
     ) -> dict[str, object]:
-        """Return the variables for the templates of a step."""
+        """Return the template variables of a step's attempt."""
         spec, plan = attempt.spec, self._steps.plan
         states: dict[str, StatePath] = {}
         for each in spec.state:
@@ -143,7 +143,7 @@ class CommandBuilder:
             "step": {"id": attempt.id, "key": attempt.key or ""},
             "node": {"rank": seat.rank},
             "nodes": {"count": len(addresses), "addresses": addresses},
-            "host": seat.place.capacity.seen(_gpus_of(spec, seat.place)),
+            "host": seat.place.capacity.template_host(_gpus_of(spec, seat.place)),
         }
 
     def _env_of(
@@ -154,7 +154,7 @@ class CommandBuilder:
         image: str,
         devices: Sequence[Device],
     ) -> dict[str, str]:
-        """Return the environment of a node, without the step's own `env`."""
+        """Return the environment variables of a node, without the step's own `env`."""
         spec, place = attempt.spec, seat.place
         gpus = _gpus_of(spec, place)
         env = {**inherited, "RECIPE_STEP": attempt.id}
@@ -206,7 +206,7 @@ class CommandBuilder:
             visible = devices
         elif "CUDA_VISIBLE_DEVICES" in place.login:
             visible = place.capacity.devices
-        mounts = place.mounts(seat.directory, command, attempt.task.states)
+        mounts = place.find_mounts(seat.directory, command, attempt.task.states)
         containers = self._environments.containers_of(place)
         network = self._environments.sandbox(attempt.spec) != "closed"
         needed = bool(gpus)
@@ -217,7 +217,7 @@ class CommandBuilder:
     ) -> Command:
         from ...hosts import sandbox
 
-        mounts = seat.place.mounts(seat.directory, command, attempt.task.states)
+        mounts = seat.place.find_mounts(seat.directory, command, attempt.task.states)
         return sandbox.wrap(command, seat.place, seat.python, mounts, network=network)
 
     def _inherited_by(self, spec: StepSpec, place: Place, image: str, *, sandboxed: bool) -> Passed:
@@ -254,13 +254,16 @@ class CommandBuilder:
 
 
 def _gpus_of(spec: StepSpec, place: Place) -> int | None:
-    """Return the number of GPUs for the command; 0 on a head node, whose workers have the GPUs."""
+    """Return the number of GPUs for the command.
+
+    It is 0 on a head node, whose workers have the GPUs.
+    """
     if place.port and spec.resources.gpus:
         return 0
     return spec.resources.gpus
 
 
 def _addresses_of(attempt: Attempt) -> list[str]:
-    """Return the address of each node, by rank."""
+    """Return the network address of each node, by rank."""
     members = attempt.place.members
     return [each.address for each in members] if len(members) > 1 else ["127.0.0.1"]

@@ -1,4 +1,4 @@
-"""The journal of a run: changes are collected into groups, and each group is stored at once."""
+"""Journal of a run, which collects changes into groups and stores each in one transaction."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ...storage.workspace import Workspace
 
 
 class Listener(Protocol):
-    """Receiver of stored events."""
+    """Callback protocol for stored events."""
 
     def events(self, batch: Sequence[Event]) -> None: ...
 
@@ -38,10 +38,10 @@ _PRESENT = 1 << 62
 
 
 class Keys:
-    """Locks on keys against other runs in this workspace, released by the kernel when we die.
+    """File locks on cache keys against other runs in this workspace.
 
-    Each key locks one byte of a file. The byte's position is 62 bits of the key; keys with the
-    same position only wait for each other.
+    The kernel releases the locks when the process dies. Each key locks one byte of a file. The
+    byte's position is 62 bits of the key; keys with the same position only wait for each other.
 
     All live runs share the lock on one more byte, and each run appends one byte to the file. The
     length of the file therefore shows whether another run was alive since this run opened it.
@@ -56,7 +56,10 @@ class Keys:
         os.write(self._handle, b".")  # after a truncation by another run
 
     def alone(self) -> bool:
-        """Return True if no other run was alive since this object was opened.  False once closed."""
+        """Return True if no other run was alive since this lock file was opened.
+
+        Return False once closed.
+        """
         return self._alone and self._handle >= 0 and os.fstat(self._handle).st_size == 1
 
     def try_hold(self, key: str) -> bool:
@@ -66,7 +69,7 @@ class Keys:
         self._lock(fcntl.LOCK_UN, int(key[:16], 16) >> 2)
 
     def _lock(self, how: int, byte: int) -> bool:
-        """Lock or unlock a byte; False if another run holds it.
+        """Lock or unlock a byte of the file; return False if another run holds it.
 
         On Linux the lock belongs to this opening of the file. A lock of the process would not
         exclude other threads, and would end when any of them closes the file.
@@ -96,7 +99,7 @@ class Keys:
 
 @dataclass(slots=True)
 class _Group:
-    """Changes that are stored together, and the actions that follow."""
+    """Changes that are stored in one transaction, and the actions after it."""
 
     moves: list[Move] = field(default_factory=list)
     reported: set[str] = field(default_factory=set)  # steps with new metrics
@@ -117,12 +120,12 @@ _log = Log("storage")
 
 
 def _words_of(move: Move) -> str:
-    """Return the error of a move with a reason; otherwise empty."""
+    """Return the error message of a state change with a reason; otherwise ""."""
     return str(move.data.get("error") or move.data.get("detail") or "") if move.reason else ""
 
 
 class GroupCommit:
-    """Writer of one claimed run: collects, masks and stores its changes."""
+    """Journal writer of one claimed run: collects, masks and stores its changes."""
 
     def __init__(
         self,
@@ -169,15 +172,15 @@ class GroupCommit:
 
     @property
     def size(self) -> int:
-        """The number of waiting moves and of steps with new metrics."""
+        """Number of pending state changes and of steps with new metrics."""
         return len(self._next.moves) + len(self._next.reported)
 
     def say(self, text: str) -> None:
-        """Show a message, masked."""
+        """Show a message, with secrets masked."""
         self._say(self.masker.text(text))
 
     def move(self, move: Move) -> None:
-        """Add a move, with secrets masked."""
+        """Add a state change to the next group, with secrets masked."""
         if self.masker:
             move = move._replace(
                 reason=self.masker.text(move.reason), data=self.masker.value(move.data)
@@ -192,17 +195,20 @@ class GroupCommit:
             self._next.state = RunState(str(move.after), move.reason, failure)
 
     def report(self, step: str, numbers: str) -> None:
-        """Add the latest metrics of a running step, already masked."""
+        """Add the latest metrics of a running step, already masked, to the next group."""
         self._numbers[step] = numbers
         self._next.reported.add(step)
 
     def enter_phase(self, step: str, phase: str) -> None:
-        """Add the phase of a running step: a phase of `planning.schedule.word`."""
+        """Add the phase of a running step to the next group.
+
+        It is a phase of `planning.schedule.word`.
+        """
         self._phases[step] = phase
         self._next.reported.add(step)
 
     def take_back(self) -> None:
-        """Remove the last move, because a request came in the meantime."""
+        """Remove the last state change, because a stop request came in the meantime."""
         self._next.moves.pop()
         self._next.state = None
 
@@ -225,7 +231,7 @@ class GroupCommit:
         *,
         again: bool,
     ) -> Trace:
-        """Add the cached result of a step, or replace the stored one with `again`.
+        """Add the cached result of a step, or replace the stored result with `again`.
 
         `facts` are shown by `why`.
         """
@@ -250,7 +256,7 @@ class GroupCommit:
         return trace
 
     def stand_for(self, key: str, trace: Trace, note: Mapping[str, object]) -> None:
-        """Cache a result under another key, too; `note` is the reason."""
+        """Cache a result under a second key, too; `note` is the reason."""
         import json
 
         self._next.traces.append(
@@ -304,12 +310,12 @@ class GroupCommit:
         )
 
     def add_expansion(self, globs: Mapping[str, Sequence[str]], steps: int) -> None:
-        """Record the files of an expanded glob and the number of new steps."""
+        """Record the files of an expanded glob axis and the number of new steps."""
         data = {"globs": {k: list(v) for k, v in globs.items()}, "steps": steps}
         self._next.moves.append(Move("run", self.run, "ACTIVE", "ACTIVE", "expanded", data))
 
     def hold(self, key: str, step: str) -> bool:
-        """Claim a key for a step; False if another run or another step holds the key.
+        """Claim a cache key for a step; return False if another run or another step holds the key.
 
         A step that was about to release the key keeps it.
         """
@@ -329,22 +335,25 @@ class GroupCommit:
         return True
 
     def confirm(self) -> None:
-        """Check that this worker still has the run.  Raises Stale."""
+        """Check that this worker still holds the claim on the run.
+
+        Raises Stale.
+        """
         self.ws.store.runs.exchange.confirm(self.run, self.fence)
 
     def holds(self, key: str) -> bool:
-        """Return True if a step of this run holds the key."""
+        """Return True if a step of this run holds the cache key."""
         return key in self._holders
 
     def release(self, key: str) -> None:
-        """Release the key now."""
+        """Release a cache key now."""
         self._holders.pop(key, None)
         self.keys.release(key)
         if self.ws.delivers:
             self._uploading[key] = None
 
     def release_uploaded(self) -> None:
-        """Release keys for other machines once the shared store has their results."""
+        """Release cache keys for other machines once the shared store has their results."""
         cache = self.ws.remote_cache
         if done := [key for key in self._uploading if cache is None or not cache.is_sending(key)]:
             self.ws.store.runs.exchange.release_keys(done, self.run)
@@ -360,11 +369,11 @@ class GroupCommit:
 
     @property
     def busy(self) -> bool:
-        """Return True while a group is being stored; no other group can be sent."""
+        """Return True while a group is being stored; no other group can be sent then."""
         return self._sent is not None
 
     def send(self, landed: Callable[[], None]) -> None:
-        """Start to store the group in the background.
+        """Start storing the group of changes in the background.
 
         A thread calls `landed` when the group is on disk; then call `land`. Raises the errors of
         `flush`.
@@ -372,7 +381,7 @@ class GroupCommit:
         self._sent = self._store(landed)
 
     def land(self) -> None:
-        """Perform the actions that waited for the sent group.
+        """Run the actions that waited for the sent group of changes.
 
         Raises Infrastructure if the group could not be stored; its changes then join the next
         group.
@@ -399,9 +408,9 @@ class GroupCommit:
         self._settle(sent)
 
     def flush(self) -> None:
-        """Store all changes now.
+        """Store all pending changes now.
 
-        Raises Stale if another worker has the run, and Infrastructure if the disk fails.
+        Raises Stale if another worker has claimed the run, and Infrastructure if the disk fails.
         """
         self.land()
         self._settle(self._store(None))
@@ -443,7 +452,7 @@ class GroupCommit:
         return group
 
     def _steps_of(self, group: _Group) -> dict[str, StepRow]:
-        """Return the new rows of steps with moves or metrics."""
+        """Return the new database rows of steps with state changes or metrics."""
         found = {
             move.id: StepRow(
                 self.run,
@@ -479,7 +488,7 @@ class GroupCommit:
                 self._began.pop(step, None)
 
     def _settle(self, group: _Group) -> None:
-        """Perform the actions that follow a stored group, and notify the listener."""
+        """Run the actions after a stored group, and notify the listener."""
         for trace in group.traces:
             self.ws.traces.add(trace.key)
             self.made.add(trace.key)

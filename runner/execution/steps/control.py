@@ -1,4 +1,4 @@
-"""Signals, limits and stored requests, which stop or pause a run."""
+"""Signals, limits and stored requests that stop or pause a run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .run_schedule import RunSchedule
 from .running_attempts import RunningAttempts
 
 HANDOVER: Final = timedelta(seconds=20)
-"""Time for running steps to finish before a stopping worker leaves them to the next one."""
+"""Timeout for running steps to finish before a stopping worker leaves them to the next worker."""
 NAMED: Final = 3
-"""Most running steps named in a message."""
+"""Maximum number of running steps named in a message."""
 
 
 class Handover:
-    """Signal handler that counts how often a worker's process was asked to stop."""
+    """Signal handler that counts the stop signals to a worker process."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -38,7 +38,7 @@ class Handover:
 
 
 class Stopper:
-    """Stops or pauses one run after a signal, a stored request or a limit."""
+    """Handler that stops or pauses a run after a signal, a stored request or a limit."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Stopper:
 
     @property
     def limit(self) -> str:
-        """The reached limit as text; empty if none was reached."""
+        """Description of the reached limit; empty if none was reached."""
         return self._limit
 
     @property
@@ -84,26 +84,25 @@ class Stopper:
 
     @property
     def is_abandoned(self) -> bool:
-        """Return True if running steps are left as they are."""
+        """Return True if the run exits without stopping its running steps."""
         return self._interrupts > 2 or self._is_left
 
     @property
     def keeps_hosts(self) -> bool:
-        """Return True if the requested pause keeps the machines for the resume."""
+        """Return True if the requested pause keeps the rented machines for the resume."""
         return self._keeps_hosts
 
     def leave_unfinished(self) -> None:
-        """Leave open steps to the next worker if this worker is handing over its run."""
+        """Leave unfinished steps to the next worker if this worker is handing over its run."""
         if self._is_handing_over and self._request not in ("pause", "cancel"):
             self._is_left |= not self._schedule.is_finished
 
     # -- signals and limits
 
     def interrupt(self) -> None:
-        """Handle Ctrl-C, depending on its count.
+        """Handle Ctrl-C: stop starting steps, then stop running steps, then exit at once.
 
-        The first one starts no more steps, the second stops the running steps, and the third exits
-        and leaves them running.
+        The third Ctrl-C leaves the steps running.
         """
         self._interrupts += 1
         self._schedule.disturb()
@@ -122,13 +121,16 @@ class Stopper:
         self._bell.wake()
 
     def terminate(self) -> None:
-        """Stop running steps, and start no more steps."""
+        """Stop the running steps and start no more."""
         self._interrupts = max(self._interrupts, 2)
         self._schedule.cancel("interrupted")
         self._stop_all()
 
     def time_is_up(self, limit: float) -> None:
-        """Stop the run at its `limits.time`, in seconds."""
+        """Stop the run because it reached its `limits.time`.
+
+        `limit` is in seconds.
+        """
         self._reach_limit(GRACE, "take", f"{limit:g} s (`limits.time`)")
 
     def money_is_spent(self, limit: float) -> None:
@@ -137,19 +139,22 @@ class Stopper:
             self._reach_limit(SAVING, "cost", f"{money_text(limit)} (`limits.cost`)")
 
     def _reach_limit(self, grace: timedelta, verb: str, most: str) -> None:
-        """Stop and fail running steps; their states are kept."""
+        """Stop the running steps, which then fail; their checkpoints are kept."""
         self._limit = f"the limit of the whole run is {most}"
         self._schedule.drain(LIMIT)
         self._stop_all(grace)
         self._commits.say(f"stopping: the run reached its limit of {most}")
 
     def _checkpoints_kept(self) -> str:
-        """Describe the checkpoints that running steps keep if they are stopped now."""
+        """Describe the checkpoints that running steps would keep if stopped now."""
         words = [self._checkpoints_of(each) for each in list(self._running.values())[:NAMED]]
         return f" ({'; '.join(words)})" if words else ""
 
     def _checkpoints_of(self, attempt: Attempt) -> str:
-        """Describe the checkpoints of one step.  Those on another host are unknown."""
+        """Describe the checkpoints of one running step.
+
+        Those on another host are unknown.
+        """
         states = self._steps.spec(attempt.id).state
         names = [name for each in states for name in _checkpoint_names(attempt, each)]
         if names:
@@ -185,7 +190,7 @@ class Stopper:
         self._bell.wake()
 
     def poll_requests(self) -> None:
-        """Check for a new stored request, and start to handle it.
+        """Check for a new stored pause or cancel request, and start handling it.
 
         Without changes in the store, this is one cheap query. Raises Infrastructure if the
         database does not answer.
@@ -241,7 +246,10 @@ class Stopper:
 
 
 def _checkpoint_names(attempt: Attempt, state: StateSpec) -> list[str]:
-    """Return the local checkpoint of a state; its own name if it has no checkpoint pattern."""
+    """Return the newest checkpoint in a local checkpoint directory, as a list.
+
+    A state without a checkpoint pattern has its own name.
+    """
     from ...storage import checkpoints
 
     folder = attempt.state.folder(state.name) if attempt.state is not None else None

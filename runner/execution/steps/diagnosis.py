@@ -1,4 +1,4 @@
-"""Causes of failed attempts, found from exit, stop requests and log."""
+"""Causes of failed attempts, found from exit code, stop requests and log."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from .health import PATIENCE, HealthChecks
 from .running_attempts import End
 
 UNWATCHED: Final = 3
-"""Kills of the local agent during a step, in one run, before the step fails."""
+"""Number of agent crashes during a step, in one run, at which the step fails."""
 
 
 class Diagnosis:
-    """Finds the causes of one run's failed attempts."""
+    """Finder of the causes of one run's failed attempts."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Diagnosis:
         if isinstance(end, RecipeError):
             return self._limit() or Cause("error", str(end), end.fix)
         if isinstance(end, HostLost):
-            preempted = self._pool.spot.preemptible(attempt.place)
+            preempted = self._pool.spot.is_preemptible(attempt.place)
             return Cause("preempted" if preempted else "lost", str(end))
         if isinstance(end, DriverError):
             return Cause("driver", str(end))
@@ -70,7 +70,7 @@ class Diagnosis:
         return Cause(LIMIT, f"stopped: {self._stopper.limit}")
 
     def _cause_of_stop(self, id: str, attempt: Attempt, end: Exit) -> Cause | None:
-        """Return the cause of a stop; None if the whole run was stopped."""
+        """Return the cause for which an attempt was stopped; None if the whole run was stopped."""
         stopping = self._stopper.is_stopping
         early = self._early_stops.reason_for(id)
         if early and not stopping:
@@ -82,7 +82,7 @@ class Diagnosis:
         if diverged and attempt.spec.options.ends_on_nan:
             return Cause(NAN, diverged)
         if end.detail:
-            attempt.place.ending(end.detail)
+            attempt.place.record_end(end.detail)
         preempted = None if stopping else _cause_of_preemption(attempt)
         if preempted is not None:
             return preempted
@@ -91,7 +91,7 @@ class Diagnosis:
         return None if stopping else _cause_of_lost_job(attempt, end)
 
     async def _cause_of_exit(self, id: str, attempt: Attempt, exit: Exit) -> Cause:
-        """Return the cause of an exit with an error, from the log and the host."""
+        """Return the cause of a non-zero exit, from the log and the host."""
         tail = attempt_result.read_tail(attempt.last_log, self._masker)
         image = self._environments.container_image(attempt.spec, attempt.place)
         reason = attempt_result.reason_of(exit)
@@ -111,7 +111,9 @@ class Diagnosis:
         if reason == "exit":
             if where and exit.code == 127 and not image:
                 words += f" on {where}; run `recipe doctor --driver {self._pool.name}` to see the installed programs"
-            full = attempt_result.describe_full_disk(tail, await member.folder.free(), where)
+            full = attempt_result.describe_full_disk(
+                tail, await member.folder.find_free_space(), where
+            )
             if full:
                 return Cause("disk", f"{words}: {full}")
         if exit.signal == signal.SIGTERM and where and self._is_taken_away(attempt):
@@ -131,8 +133,8 @@ class Diagnosis:
         return self._unwatched[id] >= UNWATCHED
 
     def _is_taken_away(self, attempt: Attempt) -> bool:
-        """Return True if a SIGTERM that we did not send may be the preemption of a spot machine."""
-        return self._pool.spot.preemptible(attempt.place) and not attempt.stop_asked
+        """Return True if a SIGTERM from outside may be the preemption of a spot machine."""
+        return self._pool.spot.is_preemptible(attempt.place) and not attempt.stop_asked
 
 
 def _cause_of_preemption(attempt: Attempt) -> Cause | None:
@@ -143,7 +145,7 @@ def _cause_of_preemption(attempt: Attempt) -> Cause | None:
 
 
 def _cause_of_lost_job(attempt: Attempt, end: Exit) -> Cause | None:
-    """Return the cause of a stop by the host or by an earlier run; None if neither stopped it."""
+    """Return the cause if the host or an earlier run stopped the job; otherwise None."""
     if end.detail:
         return Cause("lost", f"{attempt.place.name} stopped the step: {end.detail}")
     if attempt.is_reattached:
@@ -165,7 +167,7 @@ def _cause_of_outputs(attempt: Attempt) -> Cause | None:
 
 
 def error_of(cause: Cause, tail: bytes) -> str:
-    """Extract the error of a failed command from the end of its log.
+    """Extract the error message of a failed command from the end of its log.
 
     Empty if the log has none, or if the command did not cause the failure.
     """

@@ -1,4 +1,4 @@
-"""Reports of a loss that is not finite, once for each attempt.
+"""Reports of a NaN or infinite training loss, once for each attempt.
 
 A report is an event and an alert. With `on_nan: stop` it also stops the attempt.
 """
@@ -18,12 +18,12 @@ from .run_schedule import Journal
 from .running_attempts import RunningAttempts
 
 NAN: Final = "nan"
-"""Reason of the event, and of a step that was stopped."""
+"""Reason of the event for a NaN or infinite loss, and of a step that was stopped."""
 ALERT: Final = "loss_not_finite"
 
 
 class DivergedLosses:
-    """The attempts of one run whose loss is not finite."""
+    """Reporter of a run's attempts whose loss is NaN or infinite."""
 
     def __init__(
         self,
@@ -38,11 +38,11 @@ class DivergedLosses:
         self._told: dict[str, str] = {}  # description of the loss, by attempt name
 
     def words_of(self, attempt: Attempt) -> str:
-        """Return the reported description of an attempt's loss; empty if none was reported."""
+        """Return the reported description of an attempt's NaN or infinite loss, or ""."""
         return self._told.get(attempt.name, "")
 
     def tell(self, id: str, attempt: Attempt, words: str) -> None:
-        """Report the loss of an attempt, once.
+        """Report the NaN or infinite loss of an attempt, once.
 
         Raises Infrastructure if the database does not answer; then nothing was reported.
         """

@@ -1,4 +1,7 @@
-"""Early stopping (`--stop-early`) of matrix instances that fall behind; their states are kept."""
+"""Early stopping (`--stop-early`) of underperforming matrix instances.
+
+Their checkpoints are kept.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,16 @@ from .run_schedule import RunSchedule
 from .running_attempts import RunningAttempts
 
 EVERY: Final = 0.5
-"""Shortest interval between comparisons, in seconds."""
+"""Minimum interval between comparisons of instances, in seconds."""
 SHARE: Final = 20.0
-"""Shortest interval in durations of a comparison, so that long streams are read less often."""
+"""Minimum interval between comparisons, as a multiple of a comparison's duration.
+
+Long metric streams are therefore read less often.
+"""
 
 
 class EarlyStops:
-    """Comparison of a step's instances by the goal of `--stop-early`."""
+    """Comparison of a step's matrix instances by the metric of `--stop-early`."""
 
     def __init__(
         self,
@@ -48,16 +54,16 @@ class EarlyStops:
         self._reasons: dict[str, str] = {}
 
     def reason_for(self, id: str) -> str:
-        """Return the reason for an early stop; empty if the step is not stopped early."""
+        """Return the reason why a step is stopped early; empty if it is not."""
         return self._reasons.get(id, "")
 
     def forget(self, id: str) -> None:
-        """Forget the reason after the stopped attempt has ended."""
+        """Remove the stop reason after the stopped attempt has ended."""
         self._reasons.pop(id, None)
 
     @contextlib.contextmanager
     def monitor(self) -> Iterator[None]:
-        """Stop instances that fall behind during the block, if there is a goal."""
+        """Stop underperforming instances during the block, if `--stop-early` is given."""
         if self._goal is None:
             yield
             return
@@ -81,7 +87,7 @@ class EarlyStops:
             await asyncio.sleep(max(EVERY, SHARE * (time.monotonic() - began)))
 
     def _read_finished(self, goal: Goal, known: dict[str, Stream], whole: set[str]) -> None:
-        """Read the metrics of finished steps, each step once."""
+        """Read the metrics of finished steps, once per step."""
         for id in self._steps.todo - whole - self._running.keys():
             if self._schedule.state(id) is not State.DONE:
                 continue
@@ -107,7 +113,7 @@ class EarlyStops:
         self._bell.run_in_background(attempt.stop(SAVING, may_save=True))
 
     def _read(self, attempt: Attempt, metric: str) -> Stream:
-        """Read the metric values that an attempt has reported."""
+        """Read the values of a metric that a running attempt has reported."""
         rule = self._steps.spec(attempt.id).metrics
         if rule is None:
             return ()

@@ -1,4 +1,4 @@
-"""The end of an attempt: diagnose it and pass it on to be stored."""
+"""Processing of a finished attempt: diagnose it and store its result or failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log: Final = Log("loop")
 
 
 class Ender:
-    """Processes the ends of one run's attempts, one after another."""
+    """Processor of finished attempts of one run, one after another."""
 
     def __init__(
         self,
@@ -44,14 +44,14 @@ class Ender:
         self._diagnosis, self._successes, self._failures = diagnosis, successes, failures
 
     async def end_next(self) -> bool:
-        """Process the next end of an attempt; False if there is none."""
+        """Process the next finished attempt; return False if there is none."""
         if not self._running.has_ended:
             return False
         await self.end(*self._running.next_end())
         return True
 
     async def end(self, id: str, end: End) -> None:
-        """Process the end of an attempt: store its outputs or its failure.
+        """Process a finished attempt: store its outputs or its failure.
 
         Raises StoreUnavailable, which says nothing about the attempt: the next worker takes it up.
         """
@@ -91,7 +91,7 @@ class Ender:
         for place, part in zip(attempt.place.members, parts, strict=True):
             containers = self._environments.containers_of(place)
             with contextlib.suppress(DriverError):
-                await containers.over(place.paths(part.attempt).cwd, exit)
+                await containers.clean_up(place.paths(part.attempt).cwd, exit)
 
 
 def _log_exit(id: str, attempt: Attempt, exit: Exit) -> None:

@@ -1,4 +1,4 @@
-"""The environments of steps: a container image, installed packages, or the host's own Python."""
+"""Environments of steps: a container image, installed packages, or the host's own Python."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class StepEnvironments:
-    """The images and interpreters of one run's steps on every host."""
+    """Container images and Python interpreters of one run's steps on every host."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class StepEnvironments:
         self._sandboxes: Sandboxes | None = None
 
     def image(self, spec: StepSpec) -> str:
-        """Return the image of a step; empty if it uses the programs of its host."""
+        """Return the container image of a step; empty if it uses the programs of its host."""
         return "" if self._steps.survey.request.current_python else str(spec.image or "")
 
     def container_image(self, spec: StepSpec, place: Place) -> str:
@@ -73,16 +73,16 @@ class StepEnvironments:
         return self._containers[place.name]
 
     def sandbox(self, spec: StepSpec) -> str:
-        """Return the sandbox of a step: "closed", "network" for one with a network, or ""."""
+        """Return the sandbox mode of a step: "closed", "network" (with network access), or ""."""
         return spec.options.sandbox_where(self._ws.config.flags)
 
     async def make_ready(self, spec: StepSpec, place: Place) -> None:
-        """Pull the image of a step to a host, or check that the host can create its sandbox.
+        """Pull the container image of a step to a host, or check the host's sandbox support.
 
         Raises CannotRun, DriverError.
         """
         if image := self.container_image(spec, place):
-            await self.containers_of(place).image(image)
+            await self.containers_of(place).provide_image(image)
         elif self.sandbox(spec):
             from ...hosts.sandbox import Sandboxes
 
@@ -107,7 +107,7 @@ class StepEnvironments:
         )
 
     async def python(self, node: Node, spec: StepSpec, place: Place) -> str:
-        """Return the interpreter of a step on a host, with its version and locked packages.
+        """Return the Python interpreter of a step on a host, after installing its locked packages.
 
         In a container, it is the image's own Python. Raises CannotRun.
         """
@@ -135,7 +135,7 @@ class StepEnvironments:
         return await self._pythons[place, wanted]
 
     def interpreter(self, node: Node, spec: StepSpec, place: Place) -> str:
-        """Describe the Python of a step on a host; empty in a container.
+        """Describe the Python version of a step on a host; return "" in a container.
 
         A shim is run for its version only if the step's command names Python.
         """
@@ -143,11 +143,11 @@ class StepEnvironments:
             return ""
         wanted = self._environment_of(node, spec)
         if wanted is None:
-            return place.described(place.python, may_ask=spec.names_python)
+            return place.describe_python(place.python, may_ask=spec.names_python)
         made = self._pythons.get((place.members[0], wanted))
         if made is None or not made.done() or made.cancelled() or made.exception() is not None:
             return ""
-        return place.described(made.result(), may_ask=True)
+        return place.describe_python(made.result(), may_ask=True)
 
     async def _install(self, lock: str, place: Place, wanted: EnvironmentSpec) -> str:
         from ...hosts.environments import is_built, provide_python
@@ -162,7 +162,7 @@ class StepEnvironments:
         )
 
     async def end_installs(self) -> None:
-        """Stop the installs that are still running on hosts."""
+        """Stop the package installations that are still running on hosts."""
         installing = [task for task in self._pythons.values() if not task.done()]
         if installing:
             for hooks in self._hooks:

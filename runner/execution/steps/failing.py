@@ -1,4 +1,4 @@
-"""Failed attempts: retry the step or fail it."""
+"""Handling of failed attempts: retry the step or fail it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .run_plan import RunPlan
 from .run_schedule import RunSchedule
 
 LINES: Final = 10
-"""Log lines stored with the failure of a step."""
+"""Number of log lines stored with the failure of a step."""
 LONGEST_LINE: Final = 200
 
 
 class Failure(NamedTuple):
-    """A failed step with its log and hint, masked."""
+    """Failed step with its log and hint, secrets masked."""
 
     id: str
     reason: str
@@ -37,17 +37,17 @@ class Failure(NamedTuple):
 
     @property
     def has_begun(self) -> bool:
-        """Return True if the command of the step ran."""
+        """Return True if the command of the failed step ran."""
         return self.kind not in (StepFailure.ERROR, StepFailure.UNPLACED)
 
     @property
     def is_unplaced(self) -> bool:
-        """Return True if the step got no host."""
+        """Return True if no host was available for the step."""
         return self.kind == StepFailure.UNPLACED
 
 
 class Cause(NamedTuple):
-    """Cause of a failed attempt: the scheduler's reason, a sentence and a fix."""
+    """Cause of a failed attempt: a reason code, a sentence and a fix."""
 
     reason: str
     words: str
@@ -55,26 +55,26 @@ class Cause(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """The log, files and exit of a failed attempt."""
+    """Log, files and exit of a failed attempt."""
 
     tail: bytes = b""
-    """The end of its log, masked."""
+    """End of the attempt's log, with secrets masked."""
     log: str = ""
     left: str = ""
-    """Directory of its files; empty without files."""
+    """Directory of the attempt's files; empty without files."""
     error: str = ""
-    """Error in the log; empty if there is none."""
+    """Error message in the log; empty if there is none."""
     warnings: Sequence[str] = ()
     exit: Exit | None = None
     saved: bool = False
-    """True if the attempt left a new checkpoint."""
+    """Whether the attempt saved a new checkpoint."""
 
 
 NOTHING_LEFT: Final = Evidence()
 
 
 class Failures:
-    """The failed attempts of one run."""
+    """Recorder of the failed attempts of one run."""
 
     def __init__(
         self,
@@ -89,11 +89,11 @@ class Failures:
 
     @property
     def final(self) -> list[Failure]:
-        """The failures of steps that are not retried, in order."""
+        """Failures of steps that are not retried, in order."""
         return self._final
 
     def fail(self, id: str, cause: Cause, left: Evidence = NOTHING_LEFT) -> None:
-        """Record a failed attempt of a RUNNING step: retry the step or fail it."""
+        """Record a failed attempt of a RUNNING step, and retry the step or fail it."""
         self._schedule.disturb()
         smaller = self._smaller_inputs.divide(id) if cause.reason == "oom" else ""
         outcome = Outcome(False, cause.reason, cause.words, left.saved, bool(smaller))
@@ -141,13 +141,13 @@ class Failures:
 
 
 def last_lines(tail: bytes) -> list[str]:
-    """Return the last log lines of a step, as they are stored with its failure."""
+    """Return the last log lines of a step, for storage with its failure."""
     lines = [line.rstrip() for line in tail.decode(errors="replace").splitlines()]
     return [line[:LONGEST_LINE] for line in lines if line][-LINES:]
 
 
 def _facts_of(cause: Cause, left: Evidence) -> dict[str, object]:
-    """Return the stored facts of a failure."""
+    """Return the facts about a failure that are stored with its event."""
     facts: dict[str, object] = {}
     if left.error:
         facts["error"] = left.error
@@ -164,6 +164,6 @@ def _facts_of(cause: Cause, left: Evidence) -> dict[str, object]:
 
 
 def _seconds_of(move: Move) -> float:
-    """Return the wait before the next attempt, in seconds."""
+    """Return the delay before the next attempt, in seconds."""
     wait = move.data.get("wait", 0.0)
     return float(wait) if isinstance(wait, int | float) else 0.0

@@ -21,7 +21,7 @@ from .run_plan import RunPlan
 
 
 class FailureHints:
-    """Finds hints for one run's failed attempts."""
+    """Finder of hints for one run's failed attempts."""
 
     def __init__(self, ws: Workspace, steps: RunPlan, environments: StepEnvironments) -> None:
         self._ws, self._steps, self._environments = ws, steps, environments
@@ -29,7 +29,7 @@ class FailureHints:
     def hint_for(
         self, id: str, attempt: Attempt, cause: Cause, tail: str, exit: Exit | None
     ) -> str:
-        """Return a hint for a failed attempt; empty if none is known.
+        """Return a hint for fixing a failed attempt; empty if none is known.
 
         `tail` is the end of its log. `exit` is None for an attempt that did not exit by itself.
         """
@@ -43,7 +43,7 @@ class FailureHints:
         return hint
 
     def _about_inputs(self, id: str, attempt: Attempt, tail: str) -> str:
-        """Return a hint about a missing input, if the log shows one."""
+        """Return a hint about a missing input, if the log indicates one."""
         directory, spec = attempt.directory, attempt.spec
         declared = [
             *directory.staged,
@@ -83,7 +83,7 @@ class FailureHints:
 
 
 def _may_be_hidden(attempt: Attempt, image: str, path: str) -> bool:
-    """Return True if the sandbox may hide this absolute path.
+    """Return True if the sandbox may hide this absolute path from the step.
 
     On another machine, any path may exist.
     """

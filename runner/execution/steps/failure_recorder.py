@@ -1,4 +1,4 @@
-"""Storage of a failed attempt: its log, its files, its cause and a hint."""
+"""Storage of a failed attempt: its log, files, cause and hint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .tidying import Tidying
 
 
 class FailureRecorder:
-    """Stores the attempts of one run that failed, were stopped early or never started."""
+    """Recorder of attempts that failed, were stopped early or never started."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class FailureRecorder:
         self._failures.queue_again(id)
 
     def stop_early(self, id: str, attempt: Attempt, cause: Cause, exit: Exit | None) -> None:
-        """Keep the log, metrics and state of an attempt that fell behind others.
+        """Store the log and metrics of an attempt that was stopped early, and skip its step.
 
-        A later run resumes from the state.
+        A later run resumes from its checkpoints.
         """
         self._records.close_numbers(id, attempt)
         self._records.keep_log(id, attempt)
@@ -63,7 +63,7 @@ class FailureRecorder:
         self._schedule.end(id, Outcome(False, EARLY, cause.words))
 
     def fail(self, id: str, attempt: Attempt, cause: Cause, exit: Exit | None) -> None:
-        """Keep the log and files of a failed attempt, and record its failure with a hint."""
+        """Store the log and files of a failed attempt, and record its failure with a hint."""
         tail = attempt_result.read_tail(attempt.last_log, self._commits.masker)
         warnings = self._records.warnings_of(attempt)
         diverged = self._records.close_numbers(id, attempt)

@@ -1,4 +1,4 @@
-"""The schedule of a run's write groups.
+"""Timing of a run's group commits.
 
 Groups are large enough for a slow disk and frequent enough for a person who watches.
 """
@@ -24,7 +24,7 @@ GROUP_MOVES: Final = 1024
 
 
 class Groups:
-    """The write groups of one run.  Calls `wake` when a group is on disk."""
+    """Timer of a run's group commits, which calls `wake` when a group is on disk."""
 
     def __init__(
         self, commits: GroupCommit, running: Collection[str], wake: Callable[[], None]
@@ -38,7 +38,7 @@ class Groups:
 
     @property
     def due(self) -> bool:
-        """Return True if the next group should be sent now."""
+        """Return True if the pending changes should be stored now."""
         size = self.commits.size
         return (
             size > 0
@@ -47,7 +47,10 @@ class Groups:
         )
 
     def send(self) -> None:
-        """Start to store the group.  The loop continues while the disk writes."""
+        """Start storing the pending changes.
+
+        The event loop continues while the disk writes.
+        """
         loop = asyncio.get_running_loop()
 
         def landed() -> None:
@@ -64,7 +67,7 @@ class Groups:
         self._wake()
 
     def land(self) -> None:
-        """Finish the last group after its write."""
+        """Finish the last group commit after its write."""
         self.landed = False
         if self._store(self.commits.land):
             # A slow disk gets larger groups.
@@ -86,13 +89,13 @@ class Groups:
         return True
 
     def report(self, step: str, numbers: str) -> None:
-        """Add the latest metrics of a running step to the next group."""
+        """Add the latest metrics of a running step to the next group commit."""
         if not self.commits.size:
             self._dirty = time.monotonic()
         self.commits.report(step, numbers)
 
     def record(self, moves: Sequence[Move]) -> None:
-        """Add moves to the next group."""
+        """Add state changes to the next group commit."""
         if not self.commits.size:
             self._dirty = time.monotonic()
         for move in moves:

@@ -1,4 +1,4 @@
-"""Growth of the plan during a run: a pending matrix becomes its instances."""
+"""Expansion of the plan during a run: a pending matrix step becomes its instances."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .running_attempts import RunningAttempts
 
 
 class PlanGrowth:
-    """Adds steps to one run."""
+    """Handler that adds steps to the plan of a run in progress."""
 
     def __init__(
         self,
@@ -34,15 +34,15 @@ class PlanGrowth:
         self._commits, self._running, self._publisher = commits, running, publisher
 
     def add(self, ids: set[str]) -> None:
-        """Add steps of the plan to the run."""
+        """Add planned steps to the steps that the run executes."""
         steps = self._steps
         steps.add(ids)
         self._schedule.extend(tasks_of(steps.plan, ids, steps.todo, self._commits.expected))
 
     def grow(self) -> None:
-        """Expand each pending matrix whose files are known.
+        """Expand each pending matrix step whose input files are known.
 
-        Raises RecipeError if the grown plan is invalid.
+        Raises RecipeError if the expanded plan is invalid.
         """
         survey, old = self._steps.survey, self._steps.plan
         if not old.pending:
@@ -69,7 +69,7 @@ class PlanGrowth:
         return {path for each in targets for _, path in each}
 
     def _replace(self, plan: Plan) -> None:
-        """Replace the plan by the grown one, and collect facts about its files."""
+        """Replace the plan by the expanded one, and collect facts about its files."""
         survey = self._steps.survey
         survey.targets = survey.targets_of(self._ws, plan)
         facts = collect_facts(self._ws, plan, survey.request)
@@ -82,7 +82,7 @@ class PlanGrowth:
     def _publish_new_targets(self, before: Container[str]) -> set[str]:
         """Publish outputs of finished steps at paths that the old plan did not publish.
 
-        Returns the fresh steps with such outputs, which have to be added to the run.
+        Returns the up-to-date steps with such outputs, which have to be added to the run.
         """
         steps, found = self._steps, set[str]()
         for n, targets in steps.survey.targets.items():

@@ -1,4 +1,4 @@
-"""Regular health checks of hosts, with the recipe's `health` command."""
+"""Periodic health checks of hosts, with the recipe's `health` command."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from .run_plan import RunPlan
 from .running_attempts import RunningAttempts
 
 PATIENCE: Final = 3
-"""Failed checks in a row after which the steps on a host are stopped."""
+"""Number of consecutive failed checks after which the steps on a host are stopped."""
 
 
 class HealthChecks:
-    """Stops the attempts on a host whose health check fails."""
+    """Monitor that stops the attempts on a host whose health check fails."""
 
     def __init__(self, steps: RunPlan, running: RunningAttempts, hooks: HostHooks) -> None:
         self._steps, self._running, self._hooks = steps, running, hooks
         self._sick: set[str] = set()
 
     def take_sick(self, id: str) -> bool:
-        """Return True if a step was stopped by a health check; False from the second call."""
+        """Return True if a health check stopped the step, and clear that mark."""
         was_sick = id in self._sick
         self._sick.discard(id)
         return was_sick
 
     @contextlib.contextmanager
     def monitor(self) -> Iterator[None]:
-        """Run the health checks during the block."""
+        """Run the health checks in the background during the block."""
         health = self._steps.plan.settings.health
         if health is None:
             yield
@@ -70,7 +70,7 @@ async def check_hosts(
         for hooks in [hooks for hooks in hosts if not hooks.place.lost]:
             place = hooks.place
             try:
-                is_healthy = await hooks.healthy(command, max(every, 1.0))
+                is_healthy = await hooks.is_healthy(command, max(every, 1.0))
             except DriverError:
                 continue  # the wait for its jobs reports a broken host
             bad[place.name] = 0 if is_healthy else bad.get(place.name, 0) + 1

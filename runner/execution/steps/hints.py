@@ -1,4 +1,4 @@
-"""Hints for failed attempts, from their exit and log.  Pure functions of their arguments."""
+"""Hints for failed attempts, from their exit and log. Pure functions of their arguments."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ _NO_NETWORK: Final = (
 _UNSEEN: Final = "(?:No such file or directory|Read-only file system)"
 _OUTSIDE: Final = rf"{_UNSEEN}: ['\"](/[^'\"\n]+)|(/[^\s'’\":]+)['’\"]?: {_UNSEEN}"  # in Python, in other programs
 KILLED: Final = 137
-"""Exit code of a shell whose program got SIGKILL."""
+"""Exit code of a shell whose program received SIGKILL."""
 
 
 class Ran(NamedTuple):
-    """The environment in which an attempt ran."""
+    """Environment in which an attempt ran."""
 
     python: str
     """Description of the interpreter and its version."""
     lock: str = ""
     image: str = ""
     host: str = ""
-    """Empty for this machine."""
+    """Name of the host; empty for this machine."""
     given_files: bool = False
-    """True if the attempt got read-only input files."""
+    """Whether the attempt received read-only input files."""
     executable: Callable[[str], bool] = lambda _path: False
-    """Return True if a workspace file has an execute bit."""
+    """Function that returns True if a workspace file has an execute bit."""
     sandbox: str = ""
-    """`closed`, or `network` for a sandbox with a network; empty for none."""
+    """Sandbox mode: `closed`, `network` (with network access), or empty."""
     hidden: Callable[[str], bool] = lambda _path: False
-    """Return True if the sandbox may hide an absolute path."""
+    """Function that returns True if the sandbox may hide an absolute path."""
 
 
 def find_hint(
@@ -62,7 +62,7 @@ def find_hint(
     environ: Mapping[str, str],
     dotenv: Collection[str] = (),
 ) -> str:
-    """Return a hint for a failed attempt; empty if none is known.
+    """Return a hint for fixing a failed attempt; empty if none is known.
 
     `log` is the end of its log, `environ` the caller's environment, `dotenv` the names in the
     workspace's `.env`.

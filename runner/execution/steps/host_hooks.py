@@ -1,4 +1,4 @@
-"""The setup, health and cleanup commands of a recipe, on every host of a run."""
+"""Setup, health and cleanup commands of a recipe, on every host of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .run_plan import RunPlan
 
 
 class HostHooks:
-    """The hooks of each host, created at first use."""
+    """Setup, health and cleanup commands by host, created at first use."""
 
     def __init__(self, steps: RunPlan, run: str, fence: int) -> None:
         self._steps, self._run, self._fence = steps, run, fence
@@ -20,7 +20,7 @@ class HostHooks:
         return iter(self._hooks.values())
 
     def of(self, place: Place) -> Hooks:
-        """Return the hooks of one host."""
+        """Return the setup, health and cleanup commands of one host."""
         if place.name not in self._hooks:
             plan = self._steps.plan
             self._hooks[place.name] = Hooks(

@@ -1,4 +1,4 @@
-"""`temporary` outputs on hosts: their holders, and their download for steps on other hosts."""
+"""Location of `temporary` outputs on hosts, and their download for steps on other hosts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NOTHING: Final[Mapping[str, float]] = MappingProxyType({})
 
 
 class HostOutputs:
-    """The outputs of one run that exist only on its hosts."""
+    """Outputs of one run that exist only on its hosts."""
 
     def __init__(
         self,
@@ -43,8 +43,8 @@ class HostOutputs:
         self._coming: set[str] = set()  # contents being downloaded
 
     def absent(self, node: Node) -> list[str]:
-        """Return the step's input contents from earlier steps that are not on this machine."""
-        if not self._pool.away:
+        """Return the digests of a step's inputs from other steps that are not on this machine."""
+        if not self._pool.is_remote:
             return []
         contents = [
             self._steps.made[each.producer].outputs.get(each.output) for each in node.upstream
@@ -58,11 +58,11 @@ class HostOutputs:
     def holders(
         self, contents: Collection[str], wants: Mapping[str, float] = NOTHING
     ) -> list[Place]:
-        """Return the hosts that have all these contents and could run a step that takes `wants`."""
+        """Return the hosts that store all these contents and have the capacity `wants`."""
         return [
             place
             for place in self._pool.places
-            if place.could(wants) and all(place.folder.holds(content) for content in contents)
+            if place.fits(wants) and all(place.folder.holds(content) for content in contents)
         ]
 
     def are_coming(self, contents: Collection[str]) -> bool:
@@ -70,7 +70,7 @@ class HostOutputs:
         return not self._coming.isdisjoint(contents)
 
     def bring(self, id: str, contents: Sequence[str]) -> None:
-        """Start to download contents for a step in the background, each content once."""
+        """Start downloading contents for a step in the background, each content once."""
         for content in contents:
             if content in self._coming:
                 continue
@@ -81,7 +81,7 @@ class HostOutputs:
 
     async def _bring(self, id: str, content: str, place: Place) -> None:
         try:
-            await place.folder.bring(content)
+            await place.folder.download_content(content)
         except HostLost as error:
             self._machines.lose(place, error)
         except StoreUnavailable as error:  # the step is judged again, and asks again

@@ -22,7 +22,7 @@ from .run_plan import RunPlan
 
 
 class InputStager:
-    """Stages the inputs of one run's attempts."""
+    """Stager of the inputs of one run's attempts."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class InputStager:
         self._overlays = Overlays(str(ws.home)) if wants_overlays else None
 
     def stage(self, node: Node, spec: StepSpec, directory: AttemptDirectory, place: Place) -> None:
-        """Put all inputs of a step into its attempt directory.
+        """Link or copy all inputs of a step into its attempt directory.
 
         An output that exists only on the step's host is added as a reference.
         """
@@ -105,10 +105,10 @@ class InputStager:
                 directory.objects[name] = made
             else:
                 directory.add_object(objects, made, name, by_link=place.own_disk)
-        directory.give_files(cache, self._inputs)
+        directory.stage_queued_files(cache, self._inputs)
 
     def _usable_overlays(self) -> Overlays | None:
-        """Return the overlays for writable inputs; None, with a message, if they do not work."""
+        """Return the overlay mounts for writable inputs; None, with a message, if they fail."""
         overlays = self._overlays
         if overlays is None or not (why := overlays.refusal(str(self._ws.home))):
             return overlays
@@ -120,14 +120,14 @@ class InputStager:
         return None
 
     def explain(self, node: Node, directory: AttemptDirectory) -> None:
-        """Explain, once in a run, why an input is a link or is copied for each step."""
+        """Explain, once per run, why an input is a link or is copied for each step."""
         for name, why in directory.notices.items():
             if (name, why) not in self._explained:
                 self._explained.add((name, why))
                 self._commits.say(f"{node.id}: input {name}: {why}")
 
     def _declared_inputs(self, node: Node) -> Iterator[tuple[str, str | None, str, str, str]]:
-        """Yield the caller's files and directories that a step declares.
+        """Yield the caller's files and directories that a step declares as inputs.
 
         Each item is (name in the cache, content, path, name in the directory, pattern). The
         pattern is empty for code, which is copied.
@@ -142,7 +142,7 @@ class InputStager:
                 yield f"{base}/{name}", content, f"{base}/{name}", name, ""
 
     def recall(self, node: Node, directory: AttemptDirectory) -> bool:
-        """Return True if the inputs staged by an earlier worker match the step's key.
+        """Return True if the inputs staged by an earlier worker match the step's cache key.
 
         Later checks then treat these inputs as if this worker had staged them.
         """

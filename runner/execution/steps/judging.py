@@ -1,4 +1,4 @@
-"""Verdicts on steps whose dependencies are final: run, reuse the result, or skip."""
+"""Verdicts on steps whose dependencies are finished: run, reuse the cached result, or skip."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class Judge:
-    """Judges the steps of one run, each when its dependencies are final.
+    """Cache check for each step of a run, once its dependencies are finished.
 
-    A step that cannot be judged is refused: it fails when it would start.
+    A step that cannot be checked is refused: it fails when it would start.
     """
 
     def __init__(
@@ -42,7 +42,10 @@ class Judge:
         pool: HostPool,
         downloads: Downloads | None,
     ) -> None:
-        """Create the judge.  `downloads` fetches shared results; None without a shared store."""
+        """Create the judge of one run.
+
+        `downloads` fetches shared results; None without a shared store.
+        """
         self._ws, self._steps, self._schedule, self._commits = ws, steps, schedule, commits
         self._publisher, self._smaller_inputs, self._growth = publisher, smaller_inputs, growth
         self._pool, self._downloads = pool, downloads
@@ -50,7 +53,10 @@ class Judge:
         self._waits_for: dict[str, set[str]] = {}  # producers that run again, by waiting step
 
     def judge_ready(self) -> bool:
-        """Judge every step whose dependencies are final; True if a step was judged."""
+        """Check the cache for every step with finished dependencies.
+
+        Return True if a step was checked.
+        """
         moved = False
         for id in self._schedule.ready():
             if self._is_waiting(id):
@@ -60,7 +66,7 @@ class Judge:
         return moved
 
     def refuse(self, id: str, cause: Cause) -> None:
-        """Make a step fail when it would start."""
+        """Mark a step so that it fails with `cause` when it would start."""
         self._refusals[id] = cause
 
     def refusal_of(self, id: str) -> Cause | None:
@@ -68,7 +74,7 @@ class Judge:
         return self._refusals.get(id)
 
     def is_made(self, n: int) -> bool:
-        """Return True if the step has a usable result by now and need not run."""
+        """Return True if the step has a usable cached result by now and need not run."""
         verdict = self._verdict(n)
         if verdict.answer not in (FRESH, RESTORE) or verdict.made is None:
             return False
@@ -130,14 +136,14 @@ class Judge:
         return verdict
 
     def _refuse_ready(self, id: str, cause: Cause) -> None:
-        """Refuse a READY step, which then fails when it would start."""
+        """Queue a READY step that will fail with `cause` when it would start."""
         self.refuse(id, cause)
         self._schedule.judge(id, "run", "")
 
     # -- existing results
 
     def _reuse(self, id: str, verdict: Verdict, made: Made) -> None:
-        """Reuse the result of a step, or run the step if a needed output is missing."""
+        """Reuse the cached result of a step, or run the step if a required output is missing."""
         n = self._steps.number(id)
         if not self._can_be_taken(n, made):
             gone = "its stored output was deleted"
@@ -157,7 +163,7 @@ class Judge:
         self._growth.grow()
 
     def _facts_of_reuse(self, id: str, verdict: Verdict) -> dict[str, object]:
-        """Return the facts that are stored for a reused result."""
+        """Return the facts stored with the event of a reused result."""
         facts: dict[str, object] = {}
         if verdict.answer == RESTORE:
             facts["restored"] = True
@@ -184,7 +190,7 @@ class Judge:
         return any(place.folder.holds(content) for place in self._pool.places)
 
     def _outputs_taken(self, n: int) -> set[str]:
-        """Return the outputs of step `n` that other steps of this run need."""
+        """Return the names of step `n`'s outputs that other steps of this run need."""
         return {
             each.output
             for id in self._steps.consumers(n)
@@ -205,7 +211,7 @@ class Judge:
         return any(self._schedule.state(other) not in FINAL for other in others)
 
     def _is_sent_for(self, downloads: Downloads, id: str, verdict: Verdict) -> bool:
-        """Request missing contents for a step; True if the step has to be judged again later.
+        """Request missing contents for a step; return True if it must be checked again later.
 
         Contents come from the shared store, or the step that produced them runs again.
         """
@@ -224,7 +230,10 @@ class Judge:
         return bool(lost)
 
     def _contents_needed(self, id: str, verdict: Verdict) -> dict[str, int]:
-        """Return the contents that a step needs on this machine, with their producers' numbers."""
+        """Return the content digests that a step needs on this machine, by producing step.
+
+        The result maps each digest to the number of its producer.
+        """
         steps, n = self._steps, self._steps.number(id)
         if verdict.made is not None:
             outputs = verdict.made.outputs
@@ -245,7 +254,7 @@ class Judge:
         return contents
 
     def _make_again(self, id: str) -> None:
-        """Judge a step again whose stored output was deleted; it runs again."""
+        """Run a step again, because its stored output was deleted."""
         if id not in self._steps.todo:
             return self._growth.add({id})
         if self._schedule.state(id) in (State.FRESH, State.DONE):

@@ -1,4 +1,4 @@
-"""Launch of an attempt that holds its claims: reattach to an earlier one, or prepare and execute it."""
+"""Launch of an attempt that holds its claims: reattach to an earlier attempt, or start anew."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .start_records import StartRecords
 
 
 class Launcher:
-    """Launches the attempts of one run.  Releases the claims of an attempt that cannot start."""
+    """Launcher of one run's attempts, which releases the claims of an attempt that cannot start."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Launcher:
         self._stopper, self._bell = stopper, bell
 
     async def launch(self, id: str, attempt: Attempt) -> None:
-        """Reattach to an earlier worker's attempt, start a new one, or fail the step."""
+        """Reattach to an earlier worker's attempt, start a new attempt, or fail the step."""
         attempt.name = self._starts.name_of(attempt)
         found: Attempt | None = None
         trouble: Exception | None = None
@@ -78,7 +78,7 @@ class Launcher:
         await self._preparer.prepare(attempt)
 
     def _fail_to_launch(self, id: str, attempt: Attempt, error: Exception) -> None:
-        """Queue the step of an attempt that could not start, or fail it."""
+        """Queue the step of an attempt that could not start, or fail the step."""
         attempt.release_lock()
         if isinstance(error, HostLost):
             self._machines.lose(attempt.place, error)

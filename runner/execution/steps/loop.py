@@ -1,11 +1,11 @@
-"""The event loop of a run.  It calls the owners and decides nothing itself.
+"""Event loop of a run, which calls its components and decides nothing itself.
 
     judge ready steps · start steps that fit · without progress, wait for one end
 
 Order of writes, for safety against kill -9: the outputs are stored, then the trace and the step's
-move are committed together, then the attempt directory is deleted. The jobs of a killed worker
-continue under their agent. Their names begin with the key, so the next run with the same key finds
-the attempt and collects its result.
+state change are committed together, then the attempt directory is deleted. The jobs of a killed
+worker continue under their agent. Their names begin with the key, so the next run with the same key
+finds the attempt and collects its result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ...errors import CannotRun, Infrastructure
 from ...hosts.link.local_agents import forget_claims
-from ...hosts.place.spare_dirs import Scrap
+from ...hosts.place.spare_dirs import SparePool
 from ...hosts.pool import HostPool
 from ...storage.workspace import Workspace
 from ..signals import handle_signals
@@ -49,18 +49,18 @@ from .training_numbers import TrainingNumbers
 
 @dataclass(slots=True)
 class Report:
-    """The end of a run."""
+    """Final state of a run, with step counts and failures."""
 
     state: str
     counts: dict[str, int]
     failures: list[Failure]
     abandoned: list[str] = field(default_factory=list)
     left: bool = False
-    """True if the run has not ended and another worker continues it."""
+    """Whether the run is unfinished and left to another worker."""
 
 
 class Owners(NamedTuple):
-    """The owners of one run that the loop calls, constructed by `assembly`."""
+    """Components of one run that the event loop calls, constructed by `assembly`."""
 
     steps: RunPlan
     schedule: RunSchedule
@@ -83,11 +83,11 @@ class Owners(NamedTuple):
     hooks: HostHooks
     orphans: Orphans
     publisher: Publisher
-    scrap: Scrap
+    scrap: SparePool
 
 
 class Loop:
-    """The event loop of one run.
+    """Event loop of one run.
 
     `tick` is called ten times a second. With `handles_signals`, the process executes this run
     alone.
@@ -107,7 +107,7 @@ class Loop:
         self._tick, self._handles_signals = tick, handles_signals
 
     async def run(self) -> Report:
-        """Work until every step is final, or until no more step may start.
+        """Execute the run until every step is finished, or until no more step may start.
 
         Raises Infrastructure if the store or the host fails.
         """
@@ -135,7 +135,7 @@ class Loop:
         )
 
     def publish_all(self) -> None:
-        """Publish the results of a library recipe at the end of its run."""
+        """Publish the outputs of a library recipe at the end of its run."""
         self.owners.publisher.publish_all(self.owners.steps.made)
         self.commits.flush()
 
@@ -164,16 +164,16 @@ class Loop:
     # -- before and after
 
     async def _set_up(self) -> None:
-        """Run the setup commands of every host.
+        """Run the setup commands on every host.
 
-        A setup command that we stopped ourselves does not count as failed, because its steps are
+        A setup command that recipe stopped itself does not count as failed, because its steps are
         already cancelled.
         """
         own, pool = self.owners, self.pool
         here = {own.machines.stays_here(id) for id in own.steps.todo}
-        places = [*pool.head.places, *pool.places] if pool.away and False in here else []
+        places = [*pool.head.places, *pool.places] if pool.is_remote and False in here else []
         if True in here:
-            places.append(pool.here)
+            places.append(pool.local_place)
         try:
             await asyncio.gather(*(own.hooks.of(place).setup() for place in places))
         except CannotRun:
@@ -181,7 +181,7 @@ class Loop:
                 raise
         left = own.steps.left_on_hosts(self.ws.objects)
         if left:
-            await asyncio.gather(*(place.folder.look_for(left) for place in places))
+            await asyncio.gather(*(place.folder.look_up(left) for place in places))
         own.machines.join_late()
 
     async def _close(self) -> None:
@@ -195,7 +195,7 @@ class Loop:
         own.scrap.clear()
 
     async def _leave_hosts(self) -> None:
-        """Clean up the hosts at the end of the run."""
+        """Run the cleanup commands and stop background work on all hosts at the end of the run."""
         own, schedule = self.owners, self.owners.schedule
         if schedule.is_finished or schedule.result == "PAUSED":
             with contextlib.suppress(Infrastructure):  # the last flush raises the error again
@@ -217,7 +217,7 @@ class Loop:
 
     @contextlib.contextmanager
     def _time_limit(self) -> Iterator[None]:
-        """Stop the run at its `limits.time`."""
+        """Stop the run at its `limits.time` during the block."""
         limit = self.owners.steps.plan.settings.limits.time
         if not limit:
             yield
@@ -231,7 +231,10 @@ class Loop:
 
     @contextlib.contextmanager
     def _pulse(self) -> Iterator[None]:
-        """Wake the loop regularly.  One timer for all waits costs less than a timer for each."""
+        """Wake the event loop regularly during the block.
+
+        One timer for all waits costs less than a timer for each.
+        """
         timer: asyncio.TimerHandle
 
         def beat() -> None:

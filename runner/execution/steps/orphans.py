@@ -1,4 +1,4 @@
-"""Attempts of earlier workers that still run, ended without a worker, or were cut off."""
+"""Attempts of earlier workers that still run, ended without a worker, or were interrupted."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from .commit import GroupCommit
 _LEFT = re.compile(
     r"(?:spare[.-]|[0-9a-f]{24}-|[a-z]+-)?(\d{8}-\d{6}-[0-9a-f]{6})[.-](?:\d+-)?(\d+)[.-]\d+(?:\.\d+)?(?:\.\w+)?"
 )
-"""Name of a file in `attempts`, with the run and the fence of its worker."""
+"""Pattern for file names in `attempts`, with the run and the claim number of the worker."""
 
 _FAILED = frozenset({"exit", "signal", "oom", "timeout", "idle"})
 """Exit reasons of a command that was not stopped from outside."""
 
 
 class Orphans:
-    """Attempt directories of earlier workers, by the first 24 characters of their keys."""
+    """Attempt directories of earlier workers, by the first 24 characters of their cache keys."""
 
     def __init__(self, ws: Workspace, commits: GroupCommit, host_pool: HostPool) -> None:
         self.ws, self.commits, self.host_pool = ws, commits, host_pool
@@ -51,11 +51,11 @@ class Orphans:
 
     @property
     def any_failed(self) -> bool:
-        """Return True if a failed attempt is kept for inspection."""
+        """Return True if a failed attempt is stored for inspection."""
         return "failed" in self._found
 
     def __contains__(self, head: str) -> bool:
-        """Return True if there is an attempt whose key begins with `head`."""
+        """Return True if an earlier worker left an attempt whose cache key begins with `head`."""
         return head in self._found
 
     def has_unreachable(self, head: str) -> bool:
@@ -76,7 +76,7 @@ class Orphans:
         return False
 
     def is_unreachable(self, name: str) -> bool:
-        """Return True if the attempt's agent is in this workspace but cannot be reached from here."""
+        """Return True if the attempt's agent is in this workspace but out of reach from here."""
         return not os.path.exists(f"{self._attempts}/{name}.site") and not is_reachable(
             self._root_of(name)
         )
@@ -86,21 +86,21 @@ class Orphans:
         return f"run {tag[1]}" if tag is not None else name
 
     def _root_of(self, name: str) -> Path:
-        """Return the root of the local agent that started an attempt."""
+        """Return the root directory of the local agent that started an attempt."""
         tag = _LEFT.fullmatch(name)
         own = Path(self.host_pool.local.root)
         return root_of(Path(self.ws.home), tag[1], tag[2]) if tag is not None else own
 
     def take(self, head: str) -> list[str]:
-        """Remove and return the attempts whose key begins with `head`."""
+        """Remove and return the names of attempts whose cache key begins with `head`."""
         return self._found.pop(head, [])
 
     async def find_job(self, node: Node, name: str, always: bool) -> tuple[Job, Place] | None:
-        """Return an earlier worker's job and its host, if it is worth continuing; otherwise None.
+        """Return an earlier worker's job and its host if the job can continue; otherwise None.
 
-        The job is still running, or it succeeded without a worker, or it failed without a worker
-        in this run. Files of other attempts are deleted. These attempts were cut off, or failed in
-        a run that has ended, and cost no retry.
+        The job is still running, or it succeeded without a worker, or it failed without a worker in
+        this run. Files of other attempts are deleted. These attempts were interrupted, or failed
+        in a run that has ended, and cost no retry.
 
         Raises HostLost if its host does not answer for a long time.
         """
@@ -136,7 +136,7 @@ class Orphans:
         return None
 
     async def end(self, node: Node, job: Job, place: Place) -> None:
-        """Stop and delete an attempt whose inputs have changed."""
+        """Stop and delete an earlier worker's attempt, because its inputs have changed."""
         self.commits.say(f"restarting {node.id}: an input changed since the earlier run started it")
         await place.stop(job, GRACE)
         await place.contact.insist(lambda: place.wait(job, 2 * GRACE))
@@ -147,7 +147,7 @@ class Orphans:
         delete_attempt(path)
 
     async def is_running(self, name: str) -> bool:
-        """Return True if the job of an attempt is still running.
+        """Return True if the job of an earlier worker's attempt is still running.
 
         Raises DriverError while its host does not answer.
         """
@@ -162,16 +162,16 @@ class Orphans:
         return over is None
 
     def place_of(self, name: str) -> Place | None:
-        """Return the host of an earlier worker's attempt; None if this run does not use the host."""
+        """Return the host of an earlier worker's attempt; None if the host is not in this run."""
         try:
             with open_regular(f"{self._attempts}/{name}.site") as file:
                 called = file.read().decode()
         except FileNotFoundError:
-            return self.host_pool.here_of(self._root_of(name))
-        return self.host_pool.named(called.split("\n"))
+            return self.host_pool.local_place_of(self._root_of(name))
+        return self.host_pool.find_place(called.split("\n"))
 
     def places(self) -> set[Place]:
-        """Return the hosts of attempts that this run has not reattached to."""
+        """Return the hosts of earlier attempts that this run has not reattached to."""
         found = (self.place_of(name) for names in self._found.values() for name in names)
         return {member for place in found if place is not None for member in place.members}
 
@@ -216,7 +216,7 @@ class Orphans:
                     await asyncio.to_thread(delete_whole, Path(folder, name))
 
     def _is_abandoned(self, run: str) -> bool:
-        """Return True if a run of this recipe has no worker and waits for none."""
+        """Return True if a run of this recipe has no worker and is not queued."""
         try:
             row = self.ws.store.runs.get(run)
         except NotFound:
@@ -225,7 +225,7 @@ class Orphans:
         return row.recipe == self.commits.recipe and not waits and not self.ws.store.runs.live(run)
 
     def _look(self) -> dict[str, list[str]]:
-        """Return the existing attempt directories by the beginning of their keys.
+        """Return the attempt directories on disk, by the beginning of their cache keys.
 
         Their workers died, or are alive and hold the key.
         """
@@ -238,7 +238,7 @@ class Orphans:
 
 
 def find_left_attempts(home: Path, run: str) -> tuple[dict[Path, list[str]], dict[str, str]]:
-    """Return the attempts of a run: local ones by agent root, and the hosts of others by name."""
+    """Return a run's remaining attempts: local ones by agent root, and others with their hosts."""
     folder = f"{home}/attempts"
     here: dict[Path, list[str]] = {}
     elsewhere = {}

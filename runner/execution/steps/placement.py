@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Placement:
-    """Finds hosts and GPUs for the steps of one run."""
+    """Finder of hosts and GPUs for the steps of one run."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Placement:
     def find(self, node: Node, spec: StepSpec) -> Place | None:
         """Return a free host for a step, or a group of hosts for several nodes.
 
-        Prefers hosts that already have the step's inputs. None if no host is free.
+        Prefers hosts that already have the step's inputs. Returns None if no host is free.
         """
         wants, local = spec.resources.room, bool(node.flags & LOCAL)
         places = list(self._pool.places_of(spec, local=local))
@@ -50,7 +50,7 @@ class Placement:
             if not places:
                 self._host_outputs.bring(node.id, absent)
                 return None
-        elif len(places) == 1 and not places[0].elsewhere and not self._pool.priced:
+        elif len(places) == 1 and not places[0].elsewhere and not self._pool.is_priced:
             # The scheduler has checked the room on this machine.
             return places[0]
         fitting = [place for place in places if place.has_room(wants)]
@@ -58,15 +58,14 @@ class Placement:
         if spec.node_count > 1:
             from ...hosts.place.group import group_of
 
-            crew = self._pool.head.crew(spec, fitting)
+            crew = self._pool.head.choose_places(spec, fitting)
             return group_of(crew) if crew else None
         return fitting[0] if fitting else None
 
     def settle_unplaced(self, node: Node, spec: StepSpec) -> bool:
-        """Decide about a step without a host; True if the step or a dependency moved.
+        """Handle a step without a free host; return True if a step changed its state.
 
-        The step waits, or a lost dependency runs again, or the step fails because no host can
-        come.
+        The step waits, or a lost dependency runs again, or the step fails because no host can come.
         """
         absent = self._host_outputs.absent(node)
         for content in absent:
@@ -76,14 +75,14 @@ class Placement:
         if (
             self._host_outputs.are_coming(absent)
             or self._machines.are_coming
-            or self._pool.hopes(spec)
+            or self._pool.may_get_place(spec)
         ):
             return False
         self._failures.fail_unstarted(node.id, self._no_host_left())
         return True
 
     async def pick_gpus(self, id: str, place: Place, count: int) -> tuple[Device, ...]:
-        """Reserve free GPUs of a host; empty, with a message, if the step has to wait.
+        """Reserve free GPUs of a host; return () with a message if the step has to wait.
 
         The message is shown once per host. Raises DriverError.
         """
@@ -103,7 +102,7 @@ class Placement:
         return ()
 
     def _make_again(self, node: Node, content: str) -> None:
-        """Run the producer of a lost output again."""
+        """Run the step that produced a lost output again."""
         producer = next(
             each.producer
             for each in node.upstream
@@ -117,7 +116,7 @@ class Placement:
         name = self._pool.name
         lost = "; ".join(self._pool.lost) or "none is large enough"
         fix = ""
-        if self._pool.priced:
+        if self._pool.is_priced:
             fix = (
                 f"list the offers with `recipe offers --driver {name}`, "
                 f"and check the account with `recipe doctor --driver {name}`"

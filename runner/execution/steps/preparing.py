@@ -1,4 +1,4 @@
-"""Preparation of an attempt: its directory, its task and its start checkpoints."""
+"""Preparation of an attempt: its directory, its task and its initial checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...errors import Infrastructure
 from ...hosts.place import launch
 from ...hosts.place.host_task import HostTask, Phase, StateFolder
 from ...hosts.place.place import Place
-from ...hosts.place.spare_dirs import Scrap
+from ...hosts.place.spare_dirs import SparePool
 from ...hosts.place.staging import AttemptDirectory
 from ...hosts.pool import HostPool
 from ...planning import judge as judging
@@ -35,16 +35,16 @@ from .inputs import InputStager
 from .run_plan import RunPlan
 
 if TYPE_CHECKING:
-    from ...hosts.place.host_task import Round
+    from ...hosts.place.host_task import SyncRound
     from ...storage import checkpoints
 
 
 CONFIRM_AGAIN_SECONDS: Final = 0.1
-"""Interval between attempts to reach the database."""
+"""Interval between attempts to reach the database, in seconds."""
 
 
 class Preparer:
-    """Prepares the attempts of one run."""
+    """Preparation of the attempts of one run."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Preparer:
         environments: StepEnvironments,
         stager: InputStager,
         commands: CommandBuilder,
-        scrap: Scrap,
+        scrap: SparePool,
     ) -> None:
         self._ws, self._steps, self._commits, self._pool = ws, steps, commits, pool
         self._environments, self._stager, self._commands = environments, stager, commands
@@ -64,18 +64,18 @@ class Preparer:
         self._buckets = BucketInputs(ws, steps.survey, commits, pool.name)
 
     def processes(self, spec: StepSpec, n: int, place: Place) -> int | None:
-        """Return the number of processes of an accelerate step; None for other commands.
+        """Return the number of processes of an `accelerate` step; None for other commands.
 
         The checkpoints of other commands do not depend on this number.
         """
         if spec.accelerate is None:
             return None
         scope = judging.scope_of(spec, self._steps.plan, n, self._steps.made)
-        scope = scope | {"host": place.capacity.seen(spec.resources.gpus)}
+        scope = scope | {"host": place.capacity.template_host(spec.resources.gpus)}
         return launch.count_processes(spec.accelerate, scope) * len(place.members)
 
     async def prepare(self, attempt: Attempt) -> None:
-        """Prepare a new attempt for its execution.
+        """Prepare a new attempt for execution: environment, directory and task.
 
         Raises CannotRun, DriverError, OSError.
         """
@@ -160,9 +160,9 @@ class Preparer:
         directory.folder.begin(self._scrap)
         crashpoint("attempt-made")
         self._stager.stage(attempt.node, attempt.spec, directory, seat.place)
-        directory.note_given()
+        directory.record_inputs()
         self._stager.explain(attempt.node, directory)
-        seat.place.give_states(directory, states)
+        seat.place.link_states(directory, states)
         attempt.resumed_from = resumed_from
         reached = [found.step for found in resumed_from.values() if found.step is not None]
         attempt.resumed_step = max(reached, default=None)
@@ -174,9 +174,10 @@ class Preparer:
         log_remote(self._ws, self._commits.run, pool.name, pool.instance_of(place), phase, step)
 
     async def _confirm(self) -> None:
-        """Check that this worker still has the run.  Raises Stale.
+        """Check that this worker still holds the claim on the run.
 
-        Waits while the database does not answer, so that no job starts in the meantime.
+        Raises Stale. Waits while the database does not answer, so that no job starts in the
+        meantime.
         """
         while True:
             try:
@@ -187,8 +188,8 @@ class Preparer:
     def _say(self, id: str, words: str) -> None:
         self._commits.say(f"{id}: {words}")
 
-    def _report_round(self, attempt: Attempt, round: Round) -> None:
-        """Report the result of a checkpoint sync."""
+    def _report_round(self, attempt: Attempt, round: SyncRound) -> None:
+        """Report the result of a checkpoint download from a host."""
         name = attempt.place.name
         if round.brought:
             attempt.checkpoint_bytes += round.size
@@ -202,7 +203,7 @@ class Preparer:
 def find_restored(
     spec: StepSpec, generation: checkpoints.Generation, processes: int | None
 ) -> dict[str, checkpoints.Newest]:
-    """Return the checkpoint from which each state resumes, as known on this machine."""
+    """Return the newest local checkpoint in each checkpoint directory of a step."""
     from ...storage import checkpoints
 
     return {

@@ -1,4 +1,4 @@
-"""Publication of outputs at the user's paths, without replacing files that were edited by hand."""
+"""Publication of outputs at the user's paths, without replacing manually edited files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from ...errors import CannotRun, RecipeError, StoreUnavailable
-from ...hosts.place.spare_dirs import Scrap
+from ...hosts.place.spare_dirs import SparePool
 from ...planning.judge import Made
 from ...planning.step import TEMPORARY
 from ...storage.content.files import Content
@@ -16,14 +16,14 @@ from .commit import GroupCommit
 
 
 class Publisher:
-    """Publishes the outputs of one run."""
+    """Publisher of one run's outputs in the workspace."""
 
     def __init__(
         self,
         ws: Workspace,
         survey: Survey,
         commits: GroupCommit,
-        scrap: Scrap,
+        scrap: SparePool,
         *,
         overwrite: bool,
         link: bool,
@@ -69,7 +69,7 @@ class Publisher:
         return None
 
     def publish(self, n: int, made: Made) -> None:
-        """Publish the outputs of step `n`.
+        """Publish the outputs of step `n` in the workspace.
 
         Raises CannotRun if a target was edited by hand, and Infrastructure.
         """
@@ -100,7 +100,7 @@ class Publisher:
             facts.there[path] = facts.ours[path] = content
 
     def publish_all(self, made: Mapping[int, Made]) -> None:
-        """Publish all results of a library recipe, at the end of the run."""
+        """Publish all outputs of a library recipe, at the end of the run."""
         for n in self.survey.targets:
             if n in made and made[n].ok:
                 self.publish(n, made[n])

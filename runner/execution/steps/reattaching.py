@@ -17,11 +17,11 @@ from .run_plan import RunPlan
 
 
 class NotNow(Exception):
-    """The host or the GPUs of an attempt are gone; its step is queued again."""
+    """Signal that an attempt's host or GPUs are unavailable, so that its step is queued again."""
 
 
 class Reattacher:
-    """Finds the attempts that earlier workers of one workspace left."""
+    """Finder of attempts left by earlier workers of the same workspace."""
 
     def __init__(
         self,
@@ -32,12 +32,15 @@ class Reattacher:
         machines: Machines,
         inherited: Collection[str],
     ) -> None:
-        """Create the finder.  `inherited` names attempts started and staged on another machine."""
+        """Create the finder of earlier attempts.
+
+        `inherited` names attempts started and staged on another machine.
+        """
         self._steps, self._orphans, self._preparer = steps, orphans, preparer
         self._stager, self._machines, self._inherited = stager, machines, inherited
 
     async def find(self, attempt: Attempt) -> Attempt | None:
-        """Return the attempt of an earlier worker with the same key; None if none can continue.
+        """Return an earlier worker's attempt with the same cache key; None if none can continue.
 
         Raises NotNow if its host does not answer, and RecipeError, OSError, DriverError.
         """

@@ -1,4 +1,4 @@
-"""The machines of a run: rented for queued steps, replaced, and released."""
+"""Machines of a run: rented for queued steps, replaced, and released."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from .run_schedule import Journal, RunSchedule
 from .running_attempts import RunningAttempts
 
 SIZES: Final = ("cpus", "memory", "gpus")
-"""Names of a host's shared capacities."""
+"""Names of the capacities that steps on a host share."""
 LOOK: Final = 0.2
-"""Interval between checks of the needed machines, in seconds."""
+"""Interval between checks for required machines, in seconds."""
 
 
 class Machines:
-    """Rents machines for steps in the background, and releases unused ones."""
+    """Manager that rents machines for queued steps in the background and releases unused ones."""
 
     def __init__(
         self,
@@ -68,13 +68,13 @@ class Machines:
 
     def stays_here(self, id: str) -> bool:
         """Return True if a step always runs on this machine."""
-        return self._steps.is_local(id) or self._pool.stays(self._steps.spec(id))
+        return self._steps.is_local(id) or self._pool.runs_locally(self._steps.spec(id))
 
     def rent(self) -> None:
-        """Rent machines for QUEUED steps, and release unused ones.
+        """Rent machines for QUEUED steps, and release unused machines.
 
-        Raises StoreUnavailable after the ledger did not answer: another try of this run might rent
-        a second machine.
+        Raises StoreUnavailable after the ledger did not answer: another attempt to rent in this run
+        might rent a second machine.
         """
         if self._unavailable is not None:
             raise self._unavailable
@@ -82,13 +82,13 @@ class Machines:
         if pool.moves:
             self.note_moves()
         now = time.monotonic()
-        if not pool.away or self._looked + LOOK > now:
+        if not pool.is_remote or self._looked + LOOK > now:
             return
         self._looked = now
         if pool.limit is not None and pool.leases is not None and pool.money_is_over():
             self._stopper.money_is_spent(pool.limit)
         self._save_in_time()
-        if not pool.priced:
+        if not pool.is_priced:
             return self._succeed_in_time()
         self._rent_what_is_needed()
 
@@ -100,7 +100,7 @@ class Machines:
 
     def lose(self, place: Place, error: HostLost) -> None:
         """Mark a host, or the lost hosts of a group, as lost and request replacements."""
-        for gone, why in (place.gone or {place: str(error)}).items():
+        for gone, why in (place.lost_members or {place: str(error)}).items():
             if gone.lost:
                 continue
             gone.lost = why
@@ -108,7 +108,7 @@ class Machines:
             self._take_instead(gone, self._pool.replace(gone))
 
     def note_moves(self) -> None:
-        """Record the state changes of leases as events of the run."""
+        """Record the state changes of machine leases as events of the run."""
         moves, self._pool.moves = self._pool.moves, []
         for _before, row in moves:
             instance = str(row.lease.get("id", ""))
@@ -124,40 +124,41 @@ class Machines:
 
     def _rent_what_is_needed(self) -> None:
         pool, specs = self._pool, [self._steps.spec(id) for id in self._open_steps()]
-        pool.together = {pool.need(spec) for spec in specs if pool.joins(spec)}
+        pool.together = {pool.need(spec) for spec in specs if pool.needs_one_zone(spec)}
         queued, crews = self._needs()
         for need, count in queued.items():
             wanted = min(count, max(crews[need], self._most))
             while (
                 not self._schedule.starts_nothing
                 and need not in pool.refused
-                and not pool.full
-                and pool.inventory.machines(need) < wanted
+                and not pool.is_full
+                and pool.inventory.count_machines(need) < wanted
             ):
                 pool.inventory.coming.append(need)
                 self._coming += 1
                 self._bell.run_in_background(self._get(need))
-        for place, reason in pool.inventory.spare(queued, self._orphans.places()):
+        for place, reason in pool.inventory.find_spare(queued, self._orphans.places()):
             self._bell.run_in_background(self._give_back(place, reason))
 
     def _needs(self) -> tuple[Counter[Need], dict[Need, int]]:
-        """Return the number of machines that QUEUED steps want per need, and the most for one step.
+        """Return the number of machines that QUEUED steps request, in total and for one step.
 
-        Needs of steps that are not QUEUED have a count of 0, so that their machines are kept.
+        Both are counted per resource request. Requests of steps that are not QUEUED have a count
+        of 0, so that their machines are kept.
         """
         queued: Counter[Need] = Counter()
         crews: dict[Need, int] = {}
         for id in self._open_steps():
             crew = 0
             if self._schedule.state(id) is State.QUEUED:
-                crew = self._pool.head.workers(self._steps.spec(id))
+                crew = self._pool.head.count_workers(self._steps.spec(id))
             for need in self._needs_of(id):
                 queued[need] += crew
                 crews[need] = max(crews.get(need, 1), crew)
         return queued, crews
 
     def _needs_of(self, id: str) -> Iterator[Need]:
-        """Yield the needs of a step: for its own machine, and for machines that hold its inputs."""
+        """Yield the machine requests of a step: for its own machine, and for its inputs."""
         if not self.stays_here(id):
             yield self._pool.need(self._steps.spec(id))
         for each in self._steps.node(id).upstream:
@@ -194,11 +195,11 @@ class Machines:
             await check_same_packages([place])
         left = self._steps.left_on_hosts(self._ws.objects)
         if left:
-            await place.folder.look_for(left)
+            await place.folder.look_up(left)
 
     async def _give_back(self, place: Place, reason: str) -> None:
         try:
-            if not await self._pool.give_back(place, reason):
+            if not await self._pool.release(place, reason):
                 self._commits.say(
                     f"{place.name} is not released yet; trying again at the end of the run"
                 )
@@ -208,11 +209,11 @@ class Machines:
     # -- preempted machines and expiring allocations
 
     def _save_in_time(self) -> None:
-        """Stop the attempts on machines with a preemption notice, so that they save a checkpoint.
+        """Stop attempts on machines with a preemption notice, so that they save a checkpoint.
 
         The next attempt resumes from the checkpoint.
         """
-        for place in self._pool.inventory.leaving():
+        for place in self._pool.inventory.mark_leaving():
             for attempt in self._running.values():
                 if place not in attempt.place.members or attempt.stop_asked:
                     continue
@@ -223,26 +224,26 @@ class Machines:
                 self._bell.run_in_background(attempt.stop(place.notice))
 
     def _succeed_in_time(self) -> None:
-        """Replace allocations that are about to end, and release unused ones."""
+        """Replace allocations that are about to expire, and release unused allocations."""
         inventory = self._pool.inventory
-        if not inventory.leaving():
+        if not inventory.mark_leaving():
             return
         if self._needs_hosts():
-            for place in inventory.ending():
+            for place in inventory.take_ending():
                 self._take_instead(place, self._pool.allocate())
-        for place in inventory.unused_leases():
+        for place in inventory.find_unused_leases():
             self._bell.run_in_background(self._give_back(place, place.leaving))
 
     def _needs_hosts(self) -> bool:
-        """Return True if an unfinished step has to run on another host."""
+        """Return True if an unfinished step has to run on another machine."""
         if self._schedule.starts_nothing or self._stopper.is_stopping:
             return False
         return any(not self.stays_here(id) for id in self._open_steps())
 
     async def _join(self) -> None:
         try:
-            for place in await self._pool.join(self._make_ready):
-                sizes = {name: place.capacity.has(name) for name in SIZES}
+            for place in await self._pool.add_late_hosts(self._make_ready):
+                sizes = {name: place.capacity.total_of(name) for name in SIZES}
                 for name in self._fixed_pools:
                     sizes.pop(name, None)
                 slots = 0 if self._most else place.capacity.slots or 1
@@ -259,7 +260,7 @@ class Machines:
         self._bell.run_in_background(self._replace(place, asking))
 
     async def _replace(self, place: Place, asking: Awaitable[Sequence[Place]]) -> None:
-        """Add the requested hosts in place of a lost or ending one."""
+        """Add the requested hosts in place of a lost or expiring host."""
         try:
             for found in await asking:
                 await self._hooks.of(found).setup()
@@ -271,7 +272,7 @@ class Machines:
             self._bell.wake()
 
     def _facts_of(self, row: LeaseRow) -> dict[str, object]:
-        """Return the stored facts of a lease.
+        """Return the facts about a machine lease that are stored with its event.
 
         For leases without a price, they include the data with which a worker on another machine
         takes over.
@@ -281,6 +282,6 @@ class Machines:
             "offer": row.offer.get("id", ""),
             "price": row.price,
         }
-        if self._ws.delivers and not self._pool.priced:
+        if self._ws.delivers and not self._pool.is_priced:
             facts |= {"offered": dict(row.offer), "need": dict(row.need), "until": row.until}
         return facts

@@ -1,4 +1,4 @@
-"""The plan of a run during its execution: steps to run, verdicts and results."""
+"""Plan of a run during its execution: steps to run, verdicts and results."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ...survey.survey import Survey
 
 
 class RunPlan:
-    """The steps of one run with their verdicts and results.
+    """Steps of one run with their verdicts and results.
 
     `todo` are the IDs of the steps to run, `verdicts` their latest verdicts.
     """
 
     def __init__(self, survey: Survey, known: Iterable[str] = ()) -> None:
-        """Take the steps from `survey` and from `known`, which an earlier worker had to run."""
+        """Create the plan from `survey` and from `known`, the steps of an earlier worker."""
         self.survey = survey
         self.todo = {survey.plan.nodes[n].id for n in survey.todo} | set(known)
         self.verdicts = {id: survey.verdicts[survey.plan.index[id]] for id in self.todo}
@@ -28,29 +28,27 @@ class RunPlan:
 
     @property
     def plan(self) -> Plan:
-        """The plan, which grows when a pending matrix is expanded."""
+        """Current plan, which grows when a pending matrix is expanded."""
         return self.survey.plan
 
     @property
     def facts(self) -> Facts:
-        """The survey's facts about files, paths and traces."""
+        """Surveyed facts about files, paths and cached results."""
         return self.survey.facts
 
     @property
     def made(self) -> Mapping[int, Made]:
-        """The results of steps by number, as one live view."""
+        """Results of finished steps by number, as a live view."""
         return self._made
 
     def number(self, id: str) -> int:
-        """Return the number of a step in the present plan."""
+        """Return the number of a step in the current plan."""
         return self.plan.index[id]
 
     def node(self, id: str) -> Node:
-        """Return the plan node of a step."""
         return self.plan.nodes[self.plan.index[id]]
 
     def spec(self, id: str) -> StepSpec:
-        """Return the specification of a step."""
         return self.plan.specs()[self.plan.index[id]]
 
     def is_local(self, id: str) -> bool:
@@ -58,11 +56,10 @@ class RunPlan:
         return bool(self.node(id).flags & LOCAL)
 
     def set_made(self, n: int, made: Made) -> None:
-        """Set the result of step `n`."""
         self._made[n] = made
 
     def set_failed(self, id: str) -> None:
-        """Mark a step as one without a result."""
+        """Mark a step as finished without a result."""
         self._made[self.number(id)] = NOTHING
 
     def forget_made(self, n: int) -> None:
@@ -70,7 +67,6 @@ class RunPlan:
         self._made.pop(n)
 
     def set_verdict(self, id: str, verdict: Verdict) -> None:
-        """Set the verdict of a step."""
         self.verdicts[id] = verdict
 
     def consumers(self, n: int) -> Sequence[str]:
@@ -83,12 +79,12 @@ class RunPlan:
         return self._consumers.get(n, ())
 
     def add(self, ids: set[str]) -> None:
-        """Add steps of the plan to the steps to run."""
+        """Add planned steps to the steps to run."""
         self.todo |= ids
         self._consumers = None
 
     def replace(self, plan: Plan, facts: Facts) -> None:
-        """Replace the plan by a grown one; results move to the new step numbers."""
+        """Replace the plan by an expanded one, and move the results to the new step numbers."""
         old = self.plan
         made = {
             plan.index[old.nodes[n].id]: each

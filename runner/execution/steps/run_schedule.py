@@ -1,4 +1,4 @@
-"""The schedule of a run: the steps that may start now, and the record of every state change."""
+"""Schedule of a run: the steps that may start now, and the record of every state change."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ NO_DATA: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 class Journal(Protocol):
-    """Recorder of a run's moves."""
+    """Recorder of a run's state changes."""
 
     def record(self, moves: Sequence[Move]) -> None: ...
 
 
 class RunSchedule:
-    """The scheduler of one run, and the steps that rest before a retry.
+    """Scheduler of one run, with delays before retries.
 
-    Each method that changes the state of a step records the moves in the journal.
+    Each method that changes the state of a step records the change in the journal.
     """
 
     def __init__(self, scheduler: Scheduler, journal: Journal) -> None:
@@ -43,7 +43,7 @@ class RunSchedule:
     # -- next steps
 
     def ready(self) -> list[str]:
-        """Return the steps to judge now, most urgent first."""
+        """Return the steps to look up in the cache now, most urgent first."""
         return self._scheduler.ready()
 
     def startable(self) -> Iterator[str]:
@@ -57,11 +57,11 @@ class RunSchedule:
                 return
 
     def rest(self, id: str, seconds: float) -> None:
-        """Do not start a QUEUED step for `seconds`."""
+        """Delay the start of a QUEUED step by `seconds`."""
         self._resting[id] = time.monotonic() + seconds
 
     def disturb(self) -> None:
-        """End the present `startable`.
+        """End the current iteration over `startable`.
 
         A failure or a request has changed which steps may start.
         """
@@ -77,11 +77,11 @@ class RunSchedule:
     def judge(
         self, id: str, answer: Verdict, reason: str, data: Mapping[str, object] = NO_DATA
     ) -> None:
-        """Move a READY step by its verdict: fresh, run or skip."""
+        """Apply a verdict to a READY step: up to date, run or skip."""
         self._journal.record(_with_data(self._scheduler.judge(id, answer, reason), id, data))
 
     def start(self, id: str, data: Mapping[str, object] = NO_DATA) -> None:
-        """Move a QUEUED step to RUNNING."""
+        """Mark a QUEUED step as RUNNING."""
         self._journal.record([self._scheduler.start(id, data)])
 
     def end(
@@ -92,7 +92,7 @@ class RunSchedule:
         *,
         if_failed: Mapping[str, object] = NO_DATA,
     ) -> Move:
-        """End the attempt of a RUNNING step, and return the step's own move.
+        """End the attempt of a RUNNING step, and return the step's own state change.
 
         `if_failed` is stored beside `data` if the step is not retried.
         """
@@ -104,7 +104,10 @@ class RunSchedule:
         return own
 
     def judge_again(self, id: str, reason: str) -> None:
-        """Judge a QUEUED step again, because its result may exist or its inputs have changed."""
+        """Look up a QUEUED step in the cache again.
+
+        Its result may exist, or its inputs have changed.
+        """
         self._journal.record(self._scheduler.adopt(id, reason))
 
     def make_again(self, id: str, reason: str) -> None:
@@ -116,11 +119,11 @@ class RunSchedule:
         self._journal.record(self._scheduler.extend(tasks))
 
     def grow(self, jobs: int, capacity: Mapping[str, float]) -> None:
-        """Add parallel slots and pool capacity."""
+        """Raise the limit of parallel steps and the capacity of pools."""
         self._scheduler.grow(jobs, capacity)
 
     def take_over(self, states: Mapping[str, State]) -> None:
-        """Judge the open steps of an earlier worker again.
+        """Reschedule the unfinished steps of an earlier worker.
 
         Their attempts are found when the steps start.
         """
@@ -135,25 +138,24 @@ class RunSchedule:
     # -- requests
 
     def drain(self, reason: str = "interrupted") -> None:
-        """Start no more steps."""
+        """Start no more steps in this run."""
         self._journal.record(self._scheduler.drain(reason))
 
     def cancel(self, reason: str) -> None:
-        """Cancel waiting steps now, and running steps at their end."""
+        """Cancel waiting steps now, and running steps when they end."""
         self._journal.record(self._scheduler.cancel(reason))
 
     def pause(self) -> None:
-        """Start no more steps; stopped steps are QUEUED again."""
+        """Start no more steps until `resume`; stopped steps are QUEUED again."""
         self._scheduler.pause()
 
     def resume(self) -> None:
-        """Cancel the pause."""
+        """End the pause, so that steps start again."""
         self._scheduler.resume()
 
     # -- state
 
     def state(self, id: str) -> State:
-        """Return the state of a step."""
         return self._scheduler.state(id)
 
     def open_steps(self) -> dict[str, State]:
@@ -162,13 +164,12 @@ class RunSchedule:
         return {id: state for id, state in states.items() if state not in FINAL}
 
     def skipped_steps(self) -> list[str]:
-        """Return the SKIPPED steps."""
         states = self._scheduler.states()
         return [id for id, state in states.items() if state is State.SKIPPED]
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of steps in each state, without zeros."""
+        """Number of steps in each state, without zeros."""
         return {str(state): count for state, count in self._scheduler.counts.items() if count}
 
     @property
@@ -178,17 +179,17 @@ class RunSchedule:
 
     @property
     def is_finished(self) -> bool:
-        """Return True if every step is final."""
+        """Return True if every step is in a final state."""
         return self._scheduler.is_finished
 
     @property
     def result(self) -> RunState:
-        """The state of the run, as it is stored."""
+        """State of the run, as stored."""
         return self._scheduler.result
 
 
 def _with_data(moves: Sequence[Move], id: str, data: Mapping[str, object]) -> Sequence[Move]:
-    """Return the moves with `data` added to the moves of step `id`."""
+    """Return the state changes with `data` added to those of step `id`."""
     if not data:
         return moves
     return [

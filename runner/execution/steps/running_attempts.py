@@ -1,4 +1,4 @@
-"""The running attempts of a run, and the queue of ended ones."""
+"""Running attempts of a run, and the queue of finished attempts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .attempt import Attempt
 from .bell import Bell
 
 End: TypeAlias = "Exit | DriverError | RecipeError"
-"""The end of an attempt: an exit or an error."""
+"""Result of an attempt's execution: an exit or an error."""
 
 
 class RunningAttempts(Mapping[str, Attempt]):
-    """The running attempt of each RUNNING step, by step ID."""
+    """Mapping of step IDs to their running attempts, with a queue of finished attempts."""
 
     def __init__(self, bell: Bell) -> None:
         self._bell = bell
@@ -35,28 +35,31 @@ class RunningAttempts(Mapping[str, Attempt]):
         return len(self._running)
 
     def add(self, id: str, attempt: Attempt) -> None:
-        """Add an attempt, which occupies its share of the host."""
+        """Add an attempt, and reserve its capacity on the host."""
         self._running[id] = attempt
-        attempt.place.capacity.enter(attempt.wants, attempt.devices)
+        attempt.place.capacity.reserve(attempt.wants, attempt.devices)
 
     def pop(self, id: str) -> Attempt:
-        """Remove and return an attempt, and free its share of the host."""
+        """Remove and return an attempt, and free its capacity on the host."""
         attempt = self._running.pop(id)
-        attempt.place.capacity.leave(attempt.wants, attempt.devices)
+        attempt.place.capacity.release(attempt.wants, attempt.devices)
         return attempt
 
     def note_end(self, id: str, end: End) -> None:
-        """Queue the end of an attempt for the loop."""
+        """Queue the result of a finished attempt for the event loop."""
         self._ended.append((id, end))
         self._bell.wake()
 
     @property
     def has_ended(self) -> bool:
-        """Return True if the end of an attempt waits for the loop."""
+        """Return True if a finished attempt waits for the event loop."""
         return bool(self._ended)
 
     def next_end(self) -> tuple[str, End]:
-        """Remove and return the oldest queued end, with its step.  Raises IndexError."""
+        """Remove and return the oldest finished attempt's step and result.
+
+        Raises IndexError.
+        """
         return self._ended.popleft()
 
     def renumber(self, plan: Plan) -> None:

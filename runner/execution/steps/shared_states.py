@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 class SharedStates:
-    """The checkpoints of one run in the shared store, if it has one."""
+    """Checkpoints of one run in the shared store, if the run has a shared store."""
 
     def __init__(self, ws: Workspace, commits: GroupCommit) -> None:
         self._ws, self._commits = ws, commits
 
     def _states_of(self, spec: StepSpec) -> Sequence[StateSpec]:
-        """Return the states of a step with checkpoints in the shared store.
+        """Return a step's checkpoint directories that are stored in the shared store.
 
         These are all states, for a run on another machine or if the store's settings say so;
         otherwise the states with `to: store`.
@@ -39,7 +39,7 @@ class SharedStates:
         return [state for state in spec.state if state.shared]
 
     async def restore(self, id: str, spec: StepSpec, key: str, root: Path) -> None:
-        """Download the checkpoints of a state from the shared store.
+        """Download the checkpoints of a step from the shared store.
 
         If the download fails, shows a message; the training resumes from local checkpoints or
         starts over.
@@ -84,7 +84,7 @@ class SharedStates:
 
     @contextlib.asynccontextmanager
     async def upload_during(self, attempt: Attempt, spec: StepSpec) -> AsyncIterator[None]:
-        """Upload new checkpoints during the block, and the last one at its end."""
+        """Upload new checkpoints during the block, and the last checkpoint at its end."""
         states, cache = self._states_of(spec), self._ws.remote_cache
         if not states or attempt.state is None or cache is None or not cache.pushes:
             yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from ...hosts.link.contact import OUT_OF_SIGHT
+from ...hosts.link.contact import LOST_AFTER
 from ...hosts.place.place import Place
 from ...hosts.pool import HostPool
 from ...storage.workspace import Workspace
@@ -16,11 +16,11 @@ from .commit import GroupCommit
 MINUTES: Final = 5.0
 """Default of `silent_minutes` in [alerts]."""
 EVERY: Final = 1.0
-"""Interval between checks, in seconds."""
+"""Interval between checks of the machines, in seconds."""
 
 
 class Silences:
-    """Alerts for the machines of one run."""
+    """Alerts about unresponsive machines of one run."""
 
     def __init__(self, ws: Workspace, commits: GroupCommit, host_pool: HostPool) -> None:
         self._ws, self._commits, self._pool = ws, commits, host_pool
@@ -30,13 +30,12 @@ class Silences:
         self._due = 0.0
 
     def check(self) -> None:
-        """Check each machine, at most once a second.
+        """Check the responsiveness of each machine, at most once a second.
 
-        Raises Infrastructure if the database does not answer; the next check then raises the
-        alert.
+        Raises Infrastructure if the database does not answer; the next check then raises the alert.
         """
         now = time.monotonic()
-        if not self._pool.away or now < self._due:
+        if not self._pool.is_remote or now < self._due:
             return
         self._due = now + EVERY
         for place in [each for held in self._pool.places for each in held.members]:
@@ -50,7 +49,7 @@ class Silences:
     def _silent(self, place: Place, seconds: float) -> None:
         if seconds < 60 * self._minutes or place.name in self._told:
             return
-        rest = f"its jobs may still run, and count as lost after {_minutes(OUT_OF_SIGHT)}"
+        rest = f"its jobs may still run, and count as lost after {_minutes(LOST_AFTER)}"
         words = f"{place.name} has not answered for {_minutes(seconds)}; {rest}"
         self._alert("machine_silent", words, self._pool.instance_of(place))
         self._told.add(place.name)

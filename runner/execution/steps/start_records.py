@@ -1,4 +1,4 @@
-"""The name of each attempt and the record of its start."""
+"""Names of attempts, and the records of their starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .run_schedule import RunSchedule
 
 
 class StartRecords:
-    """Names the attempts of one run and records their starts."""
+    """Naming of a run's attempts, and recorder of their starts."""
 
     def __init__(
         self,
@@ -20,16 +20,16 @@ class StartRecords:
         environ: Mapping[str, str],
         folder: str,
     ) -> None:
-        """Use the caller's environment `environ`, and `folder`, the directory of all attempts."""
+        """Create the recorder with the caller's environment and the directory of all attempts."""
         self._schedule, self._commits = schedule, commits
         self._environ, self._folder = environ, folder
         self._names: dict[str, int] = {}  # attempts by key, or by step without a key
 
     def name_of(self, attempt: Attempt) -> str:
-        """Return the name of a new attempt.
+        """Return the name of a new attempt, which starts with its cache key.
 
-        It begins with the key, so that the next worker finds the attempt. Without a key, it begins
-        with the run.
+        By this key, the next worker finds the attempt. Without a key, the name begins with the
+        run.
         """
         run, what = self._commits.run, attempt.key or attempt.id
         self._names[what] = number = self._names.get(what, 0) + 1
@@ -40,7 +40,7 @@ class StartRecords:
         return f"{run}-{attempt.number}-{ordinal}"
 
     def record(self, id: str, attempt: Attempt) -> None:
-        """Record the start of the step's attempt.
+        """Record the start of a step's attempt in the journal.
 
         A reattached attempt of this run keeps its attempt number.
         """
@@ -74,7 +74,7 @@ class StartRecords:
 
 
 def _facts_of_log(attempt: Attempt, folder: str, environ: Mapping[str, str]) -> dict[str, object]:
-    """Return the facts for readers of the raw log: the source of metrics, and secrets to mask."""
+    """Return facts for readers of the raw log: the source of metrics, and secrets to mask."""
     spec, facts = attempt.spec, dict[str, object]()
     if spec.metrics is not None and spec.metrics.in_environment:
         facts["metrics"] = f"{folder}/{attempt.name}.metrics"

@@ -1,4 +1,4 @@
-"""Start of steps: choose a host, and claim GPUs, key and state for the launch.
+"""Start of steps: choose a host, and claim GPUs, cache key and checkpoints for the launch.
 
 Every claim is released on every exit path.
 """
@@ -23,11 +23,11 @@ from .run_plan import RunPlan
 from .run_schedule import RunSchedule
 
 NO_ROOM: Final = 0.2
-"""Rest of a step without a free host or with its state in use, in seconds."""
+"""Delay of a step without a free host or with its checkpoints in use, in seconds."""
 
 
 class Starter:
-    """Starts the attempts of one run."""
+    """Starter of one run's attempts."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Starter:
         self._launcher, self._failures, self._machines = launcher, failures, machines
 
     async def start_ready(self) -> bool:
-        """Start every step for which there is room; True if a step moved."""
+        """Start every queued step that fits on a host; return True if a step changed its state."""
         moved = False
         for id in self._schedule.startable():
             moved |= await self._start(id)
@@ -56,7 +56,7 @@ class Starter:
     # -- one step
 
     async def _start(self, id: str) -> bool:
-        """Start an attempt of a step; True if the step moved."""
+        """Start an attempt of a step; return True if the step changed its state."""
         refusal = self._judge.refusal_of(id)
         if refusal is not None:
             self._failures.fail_unstarted(id, refusal)
@@ -81,7 +81,7 @@ class Starter:
         return await self._open_and_launch(id, attempt)
 
     async def _pick_gpus(self, attempt: Attempt) -> bool:
-        """Reserve free GPUs for an attempt; True if the step failed or its host was lost."""
+        """Reserve free GPUs for an attempt; return True if the step failed or its host was lost."""
         try:
             attempt.devices = await self._placement.pick_gpus(
                 attempt.id, attempt.place, attempt.gpus
@@ -95,7 +95,10 @@ class Starter:
         return False
 
     async def _open_and_launch(self, id: str, attempt: Attempt) -> bool:
-        """Claim the state of an attempt and start it; True if the step moved."""
+        """Claim the checkpoint directory of an attempt and launch the attempt.
+
+        Return True if the step changed its state.
+        """
         try:
             is_open = await self._states.open(attempt)
         except OSError as error:
@@ -113,7 +116,7 @@ class Starter:
         return True
 
     def _give_back(self, attempt: Attempt) -> None:
-        """Release the key and the state of an attempt that does not start."""
+        """Release the cache key and the checkpoint directory of an attempt that does not start."""
         attempt.release_lock()
         if attempt.key is not None:
             self._commits.release(attempt.key)

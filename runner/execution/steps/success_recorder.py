@@ -31,9 +31,9 @@ from .tidying import Tidying
 
 
 class SuccessRecorder:
-    """Stores the successful attempts of one run.
+    """Recorder of the successful attempts of one run.
 
-    An attempt still fails if its loss is not finite or if its outputs cannot be published.
+    An attempt still fails if its loss is NaN or infinite or if its outputs cannot be published.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class SuccessRecorder:
         self._failures = failures
 
     def store(self, id: str, attempt: Attempt, exit: Exit, result: TaskResult) -> None:
-        """Store the results of an attempt and end its step.
+        """Store the results of a successful attempt and end its step.
 
         The outputs are already in the object store. The published files are written here. The
-        trace, the records and the move are then committed in one group.
+        trace, the records and the state change are then committed in one group.
         """
         seconds = (exit.ended - exit.started) if exit.ended else time.time() - attempt.started
         crashpoint("outputs-stored")
@@ -95,15 +95,18 @@ class SuccessRecorder:
         return None
 
     def _note_of_changed_input(self, attempt: Attempt) -> str:
-        """Return a note if an input changed during the step, whose result is then not cached."""
-        stale = attempt.directory.stale(self._ws.cache)
+        """Return a warning if an input changed during the step; otherwise "".
+
+        The result of such a step is not cached.
+        """
+        stale = attempt.directory.find_stale_sources(self._ws.cache)
         if not stale:
             return ""
         where = str(self._ws.root / stale[0]).removeprefix(f"{self._ws.root}/")
         return f"{where} changed during the step: its result is used in this run, and the next run repeats the step"
 
     def _values_of(self, id: str, attempt: Attempt) -> dict[str, object]:
-        """Return the metrics of an attempt; empty, with a message, if they cannot be read."""
+        """Return the metrics of an attempt; {} with a message if they cannot be read."""
         masker, how = self._commits.masker, attempt.spec.metrics
         try:
             return attempt_result.read_metrics(attempt.directory.path, attempt.log, how, masker)
@@ -125,7 +128,7 @@ class SuccessRecorder:
     def _trace(
         self, id: str, attempt: Attempt, made: Made, exit: Exit, warnings: list[str]
     ) -> None:
-        """Cache a result under its key."""
+        """Cache the result of an attempt under its cache key."""
         if attempt.key is None:
             return
         facts = self._records.facts_of(attempt)
@@ -144,7 +147,7 @@ class SuccessRecorder:
 
 
 def _facts_of(values: dict[str, object], warnings: list[str], exit: Exit) -> dict[str, object]:
-    """Return the facts that are stored with the step's move."""
+    """Return the facts that are stored with the step's completion event."""
     facts: dict[str, object] = {}
     if values:
         facts["metrics"] = values

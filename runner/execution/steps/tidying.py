@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...digest import of_value
-from ...hosts.place.spare_dirs import Scrap
+from ...hosts.place.spare_dirs import SparePool
 from ...storage.content.disk import delete
 from ...storage.workspace import Workspace
 from . import attempt_result
@@ -20,13 +20,16 @@ from .commit import GroupCommit
 
 
 class Tidying:
-    """Cleans up after the attempts of one run.  `beside` runs a coroutine in the background."""
+    """Cleanup of the files of one run's attempts.
+
+    `beside` runs a coroutine in the background.
+    """
 
     def __init__(
         self,
         ws: Workspace,
         commits: GroupCommit,
-        scrap: Scrap,
+        scrap: SparePool,
         recipe: str,
         beside: Callable[[Coroutine[Any, Any, None]], None],
         *,
@@ -37,25 +40,25 @@ class Tidying:
         self._attempts, self._logs = f"{ws.home}/attempts", f"{ws.home}/runs/{commits.run}"
 
     def kept_directory(self, attempt: Attempt) -> str:
-        """Return the kept directory of a failed attempt; empty if the attempt wrote no file."""
+        """Return the stored directory of a failed attempt; empty if the attempt wrote no file."""
         kept = f"{self._attempts}/{self.failed_name(attempt.id)}"
         for folder, _, names in os.walk(kept):
             for name in names:
                 path = f"{folder}/{name}"
                 mode = os.lstat(path).st_mode
-                if not attempt.directory_of_end.was_given(path.removeprefix(f"{kept}/"), mode):
+                if not attempt.directory_of_end.is_staged(path.removeprefix(f"{kept}/"), mode):
                     return kept
         return ""
 
     def failed_name(self, id: str) -> str:
-        """Return the name of the directory that keeps a step's last failed attempt.
+        """Return the name of the directory that stores a step's last failed attempt.
 
         Each step has one such directory, so that they do not accumulate.
         """
         return f"failed-{of_value('step', [self.recipe, id])[:24]}"
 
     def tidy(self, attempt: Attempt, *, success: bool) -> None:
-        """Keep the directory and states of a failed attempt; delete the rest.
+        """Keep the directory and checkpoints of a failed attempt; delete the remaining files.
 
         Files that are needed after a kill are deleted once the trace is stored.
         """
@@ -75,7 +78,7 @@ class Tidying:
             attempt.task.states if success and not spec.continues else (),
         )
         self.commits.after_flush(lambda: self._beside(clearing()))
-        self._scrap.give_script(path + ".sh")
+        self._scrap.add_script(path + ".sh")
         failed = (
             f"{self._attempts}/{self.failed_name(attempt.id)}"
             if self._failures_kept or not success
@@ -86,7 +89,7 @@ class Tidying:
         if not success:
             self._failures_kept = True
             for part in attempt.task.parts or [attempt.task]:
-                part.attempt.forget_given()
+                part.attempt.delete_record()
             with contextlib.suppress(OSError):
                 os.rename(attempt.directory_of_end.path, failed)
             if attempt.directory_of_end is not attempt.directory:
@@ -98,7 +101,7 @@ class Tidying:
         attempt.clear_up(self._scrap)
 
     def _forget(self, attempt: Attempt) -> None:
-        """Delete the local files of a successful attempt, whose trace is stored."""
+        """Delete the local files of a successful attempt whose result is cached."""
         rest = attempt.directory.retire(self._scrap)
         if rest is not None:
             self._beside(asyncio.to_thread(rest))
@@ -108,7 +111,7 @@ class Tidying:
             delete(attempt.state.path)
 
     def keep_log(self, id: str, attempt: Attempt) -> str:
-        """Keep the log and metrics files of an attempt.
+        """Store the log and metrics files of an attempt.
 
         Returns the path of the log that explains its end; empty without a log. Raises OSError.
         """
@@ -123,11 +126,14 @@ class Tidying:
         return found[attempt.last_log]
 
     def discard_log(self, attempt: Attempt) -> None:
-        """Delete the original log and metrics files after they were kept.  Raises OSError."""
+        """Delete the original log and metrics files of an attempt after they were stored.
+
+        Raises OSError.
+        """
         attempt_result.discard_log(attempt.log, _metrics_file_of(attempt), self._scrap)
 
 
 def _metrics_file_of(attempt: Attempt) -> str:
-    """Return the metrics file of an attempt; empty if its step has none."""
+    """Return the path of an attempt's metrics file; empty if its step has none."""
     metrics = attempt.spec.metrics
     return attempt.metrics_file if metrics is not None and metrics.in_environment else ""

@@ -1,4 +1,4 @@
-"""Training metrics of running steps, stored with their rows so that readers need no files."""
+"""Training metrics of running steps, stored in the database so that readers need no files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .attempt import Attempt
 from .groups import Groups
 
 EVERY: Final = 1.0
-"""Interval between reads, in seconds."""
+"""Interval between reads of the metrics files, in seconds."""
 MOST: Final = 1 << 18
-"""Most bytes per read, from the end of the new data."""
+"""Maximum number of bytes per read, from the end of the new data."""
 
 
 class TrainingNumbers:
-    """The latest training metrics of one run's running steps."""
+    """Latest training metrics of one run's running steps."""
 
     def __init__(self, found: Survey, groups: Groups, running: Mapping[str, Attempt]) -> None:
         self._found, self._groups, self._running = found, groups, running
@@ -33,9 +33,9 @@ class TrainingNumbers:
         self._due = 0.0
 
     def tick(self) -> Mapping[str, str]:
-        """Read new metrics of running steps, at most once a second, and store them.
+        """Read and store new metrics of running steps, at most once a second.
 
-        Returns descriptions of losses that are not finite, by step ID.
+        Returns descriptions of losses that are NaN or infinite, by step ID.
         """
         now = time.monotonic()
         if now < self._due:
@@ -47,9 +47,9 @@ class TrainingNumbers:
         return {id: words for id, words in found.items() if words}
 
     def finish(self, id: str, attempt: Attempt, last: Mapping[str, object]) -> str:
-        """Store the final metrics of an attempt, from `last` or from its file.
+        """Store the final metrics of an attempt, from `last` or from its metrics file.
 
-        Returns a description of a loss that is not finite; empty if there was none.
+        Returns a description of a loss that is NaN or infinite; empty if there was none.
         """
         self._look(id, attempt)
         if last:
@@ -85,7 +85,7 @@ class TrainingNumbers:
 
 
 class _Reports:
-    """Reader of one attempt's metrics file, with the latest values."""
+    """Incremental reader of one attempt's metrics file, with the latest values."""
 
     def __init__(
         self, attempt: str, path: str, masker: Masker, total: float | None, pattern: str | None
@@ -102,7 +102,7 @@ class _Reports:
         self._last: tuple[float, float] | None = None
 
     def read(self) -> bool:
-        """Read new lines; True if there are new values or warnings."""
+        """Read new lines of the metrics file; return True if there are new values or warnings."""
         try:
             with open_regular(self._path) as file:
                 size = os.fstat(file.fileno()).st_size
@@ -146,7 +146,7 @@ class _Reports:
             self._warnings[metrics.on_one_line(self._masker.text(text))] = None
 
     def take(self, points: Iterable[Mapping[str, object]]) -> bool:
-        """Add reported points; True if they change a value or add a warning."""
+        """Add reported metrics; return True if they change a value or add a warning."""
         before, warned = dict(self._values), len(self._warnings)
         for point in points:
             shown = self._masker.value(point) if self._masker else point
@@ -163,14 +163,14 @@ class _Reports:
         return self._values != before or len(self._warnings) > warned
 
     def text(self) -> str:
-        """Return the values as JSON for the step's row; empty if there are none."""
+        """Return the latest metrics as JSON for the step's database row; "" if there are none."""
         known = training_from(self._values, self._total, at=round(time.time(), 3))
         if known.total is not None and (eta := self._seconds_left(known.total)) is not None:
             known = known._replace(eta=round(eta, 1))
         return known.text(list(self._warnings))
 
     def _seconds_left(self, total: float) -> float | None:
-        """Return the seconds until the last step, at the measured pace."""
+        """Return the estimated seconds until the last training step, at the measured pace."""
         if self._first is None or self._last is None or self._last[0] <= self._first[0]:
             return None
         pace = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])

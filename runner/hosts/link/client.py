@@ -147,14 +147,14 @@ class Client:
 
     def wake(self) -> None:
         """Start to connect to the agent early.  Errors are raised for the first job."""
-        self._enter()
+        self._bind_loop()
         if not self._connected and self._retry is None:
             with suppress(DriverError):
                 self._connect()
 
     async def start(self, command: Command, key: str) -> Job:
         """Start `command`.  The same key finds the same job.  A start never queues and waits for no lock."""
-        self._enter()
+        self._bind_loop()
         name = file_name(key)
         job = Job(key, {"log": await self._line.log_path(command.log, name)})
         if name not in self._over or self._over[name].reason == "busy":
@@ -171,15 +171,15 @@ class Client:
                 "start", name, command.cwd, job.data["log"], *limits, *how, *command.argv, *env
             )
             try:
-                self._ask(name)
+                self._ask_for_job(name)
             except DriverError:
                 del self._starts[name]  # the caller gets the error, so the job must not start later
                 raise
         return job
 
-    async def free(self, locks: Sequence[str]) -> Sequence[str]:
+    async def find_free_locks(self, locks: Sequence[str]) -> Sequence[str]:
         """Return the locks that no job of this login on the machine holds.  Raises Denied if locks do not work, and Unreachable."""
-        self._enter()
+        self._bind_loop()
         number = self._questions = self._questions + 1
         answer: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
@@ -194,7 +194,7 @@ class Client:
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
         """Wait for the end of a job; None if the job still runs after `patience`.  Raises Unreachable, HostLost."""
-        self._enter()
+        self._bind_loop()
         name = file_name(job.key)
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + min(patience.total_seconds(), FOREVER)
@@ -204,7 +204,7 @@ class Client:
                 if now >= give_up_at:
                     return None
             elif name not in self._pending:
-                self._ask(name)
+                self._ask_for_job(name)
             woken: asyncio.Future[None] = loop.create_future()
             waiter = (woken, give_up_at)
             self._waiting.setdefault(name, []).append(waiter)
@@ -241,7 +241,7 @@ class Client:
 
     async def stop(self, job: Job, grace: timedelta) -> None:
         """Send SIGTERM to the process group, and SIGKILL after `grace`.  Idempotent.  `wait` then returns an Exit."""
-        self._enter()
+        self._bind_loop()
         name = file_name(job.key)
         if name not in self._over:
             self._stops[name] = _frame("stop", name, f"{grace.total_seconds()}")
@@ -271,12 +271,12 @@ class Client:
         ):
             of_this_loop.clear()
 
-    def _ask(self, name: str) -> None:
+    def _ask_for_job(self, name: str) -> None:
         """Send the start message of a job, or a wait message if this client did not start it."""
         self._send(self._starts.get(name) or _frame("wait", name))
         self._pending.add(name)
 
-    def _enter(self) -> None:
+    def _bind_loop(self) -> None:
         """Reset the state if the event loop changed."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -297,12 +297,12 @@ class Client:
         """Connect to the agent.  An agent that is exiting still holds the lock but does not answer, so try again."""
         self._retry = None
         try:
-            self._connected = self._line.open(self._hear, self._lost)
+            self._connected = self._line.open(self._receive, self._handle_loss)
         except DriverError as error:
             self._fail(error, None)
             raise
         if not self._connected:
-            self._again(None)
+            self._schedule_retry(None)
             return
         if self._line.deadman is not None:
             self._beat(self._line.deadman)
@@ -315,7 +315,7 @@ class Client:
         self._line.write(_frame("arm", f"{deadman}", "beats"))
         self._beats = self._loop.call_later(deadman / BEATS, self._beat, deadman)
 
-    def _again(self, error: DriverError | None, least: float = 0.0) -> None:
+    def _schedule_retry(self, error: DriverError | None, least: float = 0.0) -> None:
         """Schedule another attempt after at least `least` seconds, or fail the waiting callers."""
         assert self._loop is not None
         now = self._loop.time()
@@ -365,7 +365,7 @@ class Client:
         self._connected = self._greeted = False
         self._received.clear()
 
-    def _lost(self, error: DriverError | None) -> None:
+    def _handle_loss(self, error: DriverError | None) -> None:
         """Handle a lost connection.  The next connection repeats messages that the agent may not have received."""
         greeted = self._greeted
         self._disconnect()
@@ -385,18 +385,20 @@ class Client:
                 self._until_greeted += _frame("wait", name)
             self._until_greeted += b"".join(self._stops.values())
         if self._until_greeted or self._line.deadman is not None:
-            self._again(error)
+            self._schedule_retry(error)
 
-    def _hear(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         self._received += data
         *lines, rest = self._received.split(b"\n")
         self._received = bytearray(rest)
         for line in lines:
             if self._greeted:
                 try:
-                    self._understand(json.loads(line))
+                    self._handle_message(json.loads(line))
                 except (ValueError, TypeError, KeyError):
-                    self._lost(Unreachable(f"the agent of {self.root} sent an invalid message"))
+                    self._handle_loss(
+                        Unreachable(f"the agent of {self.root} sent an invalid message")
+                    )
                     return
             elif (number := _protocol_of(line)) in PROTOCOLS:
                 self._greeted = True
@@ -404,10 +406,10 @@ class Client:
                 self._until_greeted.clear()
             else:
                 self._disconnect()
-                self._again(Unreachable(_foreign_agent_message(self.root, number)), UNUSED)
+                self._schedule_retry(Unreachable(_foreign_agent_message(self.root, number)), UNUSED)
                 return
 
-    def _understand(self, message: dict[str, Any]) -> None:
+    def _handle_message(self, message: dict[str, Any]) -> None:
         if "free" in message:
             if (asked := self._asked.get(message["free"])) is not None and not asked.done():
                 asked.set_result(message)
@@ -436,7 +438,7 @@ class Client:
                     _resolve(waiting)
 
 
-class Socket:
+class SocketLine:
     """The connection to the agent of a root directory on this machine.  Starts the agent if necessary."""
 
     patience = 10.0
@@ -460,13 +462,13 @@ class Socket:
         """Start the agent if it does not run.  Errors are raised for the first job."""
         if self._awake is None and self._socket is None:
             with suppress(OSError):
-                self._awake = self._reach()
+                self._awake = self._connect()
 
     def open(
         self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]
     ) -> bool:
         try:
-            self._socket, self._awake = self._awake or self._reach(), None
+            self._socket, self._awake = self._awake or self._connect(), None
         except OSError as error:
             raise _file_error(error, self._root) from error
         if self._socket is None:
@@ -474,10 +476,10 @@ class Socket:
         logging.getLogger("runner.hosts").debug("connected to the agent of %s", self._root)
         self._socket.setblocking(False)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket, self._read, self._socket, hear, lost)
+        self._loop.add_reader(self._socket, self._receive, self._socket, hear, lost)
         return True
 
-    def _reach(self) -> socket.socket | None:
+    def _connect(self) -> socket.socket | None:
         return reach(self._root, self._context, own=self._own)
 
     def write(self, data: bytes) -> None:
@@ -492,7 +494,7 @@ class Socket:
             if sent == len(data):
                 return
             data = data[sent:]
-            self._loop.add_writer(self._socket, self._write_more)
+            self._loop.add_writer(self._socket, self._write_rest)
         self._unsent += data
 
     def close(self) -> None:
@@ -532,7 +534,7 @@ class Socket:
             self._awake.close()
             self._awake = None
 
-    def _read(
+    def _receive(
         self,
         ours: socket.socket,
         hear: Callable[[bytes], None],
@@ -549,7 +551,7 @@ class Socket:
         else:
             lost(None)
 
-    def _write_more(self) -> None:
+    def _write_rest(self) -> None:
         assert self._socket is not None and self._loop is not None
         try:
             del self._unsent[: self._socket.send(self._unsent)]
@@ -561,7 +563,7 @@ class Socket:
             self._loop.remove_writer(self._socket)
 
 
-class Streamed:
+class StreamLine:
     """The connection to the agent of another machine.  Files there are read over `wire`."""
 
     patience = 60.0
@@ -581,7 +583,7 @@ class Streamed:
     ) -> bool:
         self._unsent.clear()
         self._news = asyncio.Event()
-        self._carrying = asyncio.get_running_loop().create_task(self._carry(hear, lost))
+        self._carrying = asyncio.get_running_loop().create_task(self._exchange(hear, lost))
         return True
 
     def write(self, data: bytes) -> None:
@@ -607,9 +609,9 @@ class Streamed:
         return data
 
     async def aclose(self) -> None:
-        await asyncio.gather(self._leave(), self._wire.aclose())
+        await asyncio.gather(self._finish(), self._wire.aclose())
 
-    async def _leave(self) -> None:
+    async def _finish(self) -> None:
         carrying, self._leaving = self._carrying, True
         if carrying is not None:
             self._news.set()
@@ -618,7 +620,7 @@ class Streamed:
             await asyncio.wait([carrying])
         self._leaving = False
 
-    async def _carry(
+    async def _exchange(
         self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]
     ) -> None:
         """Exchange messages over a stream until it ends, then call `lost` with the reason."""
@@ -626,7 +628,7 @@ class Streamed:
 
         try:
             stream = await Stream.open(self._wire.host, self._wire.root, "jobs")
-            sending = asyncio.ensure_future(self._send(stream))
+            sending = asyncio.ensure_future(self._send_queued(stream))
             try:
                 while True:
                     async with asyncio.timeout(SILENCE):
@@ -647,7 +649,7 @@ class Streamed:
             if not self._leaving:
                 lost(error)
 
-    async def _send(self, stream: Stream) -> None:
+    async def _send_queued(self, stream: Stream) -> None:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SIGN):
@@ -665,7 +667,9 @@ class Streamed:
 def connect_own(home: Path, deadman: float | None = None) -> Client:
     """Return a client for jobs on this machine with the limits and namespaces of this process.  `home` is the workspace's `.recipe`."""
     context = process_identity()
-    return _wake_client(Socket(LocalHost(choose_root(home, context)), context, own=True), deadman)
+    return _wake_client(
+        SocketLine(LocalHost(choose_root(home, context)), context, own=True), deadman
+    )
 
 
 def connect_local(root: Path, deadman: float | None = None) -> Client:
@@ -673,10 +677,10 @@ def connect_local(root: Path, deadman: float | None = None) -> Client:
 
     `deadman` is the time without a client, in seconds, after which the agent stops its jobs, because another machine may start them.
     """
-    return _wake_client(Socket(LocalHost(root), process_identity()), deadman)
+    return _wake_client(SocketLine(LocalHost(root), process_identity()), deadman)
 
 
-def _wake_client(line: Socket, deadman: float | None) -> Client:
+def _wake_client(line: SocketLine, deadman: float | None) -> Client:
     line.deadman = deadman
     line.wake()
     return Client(line)
@@ -684,7 +688,7 @@ def _wake_client(line: Socket, deadman: float | None) -> Client:
 
 def connect_remote(wire: Wire) -> Client:
     """Return a client for jobs on another machine, with the agent in the root of `wire`."""
-    return Client(Streamed(wire))
+    return Client(StreamLine(wire))
 
 
 def _protocol_of(line: bytes | bytearray) -> int | None:

@@ -12,7 +12,7 @@ from drivers.base import Argv, HostLost, Throttled, Unreachable
 from ...retry import Policy, pause, retry_async
 
 _T = TypeVar("_T")
-OUT_OF_SIGHT: Final = 900.0
+LOST_AFTER: Final = 900.0
 """Seconds without an answer after which a host and its jobs are considered lost."""
 SOON: Final = 3
 """Attempts to reach a driver or a host while a person waits: a few seconds."""
@@ -48,13 +48,13 @@ class RemoteContact(Contact):
         return time.monotonic() - self._silent_since if self.silent else 0.0
 
     async def insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
-        """Repeat a request while the host is unreachable.  Raises HostLost after `OUT_OF_SIGHT` seconds."""
+        """Repeat a request while the host is unreachable.  Raises HostLost after `LOST_AFTER` seconds."""
 
         async def once() -> _T:
             try:
                 answer = await ask()
             except Unreachable as error:
-                self._unseen(error)
+                self._note_silence(error)
                 raise
             if self.silent:
                 self._say(f"{self.name} responds again")
@@ -63,15 +63,15 @@ class RemoteContact(Contact):
 
         return await retry_async(once, retry_policy())
 
-    def _unseen(self, error: Unreachable) -> None:
-        """Record that the host is unreachable.  Raises HostLost after `OUT_OF_SIGHT` seconds."""
+    def _note_silence(self, error: Unreachable) -> None:
+        """Record that the host is unreachable.  Raises HostLost after `LOST_AFTER` seconds."""
         now = time.monotonic()
         if not self.silent:
             self.silent, self._silent_since = True, now
             self._say(f"cannot reach {self.name} ({error}); its jobs continue, trying again")
-        if now - self._silent_since > OUT_OF_SIGHT:
+        if now - self._silent_since > LOST_AFTER:
             raise HostLost(
-                f"cannot reach {self.name} for {OUT_OF_SIGHT / 60:.0f} minutes: {error}"
+                f"cannot reach {self.name} for {LOST_AFTER / 60:.0f} minutes: {error}"
             ) from error
 
 

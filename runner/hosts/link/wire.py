@@ -118,29 +118,29 @@ class Wire:
     async def open(self) -> None:
         """Create the directories on the host, and determine their absolute path.  Opens the streams of a near host and waits for one of them."""
         while self._count < LANES:
-            self._begin()
+            self._start_opening()
 
         async def once() -> None:
-            async with self._held():
+            async with self._reserve_stream():
                 pass
 
-        await self.patiently(once)
+        await self.retry(once)
 
     @property
-    def far(self) -> bool:
+    def is_far(self) -> bool:
         """Whether one stream cannot use the full bandwidth, because the round trip is long."""
         return self._round_trip > NEAR
 
-    def lanes(self, size: int, questions: int) -> int:
+    def open_lanes(self, size: int, questions: int) -> int:
         """Return the number of streams for `questions` requests with `size` bytes.  For a far host, start to open them."""
-        if not self.far:
+        if not self.is_far:
             return LANES
         lanes = max(1, min(MOST, questions, max(FEW, size // LANE)))
         while self._count < lanes:
-            self._begin()
+            self._start_opening()
         return lanes
 
-    async def side_by_side(
+    async def run_parallel(
         self, jobs: Sequence[Callable[[], Awaitable[object]]], size: int
     ) -> BaseException | None:
         """Run all jobs, `size` bytes together, on several streams.  After a broken connection no job starts, and the error is returned."""
@@ -157,7 +157,7 @@ class Wire:
 
         try:
             async with asyncio.TaskGroup() as group:
-                for _ in range(self.lanes(size, len(jobs))):
+                for _ in range(self.open_lanes(size, len(jobs))):
                     group.create_task(lane())
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from None
@@ -185,9 +185,9 @@ class Wire:
 
         Raises Gone, Unreachable, Corrupt if no complete answer arrives, and Infrastructure with the host's error message.
         """
-        return await self.patiently(lambda: self.once(function, *arguments, read=read))
+        return await self.retry(lambda: self.ask_once(function, *arguments, read=read))
 
-    async def once(
+    async def ask_once(
         self,
         function: str,
         *arguments: object,
@@ -198,7 +198,7 @@ class Wire:
 
         Raises the read error of `data`, and CorruptReply for a damaged answer.
         """
-        answer, _ = await self._asked(function, arguments, data)
+        answer, _ = await self._exchange(function, arguments, data)
         try:
             return read(answer)
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
@@ -206,22 +206,22 @@ class Wire:
 
     async def read(self, function: str, *arguments: object) -> tuple[Any, bytes]:
         """Return a function's answer and its data."""
-        return await self.patiently(lambda: self._asked(function, arguments, b""))
+        return await self.retry(lambda: self._exchange(function, arguments, b""))
 
     async def stream(self, function: str, *arguments: object) -> AsyncIterator[bytes]:
         """Yield the data of an answer as it arrives, without a second attempt."""
-        async with self._held() as stream:
-            await self._ask(stream, function, arguments, b"")
+        async with self._reserve_stream() as stream:
+            await self._send_request(stream, function, arguments, b"")
             while (payload := await stream.receive())[:1] in (b"d", b"z"):
                 yield _open_payload(payload)
-            self._answer(payload)
+            self._parse_answer(payload)
 
-    async def _asked(
+    async def _exchange(
         self, function: str, arguments: tuple[object, ...], data: bytes | Iterator[bytes]
     ) -> tuple[Any, bytes]:
-        async with self._held() as stream:
+        async with self._reserve_stream() as stream:
             asked = time.monotonic()
-            sending = asyncio.ensure_future(self._ask(stream, function, arguments, data))
+            sending = asyncio.ensure_future(self._send_request(stream, function, arguments, data))
             try:
                 said = bytearray()
                 while (payload := await stream.receive())[:1] in (b"d", b"z"):
@@ -237,9 +237,9 @@ class Wire:
         if failed is not None:
             raise failed
         self._round_trip = min(self._round_trip, time.monotonic() - asked)
-        return self._answer(payload), bytes(said)
+        return self._parse_answer(payload), bytes(said)
 
-    async def _ask(
+    async def _send_request(
         self,
         stream: Stream,
         function: str,
@@ -248,19 +248,19 @@ class Wire:
     ) -> Exception | None:
         """Send a request with its data.  Returns the read error of the data, if any, because the host answers even then."""
         failed: Exception | None = None
-        squeeze = self.far or (
+        squeeze = self.is_far or (
             isinstance(data, bytes) and len(data) <= SMALL
         )  # srun delays data longer than 1 KiB
         await stream.send(b"q", json.dumps([self.sender, function, *arguments]).encode())
         try:
-            for parts in _pieces((data,) if isinstance(data, bytes) else data):
+            for parts in _split_into_pieces((data,) if isinstance(data, bytes) else data):
                 await stream.send(*(self._squeezer.payload(parts) if squeeze else plain(parts)))
         except (Changed, OSError) as error:
             failed = error
         await stream.send(b"")
         return failed
 
-    def _answer(self, payload: bytes) -> Any:
+    def _parse_answer(self, payload: bytes) -> Any:
         try:
             answer = json.loads(payload[1:])
             kind, words = answer if payload[:1] == b"e" else ("", "")
@@ -270,48 +270,48 @@ class Wire:
             return answer
         if kind == "gone":
             raise Gone
-        self.complain(str(words))
+        self.raise_if_disk_full(str(words))
         raise Infrastructure(f"{self.name}: {words}")
 
     @contextlib.asynccontextmanager
-    async def _held(self) -> AsyncIterator[Stream]:
+    async def _reserve_stream(self) -> AsyncIterator[Stream]:
         """Reserve a stream for one request.  A stream with an error is closed."""
-        stream = self._idle.pop() if self._idle else await self._another()
+        stream = self._idle.pop() if self._idle else await self._wait_for_stream()
         try:
             yield stream
         except (Gone, Infrastructure):
-            await self._back(stream)  # the host answered, so the stream is in order
+            await self._release_stream(stream)  # the host answered, so the stream is in order
             raise
         except BaseException:
             self._count -= 1
-            self._more()
+            self._open_if_wanted()
             await stream.aclose()
             raise
-        await self._back(stream)
+        await self._release_stream(stream)
 
-    async def _another(self) -> Stream:
+    async def _wait_for_stream(self) -> Stream:
         """Wait for a stream, new or released by another request.  Some servers allow only a few streams."""
         if self._closed:
             raise Unreachable(CLOSED)
         turn: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
         self._wanting.append(turn)
-        self._more()
+        self._open_if_wanted()
         try:
             return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled() and turn.exception() is None:
-                await self._back(turn.result())
+                await self._release_stream(turn.result())
             raise
 
-    async def _back(self, stream: Stream) -> None:
+    async def _release_stream(self, stream: Stream) -> None:
         """Release a stream after a request."""
         if self._closed:
             self._count -= 1
             await stream.aclose()
         else:
-            self._offer(stream)
+            self._hand_out(stream)
 
-    def _offer(self, stream: Stream) -> None:
+    def _hand_out(self, stream: Stream) -> None:
         """Give a stream to a waiting request, or keep it for the next."""
         while self._wanting:
             turn = self._wanting.popleft()
@@ -320,33 +320,33 @@ class Wire:
                 return
         self._idle.append(stream)
 
-    def _more(self) -> None:
+    def _open_if_wanted(self) -> None:
         if (
             not self._closed
             and len(self._wanting) > len(self._opening)
-            and self._count < (MOST if self.far else LANES) + BESIDE
+            and self._count < (MOST if self.is_far else LANES) + BESIDE
         ):
-            self._begin()
+            self._start_opening()
 
-    def _begin(self) -> None:
+    def _start_opening(self) -> None:
         self._count += 1
-        opening = asyncio.get_running_loop().create_task(self._open())
+        opening = asyncio.get_running_loop().create_task(self._open_stream())
         self._opening.add(opening)
-        opening.add_done_callback(self._opened)
+        opening.add_done_callback(self._finish_opening)
 
-    async def _open(self) -> Stream:
+    async def _open_stream(self) -> Stream:
         try:
             return await Stream.open(self.host, self.root, "files")
         except (Denied, Rejected) as error:
-            self.complain(str(error))
+            self.raise_if_disk_full(str(error))
             raise
 
-    def _opened(self, opening: asyncio.Task[Stream]) -> None:
+    def _finish_opening(self, opening: asyncio.Task[Stream]) -> None:
         self._opening.discard(opening)
         error = Unreachable(CLOSED) if opening.cancelled() else opening.exception()
         if error is None:
             self.root = opening.result().root
-            self._offer(opening.result())
+            self._hand_out(opening.result())
             return
         self._count -= 1
         while self._wanting:  # one waiting request gets the error; the others try again
@@ -354,9 +354,9 @@ class Wire:
             if not turn.done():
                 turn.set_exception(error)
                 break
-        self._more()
+        self._open_if_wanted()
 
-    async def patiently(self, what: Callable[[], Awaitable[_T]]) -> _T:
+    async def retry(self, what: Callable[[], Awaitable[_T]]) -> _T:
         """Repeat a request after a broken connection or damaged data, up to `TRIES` times.  Raises Unreachable, or Corrupt."""
         try:
             return await retry_async(
@@ -370,7 +370,7 @@ class Wire:
                 fix="check the connection to the host",
             ) from error
 
-    def complain(self, words: str) -> None:
+    def raise_if_disk_full(self, words: str) -> None:
         """Raise DiskFull if the host's error message says that its disk is full."""
         if any(sign in words for sign in _FULL):
             text = " ".join(words.split())
@@ -379,7 +379,7 @@ class Wire:
                 fix=f"free disk space below {self.root} on the host, or set another `root`",
             )
 
-    def full(self, free: int, needed: int) -> Infrastructure:
+    def disk_full_error(self, free: int, needed: int) -> Infrastructure:
         """Return the error for too little free disk space; `free` and `needed` are bytes."""
         return Infrastructure(
             f"{self.name} has {about(free)} free disk space, but {about(needed)} are required",
@@ -387,14 +387,14 @@ class Wire:
         )
 
     @contextlib.contextmanager
-    def measured(self, what: str, total: int) -> Iterator[Meter]:
+    def measure(self, what: str, total: int) -> Iterator[Meter]:
         """Measure a transfer of `total` bytes and report its progress."""
         meter = Meter(what, total, self._progress)
         begun = time.monotonic()
         yield meter
         _log.info("%s: %d bytes in %.3f s", what, total, time.monotonic() - begun)
         meter.done = meter.total
-        meter.tell()
+        meter.report()
 
 
 def _open_payload(payload: bytes) -> bytes:
@@ -404,7 +404,7 @@ def _open_payload(payload: bytes) -> bytes:
         raise CorruptReply from error
 
 
-def _pieces(blocks: Iterable[bytes]) -> Iterator[list[bytes | memoryview]]:
+def _split_into_pieces(blocks: Iterable[bytes]) -> Iterator[list[bytes | memoryview]]:
     """Regroup blocks into pieces of `PIECE` bytes; the last one is shorter."""
     held: list[bytes | memoryview] = []
     size = 0
@@ -430,7 +430,7 @@ class Meter:
         self._what, self._show = what, show
         self._begun = self._last = time.monotonic()
 
-    def counted(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+    def count(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
         for block in blocks:
             yield block
             self.add(len(block))
@@ -438,9 +438,9 @@ class Meter:
     def add(self, size: int) -> None:
         self.done = min(self.total, self.done + size)
         if time.monotonic() - self._last > 0.25:
-            self.tell()
+            self.report()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         self._last = time.monotonic()
         rate = self.done / max(1e-6, self._last - self._begun)
         self._show(

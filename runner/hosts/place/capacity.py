@@ -20,7 +20,7 @@ LONGEST_QUESTION = 5.0
 """Timeout of such a check in seconds."""
 
 
-class Pick(NamedTuple):
+class GpuPick(NamedTuple):
     """GPUs for one attempt.  If there are none: the seconds until the next check, and the number of GPUs that other runs held."""
 
     devices: tuple[Device, ...]
@@ -62,26 +62,26 @@ class Capacity:
         """Return one node's part of the picked GPUs."""
         return tuple(devices)
 
-    def has(self, name: str) -> float:
+    def total_of(self, name: str) -> float:
         """Return the total of `cpus`, `gpus`, or `memory` in bytes.  GPUs are listed on first use."""
         return float(len(self.devices)) if name == "gpus" else self.machine[name]
 
-    def seen(self, share: int | None) -> Mapping[str, int]:
+    def template_host(self, share: int | None) -> Mapping[str, int]:
         """Return the template variable `host` for a step that requests `share` GPUs, None for no request."""
         return _TemplateHost(self, share)
 
-    def could(self, wants: Mapping[str, float]) -> bool:
+    def fits(self, wants: Mapping[str, float]) -> bool:
         """Return whether the host is large enough for a step: its cpus, gpus and bytes of memory."""
-        return all(amount <= self.has(name) for name, amount in wants.items())
+        return all(amount <= self.total_of(name) for name, amount in wants.items())
 
     def has_room(self, wants: Mapping[str, float]) -> bool:
         """Return whether a step may start now."""
-        if not self.could(wants) or (self.slots is not None and self._running >= self.slots):
+        if not self.fits(wants) or (self.slots is not None and self._running >= self.slots):
             return False
         if self._crowded.get(int(wants.get("gpus", 0)), 0.0) > time.monotonic():
             return False
         return all(
-            self._used.get(name, 0.0) + amount <= self.has(name) + 1e-9
+            self._used.get(name, 0.0) + amount <= self.total_of(name) + 1e-9
             for name, amount in wants.items()
         )
 
@@ -90,14 +90,14 @@ class Capacity:
         """Whether a step is running."""
         return self._running > 0
 
-    async def pick(self, count: int, but: Sequence[Device] = ()) -> Pick:
+    async def pick(self, count: int, but: Sequence[Device] = ()) -> GpuPick:
         """Pick `count` GPUs that no run holds, or return the time of the next check.  Raises DriverError.
 
         `but` are GPUs of the step's other nodes, which may be the same cards.
         """
         now = time.monotonic()
         if (again := self._crowded.get(count, 0.0)) > now:
-            return Pick((), again - now, 0)
+            return GpuPick((), again - now, 0)
         ours = [device for device in remove_taken(self.devices, but) if device not in self._given]
         free: Sequence[str] = ()
         with contextlib.suppress(
@@ -109,18 +109,18 @@ class Capacity:
         if len(found) >= count:
             self._crowded.clear()
             self._pause = SOONEST_LOOK
-            return Pick(found[:count], 0.0, 0)
+            return GpuPick(found[:count], 0.0, 0)
         pause, self._pause = self._pause, min(LATEST_LOOK, self._pause * 2)
         self._crowded[count] = now + pause
-        return Pick((), pause, len(ours) - len(found))
+        return GpuPick((), pause, len(ours) - len(found))
 
-    def enter(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
+    def reserve(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
         self._running += 1
         self._given.update(devices)
         for name, amount in wants.items():
             self._used[name] = self._used.get(name, 0.0) + amount
 
-    def leave(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
+    def release(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
         self._running -= 1
         self._given.difference_update(devices)
         if devices:

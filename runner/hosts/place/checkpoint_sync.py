@@ -32,10 +32,10 @@ from ...storage.checkpoint_layouts import TEMPORARY
 from ...storage.checkpoints import Newest
 from ...storage.content.disk import delete, sync_one
 from ...storage.content.files import scan
-from .host_task import Round, StateFolder
+from .host_task import StateFolder, SyncRound
 
 if TYPE_CHECKING:
-    from ..transfer.download import Taken
+    from ..transfer.download import HashedOutput
     from ..transfer.host_store import HostStore
 
 EVERY = 300.0
@@ -64,7 +64,7 @@ def round_period(every: float | None, steps: int | None) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class DirectoryListing:
     """A directory listing and the free and total space of its disk in bytes."""
 
     files: Listing
@@ -78,22 +78,22 @@ class CheckpointHost(Protocol):
     partial: bool
     """Whether a lost or new node may hold a part of the checkpoints."""
 
-    async def look(self, path: str) -> Look:
+    async def list_files(self, path: str) -> DirectoryListing:
         """List a directory in one request; empty if the directory does not exist."""
         ...
 
-    async def held(self, path: str) -> Look:
+    async def list_resumable(self, path: str) -> DirectoryListing:
         """List the checkpoints that can be resumed: with several nodes, the files that all nodes have."""
         ...
 
-    async def bring(self, path: str, target: Path) -> int:
+    async def download(self, path: str, target: Path) -> int:
         """Download and verify a file or directory to a new path.  Returns the number of bytes.
 
         An interrupted download leaves `<target>.coming`, and the next download continues with it.
         """
         ...
 
-    async def put(self, source: Path, path: str) -> int:
+    async def upload(self, source: Path, path: str) -> int:
         """Upload and verify a file or directory, and replace the old one atomically.  Returns the number of bytes."""
         ...
 
@@ -119,7 +119,7 @@ class CheckpointSync:
         self,
         host: CheckpointHost,
         states: Sequence[StateFolder],
-        tell: Callable[[Round], None],
+        tell: Callable[[SyncRound], None],
         *,
         world: int | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -146,32 +146,32 @@ class CheckpointSync:
         """Run rounds at the interval of the recipe, until cancelled.  A failed round is reported and repeated at the next interval."""
         async with asyncio.TaskGroup() as group:
             for state in self._states:
-                group.create_task(self._rounds(state))
+                group.create_task(self._run_rounds(state))
 
     async def sync(self) -> None:
         """Run a round for every state now, for example before a machine is preempted."""
         for state in self._states:
-            await self._round(state)
+            await self._run_round(state)
 
     async def finish(self) -> None:
         """Run a last round for every state after the training has exited, with several attempts.  Raises nothing."""
         for state in self._states:
-            await self._round(state, over=True, tries=TRIES)
+            await self._run_round(state, over=True, tries=TRIES)
 
-    async def _rounds(self, state: StateFolder) -> None:
+    async def _run_rounds(self, state: StateFolder) -> None:
         wait = every = round_period(state.every, state.every_steps)
         while True:
             await self._pause(wait)
             began = time.monotonic()
-            await self._round(state)
+            await self._run_round(state)
             wait = max(0.0, began + every - time.monotonic())
 
-    async def _round(self, state: StateFolder, *, over: bool = False, tries: int = 1) -> None:
-        doing = Round()
+    async def _run_round(self, state: StateFolder, *, over: bool = False, tries: int = 1) -> None:
+        doing = SyncRound()
         async with self._seen[state.name].lock:
             try:
                 await retry_async(
-                    lambda: self._bring(state, doing, over=over),
+                    lambda: self._copy_new(state, doing, over=over),
                     backoff(Unreachable, tries, 1.0, 30.0),
                     self._pause,
                 )
@@ -185,13 +185,13 @@ class CheckpointSync:
         self._tell(doing)
 
     async def _restore(self, state: StateFolder) -> Newest:
-        doing = Round()
+        doing = SyncRound()
         async with self._seen[state.name].lock:
-            look = await self._host.look(state.below)
+            look = await self._host.list_files(state.below)
             await asyncio.to_thread(_clean_incoming, state, None)
             if look.files:
-                await self._bring(state, doing, over=True, newer=True)
-                look = await self._host.held(state.below)
+                await self._copy_new(state, doing, over=True, newer=True)
+                look = await self._host.list_resumable(state.below)
             there = _split_listing(look.files, state.pattern)
             found = await asyncio.to_thread(
                 checkpoints.newest, state.here, state.pattern, world=self._world
@@ -212,11 +212,13 @@ class CheckpointSync:
                     fix="free disk space on the host",
                 )
             for name in wrong:
-                doing.size += await self._host.put(
+                doing.size += await self._host.upload(
                     _below(state.here, name), _join(state.below, name)
                 )
             if wrong:
-                there = _split_listing((await self._host.held(state.below)).files, state.pattern)
+                there = _split_listing(
+                    (await self._host.list_resumable(state.below)).files, state.pattern
+                )
                 for name in wrong:
                     await asyncio.to_thread(
                         _set_times, _below(state.here, name), there.get(name, {})
@@ -224,8 +226,8 @@ class CheckpointSync:
         self._tell(doing)
         return found
 
-    async def _bring(
-        self, state: StateFolder, doing: Round, *, over: bool, newer: bool = False
+    async def _copy_new(
+        self, state: StateFolder, doing: SyncRound, *, over: bool, newer: bool = False
     ) -> None:
         """Run one round.  `over` means that the process has exited.  With `newer`, copy only checkpoints newer than the newest complete local one.
 
@@ -233,7 +235,7 @@ class CheckpointSync:
         """
         seen = self._seen[state.name]
         incoming = _incoming_dir(state)
-        look = await self._host.look(state.below)
+        look = await self._host.list_files(state.below)
         there = _split_listing(look.files, state.pattern)
         await asyncio.to_thread(
             _clean_incoming, state, {f"{name or WHOLE}.coming" for name in there}
@@ -266,9 +268,9 @@ class CheckpointSync:
                 continue
             if seen.bad.get(name) == listing or (floor is not None and age[name] <= floor):
                 continue
-            if name == names[0] and not over and not await self._closed(state, name, listing):
+            if name == names[0] and not over and not await self._is_settled(state, name, listing):
                 continue
-            if await self._take(
+            if await self._copy_one(
                 state,
                 name,
                 listing,
@@ -287,32 +289,34 @@ class CheckpointSync:
                     and _listing(_below(state.here, name)) != there[name]
                     and not newer
                 ):
-                    await self._take(state, name, there[name], incoming, doing, failed, over=True)
+                    await self._copy_one(
+                        state, name, there[name], incoming, doing, failed, over=True
+                    )
         if not newer:
-            await self._care(state, names, good, there, look, doing)
+            await self._delete_old(state, names, good, there, look, doing)
         await asyncio.to_thread(delete, incoming)
         if failed:
             raise failed[0]
 
-    async def _closed(self, state: StateFolder, name: str, listing: Listing) -> bool:
+    async def _is_settled(self, state: StateFolder, name: str, listing: Listing) -> bool:
         """Return whether the host's newest checkpoint has not changed for a while."""
         seen = self._seen[state.name]
         if seen.newest != (name, listing):
             await self._pause(SETTLE)
-            now = _split_listing((await self._host.look(state.below)).files, state.pattern).get(
-                name, {}
-            )
+            now = _split_listing(
+                (await self._host.list_files(state.below)).files, state.pattern
+            ).get(name, {})
             seen.newest = name, now
             return now == listing
         return True
 
-    async def _take(
+    async def _copy_one(
         self,
         state: StateFolder,
         name: str,
         listing: Listing,
         incoming: Path,
-        doing: Round,
+        doing: SyncRound,
         failed: list[Exception],
         *,
         over: bool,
@@ -321,11 +325,13 @@ class CheckpointSync:
         """Download one checkpoint or file; return whether it counts.  Errors go into `failed`.  `before` is the next older checkpoint on the host."""
         target = incoming / (name or WHOLE)
         try:
-            doing.size += await self._host.bring(_join(state.below, name), target)
+            doing.size += await self._host.download(_join(state.below, name), target)
         except (Rejected, RecipeError, OSError) as error:
             # The training may delete or change the checkpoint meanwhile, which is no error.
             if (
-                _split_listing((await self._host.look(state.below)).files, state.pattern).get(name)
+                _split_listing((await self._host.list_files(state.below)).files, state.pattern).get(
+                    name
+                )
                 == listing
             ):
                 failed.append(error)
@@ -349,7 +355,9 @@ class CheckpointSync:
                 return False
         if (
             not over
-            and _split_listing((await self._host.look(state.below)).files, state.pattern).get(name)
+            and _split_listing((await self._host.list_files(state.below)).files, state.pattern).get(
+                name
+            )
             != listing
         ):
             await asyncio.to_thread(delete, target)
@@ -358,14 +366,14 @@ class CheckpointSync:
         doing.brought.append(name or state.name)
         return True
 
-    async def _care(
+    async def _delete_old(
         self,
         state: StateFolder,
         names: Sequence[str],
         good: Sequence[str],
         there: Mapping[str, Listing],
-        look: Look,
-        doing: Round,
+        look: DirectoryListing,
+        doing: SyncRound,
     ) -> None:
         """Delete checkpoints beyond the retention limit, and report a nearly full disk."""
         if state.pattern is None:
@@ -397,40 +405,40 @@ class HostCheckpoints:
     def __init__(self, host_store: HostStore) -> None:
         self._host_store = host_store
 
-    async def look(self, path: str) -> Look:
-        found, free, total = await self._host_store.look(self._at(path))
+    async def list_files(self, path: str) -> DirectoryListing:
+        found, free, total = await self._host_store.list_folder(self._at(path))
         files = {
             name: (LINK if link else size, written)
             for name, size, written, link in found
             if not {"", ".", ".."} & set(name.split("/"))
         }
-        return Look(files, free, total)
+        return DirectoryListing(files, free, total)
 
-    async def bring(self, path: str, target: Path) -> int:
-        taken = await self.taken(path)
+    async def download(self, path: str, target: Path) -> int:
+        taken = await self.hash_path(path)
         if not taken.content:
             raise Rejected(taken.problem or f"{path} no longer exists")
-        return await self.fetch(path, taken, target)
+        return await self.download_hashed(path, taken, target)
 
-    async def held(self, path: str) -> Look:
-        return await self.look(path)
+    async def list_resumable(self, path: str) -> DirectoryListing:
+        return await self.list_files(path)
 
-    async def taken(self, path: str) -> Taken:
+    async def hash_path(self, path: str) -> HashedOutput:
         """Return the digest and manifest of a file or directory on the host.  Raises Vanished if the state directory does not exist."""
         folder, _, name = self._at(path).rpartition("/")
-        return (await self._host_store.take(folder, ((name, False),))).outputs[name]
+        return (await self._host_store.hash_outputs(folder, ((name, False),))).outputs[name]
 
-    async def fetch(self, path: str, taken: Taken, target: Path) -> int:
+    async def download_hashed(self, path: str, taken: HashedOutput, target: Path) -> int:
         """Download a content found by `taken`, or a part of it.  Returns the number of bytes."""
         await self._host_store.fetch(self._at(path), taken, str(target))
         await asyncio.to_thread(_make_writable, target)
         return taken.size
 
-    async def put(self, source: Path, path: str) -> int:
+    async def upload(self, source: Path, path: str) -> int:
         content = await asyncio.to_thread(scan, source)
         size = _total_bytes(await asyncio.to_thread(_listing, source))
         await self._host_store.send({content: str(source)})
-        await self._host_store.release(content, self._at(path))
+        await self._host_store.move_to_state(content, self._at(path))
         return size
 
     async def remove(self, paths: Sequence[str]) -> None:
@@ -448,7 +456,7 @@ class CheckpointPruner:
         self._newest: tuple[str, Listing] | None = None
         self._level = 0
 
-    def look(self) -> tuple[list[str], str]:
+    def delete_old(self) -> tuple[list[str], str]:
         """Delete old checkpoints; return their names and a disk warning.
 
         The warning appears once until the disk has space again.

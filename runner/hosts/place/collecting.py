@@ -45,7 +45,7 @@ class Collector:
             paths,
         )
 
-    async def outputs(self, exit: Exit) -> TaskResult:
+    async def collect_outputs(self, exit: Exit) -> TaskResult:
         """Hash the outputs on the host, download them, and keep them in the host's store.
 
         Temporary outputs are not downloaded.
@@ -59,7 +59,7 @@ class Collector:
             and not task.rejoined
         ):
             return TaskResult(exit)  # no inputs were staged and no outputs are declared
-        harvest = await self._host_store.take(
+        harvest = await self._host_store.hash_outputs(
             paths.cwd, [(path, bool(flags & DIRECTORY)) for _, path, flags in outputs]
         )
         if harvest.changed:
@@ -67,18 +67,20 @@ class Collector:
             return TaskResult(
                 exit,
                 problem="input",
-                words=f"the step changed its input {_name_of_input(task.attempt, harvest.changed[0])}",
+                words=f"the step changed its input {_input_name(task.attempt, harvest.changed[0])}",
             )
         in_place = (
-            self._host_store.neighbour.reads
+            self._host_store.shared_disk.host_sees_workspace
         )  # the step may have read an input from the shared disk
         if in_place and (
             words := await asyncio.to_thread(
-                task.attempt.tampered, self._ws.cache, self._ws.objects
+                task.attempt.find_changed_input, self._ws.cache, self._ws.objects
             )
         ):
             return TaskResult(exit, problem="input", words=words)
-        noted = task.attempt.taken()  # by a worker that was killed while the host moved them
+        noted = (
+            task.attempt.read_moved_outputs()
+        )  # by a worker that was killed while the host moved them
         found: dict[str, str] = {}
         wrong: list[str] = []
         for name, path, flags in outputs:
@@ -101,12 +103,12 @@ class Collector:
         for name, path, flags in outputs:
             if name in found and name not in noted and not flags & TEMPORARY:
                 taken = harvest.outputs[path]
-                await self._folder.fetch(
+                await self._folder.download_output(
                     f"{paths.cwd}/{path}", taken, f"{task.name}-{taken.content[2:18]}"
                 )
         for name, content in found.items():
             if name not in noted:
-                task.attempt.note(name, content)
+                task.attempt.record_moved_output(name, content)
         states = [state.path for state in task.states]
         below = {
             path
@@ -117,7 +119,7 @@ class Collector:
             path: found[name] for name, path, _ in outputs if name in found and name not in noted
         }
         if moved:
-            self._folder.contents |= await self._host_store.keep(
+            self._folder.contents |= await self._host_store.store_outputs(
                 paths.cwd, moved, copy=below & moved.keys()
             )
         if stayed := {
@@ -125,10 +127,10 @@ class Collector:
             for name, _, flags in outputs
             if flags & TEMPORARY and name in found and name in noted
         }:
-            await self._folder.look_for(stayed)
+            await self._folder.look_up(stayed)
         return TaskResult(exit, found)
 
-    async def remains(self) -> None:
+    async def download_leftovers(self) -> None:
         """Download small leftover files of a failed attempt for debugging.
 
         The host's copies are deleted.
@@ -136,7 +138,7 @@ class Collector:
         with contextlib.suppress(
             DriverError, RecipeError, OSError
         ):  # the step's own failure is more important
-            found, others = await self._host_store.remains(
+            found, others = await self._host_store.read_leftovers(
                 self._paths.cwd, each=REMAINS_EACH, all=REMAINS_ALL, count=REMAINS_COUNT
             )
             for name, data in found.items():
@@ -158,7 +160,7 @@ def _write_leftover(top: str, name: str, data: bytes) -> None:
         file.write(data)
 
 
-def _name_of_input(attempt: AttemptDirectory, name: str) -> str:
+def _input_name(attempt: AttemptDirectory, name: str) -> str:
     """Return the step's name of an input: the host knows some inputs only by content."""
     names = {content: path for path, (_, content) in attempt.links.items()} | {
         content: path for path, content in attempt.objects.items()

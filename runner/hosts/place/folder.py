@@ -22,7 +22,7 @@ from .host_task import Paths
 if TYPE_CHECKING:
     from ...secrets import Secret
     from ...storage.signed import Signed
-    from ..transfer.download import Taken
+    from ..transfer.download import HashedOutput
     from ..transfer.host_store import HostStore
 
 LULL, LULLS = 0.03, 10
@@ -43,7 +43,9 @@ class Folder:
         """The root directory of recipe on the host."""
         return str(self._ws.home)
 
-    async def scratch(self, name: str, files: Mapping[str, bytes], script: bytes | None) -> Paths:
+    async def create_scratch(
+        self, name: str, files: Mapping[str, bytes], script: bytes | None
+    ) -> Paths:
         """Create a directory with these files for a command that belongs to no step; its script is beside it."""
         paths = Paths.at(f"{self.root}/attempts/{name}")
         Path(paths.cwd).mkdir(parents=True)
@@ -53,7 +55,7 @@ class Folder:
             self._ws.write(Path(paths.script), script)
         return paths
 
-    async def program(self, path: str) -> str:
+    async def provide_program(self, path: str) -> str:
         """Return the path of a local program on the host, uploaded if necessary."""
         return path
 
@@ -62,14 +64,14 @@ class Folder:
         for path in (*paths, *others):
             delete(Path(path))
 
-    async def noted(self, path: str) -> bool:
+    async def has_marker(self, path: str) -> bool:
         """Return whether a marker file exists below the root."""
         return os.path.exists(f"{self.root}/{path}")
 
-    async def note(self, path: str) -> None:
+    async def write_marker(self, path: str) -> None:
         self._ws.write(Path(self.root, path), b"done\n")
 
-    async def free(self) -> tuple[int, int | None]:
+    async def find_free_space(self) -> tuple[int, int | None]:
         """Return the free bytes of the attempts' disk, and its free inodes or None."""
         found = os.statvfs(f"{self.root}/attempts")
         return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
@@ -78,14 +80,14 @@ class Folder:
         """Return whether the host holds this output of an earlier step that the local store does not have."""
         return False
 
-    async def look_for(self, contents: Collection[str]) -> None:
+    async def look_up(self, contents: Collection[str]) -> None:
         """Ask the host which of these contents it stores."""
 
-    async def bring(self, content: str) -> None:
+    async def download_content(self, content: str) -> None:
         """Download a content from the host to the local store."""
 
     @property
-    def pulls(self) -> bool:
+    def can_pull(self) -> bool:
         """Whether inputs from buckets should go directly to the host.  False if the host sees the local disk."""
         return False
 
@@ -113,17 +115,19 @@ class RemoteFolder(Folder):
     def root(self) -> str:
         return self._host_store.root
 
-    async def scratch(self, name: str, files: Mapping[str, bytes], script: bytes | None) -> Paths:
-        from ..transfer.host_store import Parcel
+    async def create_scratch(
+        self, name: str, files: Mapping[str, bytes], script: bytes | None
+    ) -> Paths:
+        from ..transfer.host_store import AttemptContents
 
-        parcel = Parcel(
+        parcel = AttemptContents(
             {path: (data, 0o644) for path, data in files.items()},
             beside={} if script is None else {".sh": script},
         )
         await self._contact.insist(lambda: self._host_store.stage(name, parcel))
         return Paths.at(f"{self.root}/attempts/{name}")
 
-    async def program(self, path: str) -> str:
+    async def provide_program(self, path: str) -> str:
         content = scan(path)
         await self._contact.insist(lambda: self._host_store.send({content: path}))
         return self._host_store.path(content)
@@ -144,19 +148,19 @@ class RemoteFolder(Folder):
                 ):  # an unreachable host keeps the files until a sweep
                     await self._host_store.clear(spent)
 
-    async def noted(self, path: str) -> bool:
+    async def has_marker(self, path: str) -> bool:
         return bool(
             await self._contact.insist(
                 lambda: self._host_store.read(f"{self.root}/{path}", limit=16)
             )
         )
 
-    async def note(self, path: str) -> None:
-        await self._host_store.note(path)
+    async def write_marker(self, path: str) -> None:
+        await self._host_store.write_marker(path)
 
-    async def free(self) -> tuple[int, int | None]:
+    async def find_free_space(self) -> tuple[int, int | None]:
         try:
-            return await self._host_store.free(), None
+            return await self._host_store.find_free_space(), None
         except (DriverError, RecipeError):
             return sys.maxsize, None  # an unreachable host does not count as full
 
@@ -164,25 +168,27 @@ class RemoteFolder(Folder):
         """Return whether the host holds this output."""
         return content in self.contents
 
-    async def look_for(self, contents: Collection[str]) -> None:
+    async def look_up(self, contents: Collection[str]) -> None:
         """Ask the host which of these contents it stores."""
-        self.contents |= await self._contact.insist(lambda: self._host_store.have(contents))
+        self.contents |= await self._contact.insist(
+            lambda: self._host_store.find_existing(contents)
+        )
 
-    async def bring(self, content: str) -> None:
+    async def download_content(self, content: str) -> None:
         """Download a content to the local store.  A missing or changed object no longer counts as stored on the host."""
         path = self._host_store.path(content)
         name = path.removeprefix(f"{self.root}/")
         taken = (
             await self._contact.insist(
-                lambda: self._host_store.take(self.root, [(name, content[0] == "t")])
+                lambda: self._host_store.hash_outputs(self.root, [(name, content[0] == "t")])
             )
         ).outputs[name]
         if taken.content == content:
-            await self._contact.insist(lambda: self.fetch(path, taken, content[2:18]))
+            await self._contact.insist(lambda: self.download_output(path, taken, content[2:18]))
         else:
             self.contents.discard(content)
 
-    async def fetch(self, path: str, taken: Taken, partial: str) -> None:
+    async def download_output(self, path: str, taken: HashedOutput, partial: str) -> None:
         """Download an output to the local store.  An interrupted download continues with the file at `partial`."""
         content = Content(taken.content)
         if self._ws.objects.has(content):
@@ -195,8 +201,8 @@ class RemoteFolder(Folder):
             delete(target)
 
     @property
-    def pulls(self) -> bool:
-        return not self._host_store.neighbour.reads
+    def can_pull(self) -> bool:
+        return not self._host_store.shared_disk.host_sees_workspace
 
     async def pull(
         self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]

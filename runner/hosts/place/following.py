@@ -54,19 +54,22 @@ class Follower:
         )
         self._here = Paths.at(task.attempt.path)
 
-    async def end(self, beside: Sequence[Coroutine[object, object, object]]) -> Exit:
+    async def wait_for_end(self, beside: Sequence[Coroutine[object, object, object]]) -> Exit:
         """Wait for the end of the job.  Meanwhile, copy its output and metrics, and run the tasks `beside`."""
         # Without an initial pause: the log of a short step is then read only once.
         doing = [
-            _poll(self._append, FIRST_GLANCE),
+            _poll(self._copy_log, FIRST_GLANCE),
             _poll(
-                partial(self._file, self._there.host, self._here.host), SAMPLED, SAMPLED, SAMPLED
+                partial(self._copy_file, self._there.host, self._here.host),
+                SAMPLED,
+                SAMPLED,
+                SAMPLED,
             ),
             *beside,
         ]
         if self.task.metrics is not None and self.task.metrics.in_environment:
             doing.append(
-                _poll(partial(self._file, self._there.metrics, self._here.metrics), GLANCE)
+                _poll(partial(self._copy_file, self._there.metrics, self._here.metrics), GLANCE)
             )
         futures = [asyncio.ensure_future(each) for each in doing]
         try:
@@ -80,20 +83,20 @@ class Follower:
             await asyncio.wait({asyncio.gather(*futures, return_exceptions=True)}, timeout=FAREWELL)
         return exit
 
-    async def rest(self, exit: Exit) -> None:
+    async def copy_rest(self, exit: Exit) -> None:
         """Copy the output and metrics since the last check."""
         task, here, paths = self.task, self._here, self._there
-        await self._append()
+        await self._copy_log()
         if (log := self._job.data.get("log")) and self._host.has_no_log(self._job):
-            await self._rest_of("its log", log, here.log)
+            await self._copy_rest_of("its log", log, here.log)
         if exit.ended - exit.started >= SAMPLED:
-            await self._rest_of("the record of its machine", paths.host, here.host)
+            await self._copy_rest_of("the record of its machine", paths.host, here.host)
         if task.metrics is None or task.metrics[1]:
             return
         if not task.metrics[0]:
-            await self._rest_of("$RECIPE_METRICS", paths.metrics, here.metrics)
+            await self._copy_rest_of("$RECIPE_METRICS", paths.metrics, here.metrics)
             return
-        for name in await self._host_store.matching(paths.cwd, task.metrics[0]):
+        for name in await self._host_store.find_files(paths.cwd, task.metrics[0]):
             target = Path(task.attempt.path, name)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.unlink(missing_ok=True)  # an earlier worker may have copied the file
@@ -102,14 +105,14 @@ class Follower:
             ):
                 _append(str(target), data)
 
-    async def _rest_of(self, name: str, path: str, target: str) -> None:
+    async def _copy_rest_of(self, name: str, path: str, target: str) -> None:
         """Copy the rest of a file; warn if the step replaced the file with something else."""
-        while (piece := await self._host_store.piece(path, _size(target), limit=ROOM)).data:
+        while (piece := await self._host_store.read_piece(path, _size(target), limit=ROOM)).data:
             _append(target, piece.data)
         if piece.is_replaced:
             self.task.say(replaced_message(name))
 
-    async def _append(self) -> bool:
+    async def _copy_log(self) -> bool:
         """Copy new log output; return whether there was any."""
         grown = False
         while data := await self._host.log(self._job, _size(self._here.log)):
@@ -117,7 +120,7 @@ class Follower:
             grown = True
         return grown
 
-    async def _file(self, path: str, target: str) -> bool:
+    async def _copy_file(self, path: str, target: str) -> bool:
         """Copy the new bytes of a file; return whether there were any."""
         data = await self._host_store.read(path, _size(target), limit=ROOM)
         _append(target, data)

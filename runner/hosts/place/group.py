@@ -20,12 +20,12 @@ from drivers.base import Command, DriverError, Exit, HostLost, Job
 from ...storage.content.disk import delete
 from ...storage.workspace import Workspace
 from . import launch, rendezvous
-from .capacity import LONGEST_QUESTION, Capacity, Pick
+from .capacity import LONGEST_QUESTION, Capacity, GpuPick
 from .folder import Folder
 from .host_task import FOREVER, HostTask, Paths, StateFolder, TaskResult
 from .place import GRACE, Place
 from .remote import RemotePlace
-from .rendezvous import Meeting, Node, gather_all
+from .rendezvous import Node, Rendezvous, gather_all
 from .staging import AttemptDirectory
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 BEGIN: Final = 60.0
 """Seconds until all nodes must have started, once their inputs are there."""
-UNTOUCHED: Final = Meeting(0, ())
+UNTOUCHED: Final = Rendezvous(0, ())
 
 
 class GroupCapacity(Capacity):
@@ -51,9 +51,9 @@ class GroupCapacity(Capacity):
         each, worker = len(devices) // (len(self._members) - self._heads), rank - self._heads
         return tuple(devices[worker * each : (worker + 1) * each]) if worker >= 0 else ()
 
-    async def pick(self, count: int, but: Sequence[Device] = ()) -> Pick:
+    async def pick(self, count: int, but: Sequence[Device] = ()) -> GpuPick:
         """Pick GPUs of every host, those of node 0 first."""
-        found = list[Pick]()
+        found = list[GpuPick]()
         for each in self._members[self._heads :]:
             found.append(
                 await each.pick(
@@ -61,16 +61,16 @@ class GroupCapacity(Capacity):
                 )
             )
         if all(each.devices for each in found):
-            return Pick(tuple(device for each in found for device in each.devices), 0.0, 0)
-        return Pick((), max(each.again for each in found), sum(each.others for each in found))
+            return GpuPick(tuple(device for each in found for device in each.devices), 0.0, 0)
+        return GpuPick((), max(each.again for each in found), sum(each.others for each in found))
 
-    def enter(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
+    def reserve(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
         for rank, each in enumerate(self._members):
-            each.enter(wants if rank >= self._heads else {}, self.share(rank, devices))
+            each.reserve(wants if rank >= self._heads else {}, self.share(rank, devices))
 
-    def leave(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
+    def release(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
         for rank, each in enumerate(self._members):
-            each.leave(wants if rank >= self._heads else {}, self.share(rank, devices))
+            each.release(wants if rank >= self._heads else {}, self.share(rank, devices))
 
 
 class GroupFolder(Folder):
@@ -84,14 +84,14 @@ class GroupFolder(Folder):
     def root(self) -> str:
         return self._members[0].root
 
-    async def free(self) -> tuple[int, int | None]:
-        return await self._members[0].free()
+    async def find_free_space(self) -> tuple[int, int | None]:
+        return await self._members[0].find_free_space()
 
     def holds(self, content: str) -> bool:
         return all(each.holds(content) for each in self._members)
 
-    async def look_for(self, contents: Collection[str]) -> None:
-        await gather_all(each.look_for(contents) for each in self._members)
+    async def look_up(self, contents: Collection[str]) -> None:
+        await gather_all(each.look_up(contents) for each in self._members)
 
     async def clear(self, paths: Paths, others: Sequence[str] = ()) -> None:
         name = Path(paths.cwd).name.partition(".")[0]
@@ -126,7 +126,7 @@ class Group(Place):
         return self._members
 
     @property
-    def gone(self) -> Mapping[Place, str]:
+    def lost_members(self) -> Mapping[Place, str]:
         return self._gone
 
     def paths(self, attempt: AttemptDirectory) -> Paths:
@@ -136,8 +136,8 @@ class Group(Place):
             else AttemptDirectory(attempt.path, called=f"{Path(attempt.path).name}.0")
         )
 
-    def described(self, python: str, *, may_ask: bool) -> str:
-        return self._members[0].described(python, may_ask=may_ask)
+    def describe_python(self, python: str, *, may_ask: bool) -> str:
+        return self._members[0].describe_python(python, may_ask=may_ask)
 
     def may_have_made(self, attempt: AttemptDirectory, outputs: Sequence[object]) -> bool:
         return True
@@ -156,7 +156,7 @@ class Group(Place):
     # -- attempts
 
     async def stop(self, job: Job, grace: timedelta) -> None:
-        await self._stop(job.key, grace, range(len(self._members)))
+        await self._stop_nodes(job.key, grace, range(len(self._members)))
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
         """Wait for the end of all nodes.  If a node fails, the others are stopped first."""
@@ -168,23 +168,23 @@ class Group(Place):
         if all(_is_success(exit) for exit in over.values()):
             return over[0] if len(over) == len(ends) else None
         going = [rank for rank in range(len(ends)) if rank not in over]
-        await self._stop(job.key, GRACE, going)
+        await self._stop_nodes(job.key, GRACE, going)
         others = await gather_all(
             self._members[rank].host.wait(Job(f"{job.key}.{rank}"), 2 * GRACE) for rank in going
         )
         over |= {rank: exit for rank, exit in zip(going, others, strict=True) if exit is not None}
-        return over[_first_failed(over, UNTOUCHED)]
+        return over[_find_first_failed(over, UNTOUCHED)]
 
-    async def carry(self, task: HostTask) -> TaskResult:
+    async def run_attempt(self, task: HostTask) -> TaskResult:
         try:
-            return await self._carry(task)
+            return await self._run_attempt(task)
         except HostLost as error:
             self._gone = dict(
-                each for each in await gather_all(map(self._missing, self._members)) if each[1]
+                each for each in await gather_all(map(self._find_loss, self._members)) if each[1]
             ) or {self._members[0]: str(error)}
             raise
 
-    async def _missing(self, member: RemotePlace) -> tuple[Place, str]:
+    async def _find_loss(self, member: RemotePlace) -> tuple[Place, str]:
         """Return the member with the reason why it does not answer; an empty reason if it does."""
         try:
             async with asyncio.timeout(LONGEST_QUESTION):
@@ -194,14 +194,14 @@ class Group(Place):
             return member, str(error) or f"no response from {member.name}"
         return member, ""
 
-    async def _carry(self, task: HostTask) -> TaskResult:
-        met, states = UNTOUCHED, self._states(task)
+    async def _run_attempt(self, task: HostTask) -> TaskResult:
+        met, states = UNTOUCHED, self._checkpoint_sync(task)
         if task.job is None:
             found = (
                 await self._members[0].contact.insist(states.restore) if states is not None else {}
             )
             try:
-                met = await self._begin(task, found)
+                met = await self._start_nodes(task, found)
             except TimeoutError:
                 return TaskResult(
                     Exit(
@@ -215,16 +215,16 @@ class Group(Place):
             for part in task.parts:
                 part.job, part.rejoined = Job(part.name, {"log": f"{part.attempt.path}.log"}), True
         if states is None:
-            return await self._attend(task, met)
+            return await self._finish_nodes(task, met)
         copying = asyncio.ensure_future(states.run())
         try:
-            return await self._attend(task, met)
+            return await self._finish_nodes(task, met)
         finally:
             copying.cancel()
             await asyncio.gather(copying, return_exceptions=True)
             await states.finish()
 
-    def _states(self, task: HostTask) -> CheckpointSync | None:
+    def _checkpoint_sync(self, task: HostTask) -> CheckpointSync | None:
         """Return the checkpoint sync: all nodes write one state together."""
         if not task.states:
             return None
@@ -236,7 +236,7 @@ class Group(Place):
         )
         return CheckpointSync(nodes, task.states, task.round, world=task.processes)
 
-    async def _begin(self, task: HostTask, found: Mapping[str, Newest]) -> Meeting:
+    async def _start_nodes(self, task: HostTask, found: Mapping[str, Newest]) -> Rendezvous:
         """Prepare all nodes, find a common port, and start the commands.  After an error, all are stopped."""
         pairs = list(zip(self._members, task.parts, strict=True))
         commands = await gather_all(each.prepare(part, found) for each, part in pairs)
@@ -245,11 +245,11 @@ class Group(Place):
             for each, part in pairs
         ]
         met = await self._members[0].contact.insist(
-            lambda: rendezvous.meet(nodes, self._members[0].port)
+            lambda: rendezvous.check_nodes(nodes, self._members[0].port)
         )
 
         async def start(each: RemotePlace, part: HostTask, command: Command) -> None:
-            part.job = await each.begin(part, _with_port(command, met.port))
+            part.job = await each.start(part, _with_port(command, met.port))
 
         try:
             async with asyncio.timeout(BEGIN):
@@ -257,18 +257,18 @@ class Group(Place):
                     start(*pair, command) for pair, command in zip(pairs, commands, strict=True)
                 )
         except BaseException:
-            await self._stop(task.name, GRACE, range(len(pairs)))
+            await self._stop_nodes(task.name, GRACE, range(len(pairs)))
             raise
         return met
 
-    async def _attend(self, task: HostTask, met: Meeting) -> TaskResult:
+    async def _finish_nodes(self, task: HostTask, met: Rendezvous) -> TaskResult:
         """Wait for the end of all nodes.  The first failed node ends the others and provides the result."""
         bringing: list[Coroutine[object, object, TaskResult]] = []
         for each, part in zip(self._members, task.parts, strict=True):
             assert part.job is not None
-            bringing.append(each.attend(part, part.job, None))
+            bringing.append(each.finish(part, part.job, None))
         begun = [asyncio.ensure_future(each) for each in bringing]
-        ending = asyncio.ensure_future(self._end_together(task))
+        ending = asyncio.ensure_future(self._stop_after_failure(task))
         try:
             ends = await asyncio.gather(*begun, return_exceptions=True)
         finally:
@@ -281,14 +281,14 @@ class Group(Place):
         brought = [end for end in ends if isinstance(end, TaskResult)]
         bad = {rank: each.exit for rank, each in enumerate(brought) if not _is_success(each.exit)}
         if bad:
-            rank = _first_failed(bad, met)
+            rank = _find_first_failed(bad, met)
             return brought[rank]._replace(node=rank)
         wrong = next((rank for rank, each in enumerate(brought) if each.problem), 0)
         return brought[wrong]._replace(
             node=wrong, exit=_combine_exits([each.exit for each in brought])
         )
 
-    async def _end_together(self, task: HostTask) -> None:
+    async def _stop_after_failure(self, task: HostTask) -> None:
         """Stop all nodes as soon as one fails or is lost, because the others would wait for it."""
 
         async def bad(rank: int) -> int:
@@ -305,13 +305,13 @@ class Group(Place):
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             over = {waiting[future] for future in done}
-            await self._stop(task.name, GRACE, [rank for rank in ranks if rank not in over])
+            await self._stop_nodes(task.name, GRACE, [rank for rank in ranks if rank not in over])
         finally:
             for future in waiting:
                 future.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    async def _stop(self, name: str, grace: timedelta, ranks: Collection[int]) -> None:
+    async def _stop_nodes(self, name: str, grace: timedelta, ranks: Collection[int]) -> None:
         async def one(rank: int) -> None:
             with contextlib.suppress(
                 DriverError
@@ -339,7 +339,7 @@ def _is_success(exit: Exit) -> bool:
     return exit.code == 0 and exit.reason == "exit"
 
 
-def _first_failed(bad: Mapping[int, Exit], met: Meeting) -> int:
+def _find_first_failed(bad: Mapping[int, Exit], met: Rendezvous) -> int:
     """Return the node that failed first, if possible not one that was stopped because of another failure.
 
     A lost node counts first: a restarting host is noticed late, after the failures that it caused on other nodes.

@@ -36,7 +36,7 @@ class Hooks:
         self, place: Place, run: str, fence: int, settings: RunSettings, inputs: Mapping[str, Tree]
     ) -> None:
         self.place, self._run, self._fence, self._settings = place, run, fence, settings
-        self._scope = {"inputs": inputs, "host": place.capacity.seen(None)}
+        self._scope = {"inputs": inputs, "host": place.capacity.template_host(None)}
         self._doing: dict[str, Job] = {}
         self._stopped: set[str] = set()
         self._count = 0
@@ -48,13 +48,13 @@ class Hooks:
             return
         digest = of_value("setup", commands)
         note = f"setup/{digest}"
-        if await self.place.folder.noted(note):
+        if await self.place.folder.has_marker(note):
             return
         with self.place.ws.locks.hold(f"setup-{of_value('site', [self.place.name, digest])[:32]}"):
-            if await self.place.folder.noted(note):
+            if await self.place.folder.has_marker(note):
                 return
             for command in commands:
-                exit, said = await self.do("setup", command)
+                exit, said = await self.run_command("setup", command)
                 if exit.reason == "lost":
                     raise HostLost(f"lost {self.place.name} during setup")
                 if exit.code != 0:
@@ -62,14 +62,14 @@ class Hooks:
                         f"setup failed ({_show_command(command)}: {_describe_exit(exit)}){said}",
                         fix="correct `setup` and run again; no step was started",
                     )
-            await self.place.folder.note(note)
+            await self.place.folder.write_marker(note)
 
     async def cleanup(self) -> list[str]:
         """Run the cleanup commands; return messages about failures."""
         problems = []
         for command in self._settings.cleanup:
             try:
-                exit, said = await self.do("cleanup", command)
+                exit, said = await self.run_command("cleanup", command)
             except CannotRun as error:
                 problems.append(f"cleanup failed: {error}")
                 continue
@@ -79,9 +79,9 @@ class Hooks:
                 )
         return problems
 
-    async def healthy(self, command: str | Sequence[Tree], seconds: float) -> bool:
+    async def is_healthy(self, command: str | Sequence[Tree], seconds: float) -> bool:
         """Run one health check; it fails after `seconds`."""
-        exit, _ = await self.do("health", command, seconds)
+        exit, _ = await self.run_command("health", command, seconds)
         return exit.code == 0
 
     async def stop(self, kind: str = "") -> None:
@@ -91,11 +91,11 @@ class Hooks:
             if name.startswith(kind):
                 await self.place.host.stop(job, GRACE)
 
-    def stopped(self, kind: str) -> bool:
+    def is_stopped(self, kind: str) -> bool:
         """Return whether hooks of this kind were stopped and no more may start."""
         return not self._stopped.isdisjoint(("", kind))
 
-    async def do(
+    async def run_command(
         self,
         kind: str,
         command: str | Sequence[Tree],
@@ -109,7 +109,7 @@ class Hooks:
         name = f"{kind}-{self._run}-{self._fence}-{self._count}"
         made = launch.render(StepSpec("", kind, {}, run=command), self._scope, python="python")
         script = None if made.script is None else made.script.encode("utf-8", "surrogateescape")
-        paths = await self.place.folder.scratch(name, files, script)
+        paths = await self.place.folder.create_scratch(name, files, script)
         argv = made.argv if script is None else (*made.argv, paths.script)
         passed = {
             name: self.place.ws.environ[name] for name in pass_env if name in self.place.ws.environ

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from drivers.base import Command, Exit, Job
 
 from ...planning.step import NOTHING, MetricsSpec, OutputSpec
-from .spare_dirs import Scrap
+from .spare_dirs import SparePool
 from .staging import AttemptDirectory
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class StateFolder(NamedTuple):
 
 
 @dataclass(slots=True)
-class Round:
+class SyncRound:
     """The result of one round of a checkpoint sync."""
 
     brought: list[str] = field(default_factory=list)
@@ -90,11 +90,11 @@ Phase: TypeAlias = Literal["TRANSFERRING_DATA", "EXECUTING", "FETCHING_RESULTS"]
 """Phase of an attempt on a host with a disk of its own, as shown to users."""
 
 
-def _unheard(_phase: Phase) -> None:
+def _ignore_phase(_phase: Phase) -> None:
     pass
 
 
-async def _nothing() -> None:
+async def _provide_nothing() -> None:
     """Do nothing: all inputs come from this machine."""
 
 
@@ -110,7 +110,7 @@ class HostTask:
 
     Called once the checkpoints to resume from are known.
     """
-    scrap: Scrap
+    scrap: SparePool
     say: Callable[[str], None]
     """Shows a message about this step."""
     confirm: Callable[[], Awaitable[None]]
@@ -125,13 +125,13 @@ class HostTask:
     """The local checkpoints from which the states resume."""
     processes: int | None = None
     """Number of training processes that the checkpoints must fit; None for any."""
-    round: Callable[[Round], None] = lambda _round: None
+    round: Callable[[SyncRound], None] = lambda _round: None
     """Receives the result of each round of the checkpoint sync."""
     synced: Sequence[Synced] = ()
     """Outputs that are also copied while the step runs."""
-    phase: Callable[[Phase], None] = _unheard
+    phase: Callable[[Phase], None] = _ignore_phase
     """Receives the phases on a host with a disk of its own."""
-    bring: Callable[[], Awaitable[None]] = _nothing
+    bring: Callable[[], Awaitable[None]] = _provide_nothing
     """Provides inputs that do not come from this machine.
 
     Awaited before `compose` on a host with a disk of its own.

@@ -69,7 +69,9 @@ async def _bring(
     host_store: HostStore, there: str, here: str, partial: str, output: Synced, had: str
 ) -> str:
     """Copy an output if its content has changed.  Returns the content; empty if there is no output yet."""
-    taken = (await host_store.take(there, [(output.path, output.folder)])).outputs[output.path]
+    taken = (await host_store.hash_outputs(there, [(output.path, output.folder)])).outputs[
+        output.path
+    ]
     if not taken.content or taken.content == had:
         return taken.content
     target = Path(here, output.path)

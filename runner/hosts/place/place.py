@@ -1,6 +1,6 @@
 """Places: hosts on which attempts run, and their capacity.
 
-`Place.carry` is the only way to run an attempt: prepare it, start it, wait, collect its outputs.  A place that shares the local disk runs the
+`Place.run_attempt` is the only way to run an attempt: prepare it, start it, wait, collect its outputs.  A place that shares the local disk runs the
 attempt in its local directory.  A `RemotePlace` has a disk of its own.
 """
 
@@ -72,7 +72,7 @@ class Place:
     ) -> None:
         self.ws, self.name, self.host, self.shell = ws, name, host, shell
         self.python, self.path = shell.python, shell.path
-        self.capacity = Capacity(machine, devices, slots, host.free)
+        self.capacity = Capacity(machine, devices, slots, host.find_free_locks)
         self.contact = Contact()
         self.folder = Folder(ws)
         self.installer = sys.executable
@@ -108,11 +108,11 @@ class Place:
         return (self,)
 
     @property
-    def gone(self) -> Mapping[Place, str]:
+    def lost_members(self) -> Mapping[Place, str]:
         """The members known to be lost, with the reasons.  For a single host, its own steps report the loss."""
         return {}
 
-    def ending(self, why: str) -> None:
+    def record_end(self, why: str) -> None:
         """Record that the host has stopped its jobs.  If its time is limited, no more steps start there."""
         for each in self.members:
             if each.leave_at < math.inf:
@@ -138,7 +138,7 @@ class Place:
             **variables.fixed_variables(own),
         }
 
-    def described(self, python: str, *, may_ask: bool) -> str:
+    def describe_python(self, python: str, *, may_ask: bool) -> str:
         """Return the path of a Python and its version, if known, for messages.
 
         `may_ask` allows to run the Python for its version.
@@ -147,9 +147,9 @@ class Place:
             self._described[python, may_ask] = interpreters.describe_python(python, may_ask)
         return self._described[python, may_ask]
 
-    def could(self, wants: Mapping[str, float]) -> bool:
+    def fits(self, wants: Mapping[str, float]) -> bool:
         """Return whether the host is large enough for a step: its cpus, gpus and bytes of memory."""
-        return not self.lost and self.capacity.could(wants)
+        return not self.lost and self.capacity.fits(wants)
 
     def has_room(self, wants: Mapping[str, float]) -> bool:
         """Return whether a step may start now."""
@@ -157,12 +157,12 @@ class Place:
 
     # -- attempts
 
-    def give_states(self, attempt: AttemptDirectory, states: Sequence[StateFolder]) -> None:
+    def link_states(self, attempt: AttemptDirectory, states: Sequence[StateFolder]) -> None:
         """Link the states into a new attempt directory."""
         for state in states:
             os.symlink(state.here.resolve(), attempt.target_of(state.path))
 
-    def mounts(
+    def find_mounts(
         self, attempt: AttemptDirectory, command: Command, states: Sequence[StateFolder]
     ) -> Sequence[Mount]:
         """Return the mounts of a container for an attempt: its directory and the targets of its links."""
@@ -175,16 +175,16 @@ class Place:
 
     def may_have_made(self, attempt: AttemptDirectory, outputs: Sequence[OutputSpec]) -> bool:
         """Return whether the outputs of a successful attempt may all still exist."""
-        return attempt.whole(outputs)
+        return attempt.has_outputs(outputs)
 
-    async def carry(self, task: HostTask) -> TaskResult:
+    async def run_attempt(self, task: HostTask) -> TaskResult:
         """Run an attempt to its end and collect its outputs.  Raises DriverError (HostLost if the host is lost), RecipeError and OSError."""
         if task.job is None:
             command, script = task.compose(task.restored)
             if script is not None:
                 paths = self.paths(task.attempt)
                 task.scrap.write_script(paths.script, script)
-                task.scrap.log(paths.log)
+                task.scrap.take_log(paths.log)
             crashpoint("attempt-staged")
             await task.confirm()
             task.job = await self.host.start(command, task.name)
@@ -200,14 +200,14 @@ class Place:
         if exit.code != 0 or exit.reason != "exit":
             return TaskResult(exit)
         crashpoint("job-over")
-        if task.attempt.heavy(task.outputs):
-            return await asyncio.to_thread(self._take, task, exit)
-        return self._take(task, exit)
+        if task.attempt.is_slow_to_collect(task.outputs):
+            return await asyncio.to_thread(self._store_outputs, task, exit)
+        return self._store_outputs(task, exit)
 
-    def _take(self, task: HostTask, exit: Exit) -> TaskResult:
+    def _store_outputs(self, task: HostTask, exit: Exit) -> TaskResult:
         """Store the outputs of an attempt, or return the problem with its outputs or inputs."""
         attempt = task.attempt
-        if words := attempt.tampered(self.ws.cache, self.ws.objects):
+        if words := attempt.find_changed_input(self.ws.cache, self.ws.objects):
             return TaskResult(exit, problem="input", words=words)
         try:
             return TaskResult(
@@ -238,7 +238,7 @@ class Place:
         while True:
             await asyncio.sleep(PRUNING)
             for pruner in pruners:
-                _, words = await asyncio.to_thread(pruner.look)
+                _, words = await asyncio.to_thread(pruner.delete_old)
                 if words:
                     task.say(words)
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ...storage.checkpoints import Newest
     from ..engines import Mount
     from ..link.client import Client
-    from ..transfer.host_store import HostStore, Parcel
+    from ..transfer.host_store import AttemptContents, HostStore
     from .checkpoint_sync import CheckpointSync
 
 LINKED = "it is staged as symbolic links on {} because {}. Use `tar -h` and `find -L`"
@@ -74,17 +74,17 @@ class RemotePlace(Place):
             f"{self.host_store.root}/attempts/{attempt.called or os.path.basename(attempt.path)}"
         )
 
-    def described(self, python: str, *, may_ask: bool) -> str:
+    def describe_python(self, python: str, *, may_ask: bool) -> str:
         return (
             f"{python} ({self.shell.version})"
             if self.shell.version and python == self.python
             else python
         )
 
-    def give_states(self, attempt: AttemptDirectory, states: Sequence[StateFolder]) -> None:
+    def link_states(self, attempt: AttemptDirectory, states: Sequence[StateFolder]) -> None:
         """Do nothing: `_parcel` links the states on the host."""
 
-    def mounts(
+    def find_mounts(
         self, attempt: AttemptDirectory, command: Command, states: Sequence[StateFolder]
     ) -> Sequence[Mount]:
         from ..containers import link_targets
@@ -98,7 +98,7 @@ class RemotePlace(Place):
             Mount(f"{self.folder.root}/objects"),
             *(
                 map(Mount, link_targets(attempt.path, f"{self.ws.home}/objects"))
-                if self.host_store.neighbour.reads
+                if self.host_store.shared_disk.host_sees_workspace
                 else ()
             ),
             *(Mount(f"{self.folder.root}/{state.below}", True) for state in states),
@@ -107,32 +107,32 @@ class RemotePlace(Place):
     def may_have_made(self, attempt: AttemptDirectory, outputs: Sequence[OutputSpec]) -> bool:
         return True
 
-    async def carry(self, task: HostTask) -> TaskResult:
+    async def run_attempt(self, task: HostTask) -> TaskResult:
         checkpoints = self._checkpoint_sync(task)
         if task.job is None:
             found = (
                 await self.contact.insist(checkpoints.restore) if checkpoints is not None else {}
             )
-            task.job = await self.begin(task, await self.prepare(task, found))
-        return await self.attend(task, task.job, checkpoints)
+            task.job = await self.start(task, await self.prepare(task, found))
+        return await self.finish(task, task.job, checkpoints)
 
     async def prepare(self, task: HostTask, found: Mapping[str, Newest]) -> Command:
         """Upload an attempt and its inputs; return the command to start."""
         task.phase("TRANSFERRING_DATA")
         await task.bring()
         command, script = task.compose(found)
-        await self.contact.insist(lambda: self._put(task, script))
+        await self.contact.insist(lambda: self._upload(task, script))
         crashpoint("attempt-carried")
         return command
 
-    async def begin(self, task: HostTask, command: Command) -> Job:
+    async def start(self, task: HostTask, command: Command) -> Job:
         """Start the command of a prepared attempt."""
-        job = await self.contact.insist(lambda: self._begin(command, task))
+        job = await self.contact.insist(lambda: self._start(command, task))
         task.phase("EXECUTING")
         crashpoint("job-started")
         return job
 
-    async def attend(
+    async def finish(
         self, task: HostTask, job: Job, checkpoints: CheckpointSync | None
     ) -> TaskResult:
         """Wait for the end of a started attempt, and collect its outputs."""
@@ -140,20 +140,20 @@ class RemotePlace(Place):
         follower = Follower(self.host, self.host_store, self.contact, task, job, paths)
         collector = Collector(self.ws, self.host_store, self.folder, task, paths)
         try:
-            exit = await follower.end(
+            exit = await follower.wait_for_end(
                 [
-                    *self._copied(task, paths),
+                    *self._sync_outputs(task, paths),
                     *([checkpoints.run()] if checkpoints is not None else ()),
                 ]
             )
         finally:
             if checkpoints is not None and not self.lost:
                 await checkpoints.finish()
-        rest = self.contact.insist(lambda: follower.rest(exit))
+        rest = self.contact.insist(lambda: follower.copy_rest(exit))
         if exit.code != 0 or exit.reason != "exit":
             await rest
             if exit.reason not in ("stopped", "busy"):
-                await collector.remains()
+                await collector.download_leftovers()
             return TaskResult(exit)
         task.phase("FETCHING_RESULTS")
         crashpoint("job-over")
@@ -167,7 +167,7 @@ class RemotePlace(Place):
             words = str(no_space(error, str(error.filename or task.attempt.path)))
             return TaskResult(exit, problem="full", words=words)
         if brought.problem == "output":
-            await collector.remains()
+            await collector.download_leftovers()
         return brought
 
     async def _collect(
@@ -176,14 +176,16 @@ class RemotePlace(Place):
         """Collect the outputs of a successful command; `rest` copies the end of its log."""
         if task.metrics is not None and task.metrics[0]:
             await rest  # before outputs are moved: they may contain the metrics
-            return await self.contact.insist(lambda: collector.outputs(exit))
+            return await self.contact.insist(lambda: collector.collect_outputs(exit))
         brought: TaskResult
         brought, _ = await asyncio.gather(
-            self.contact.insist(lambda: collector.outputs(exit)), rest
+            self.contact.insist(lambda: collector.collect_outputs(exit)), rest
         )
         return brought
 
-    def _copied(self, task: HostTask, paths: Paths) -> Iterator[Coroutine[object, object, object]]:
+    def _sync_outputs(
+        self, task: HostTask, paths: Paths
+    ) -> Iterator[Coroutine[object, object, object]]:
         """Yield the tasks that copy outputs while the step runs."""
         if task.synced:
             from . import output_sync
@@ -219,18 +221,18 @@ class RemotePlace(Place):
             HostCheckpoints(self.host_store), task.states, task.round, world=task.processes
         )
 
-    async def _begin(self, command: Command, task: HostTask) -> Job:
+    async def _start(self, command: Command, task: HostTask) -> Job:
         await task.confirm()
         try:
             return await self.host.start(command, task.name)
         except (Denied, Rejected) as error:
-            self.host_store.wire.complain(str(error))
+            self.host_store.wire.raise_if_disk_full(str(error))
             raise
 
-    async def _put(self, task: HostTask, script: bytes | None) -> None:
+    async def _upload(self, task: HostTask, script: bytes | None) -> None:
         attempt = task.attempt
-        parcel = _parcel(attempt, {state.path: state.below for state in task.states})
-        for name, path in (await self._direct(attempt)).items():
+        parcel = _attempt_contents(attempt, {state.path: state.below for state in task.states})
+        for name, path in (await self._find_shared_inputs(attempt)).items():
             del parcel.links[name]
             parcel.seen[name] = path, name in attempt.objects
         if script is not None:
@@ -242,7 +244,7 @@ class RemotePlace(Place):
             content for content in parcel.links.values() if content not in self.folder.contents
         }
         if not wanted:
-            self._explain(task, await self.host_store.stage(name, parcel))
+            self._report_links(task, await self.host_store.stage(name, parcel))
             return
         from ..link.wire import Gone
         from .rendezvous import gather_all
@@ -250,7 +252,7 @@ class RemotePlace(Place):
         sent = asyncio.Event()
 
         async def send() -> None:
-            await self.host_store.send(*self._sources(attempt, wanted))
+            await self.host_store.send(*self._find_sources(attempt, wanted))
             sent.set()
 
         async def stage() -> None:
@@ -261,12 +263,12 @@ class RemotePlace(Place):
             except Gone:  # the uploads took longer than the host waits
                 await sent.wait()
                 linked = await self.host_store.stage(name, parcel)
-            self._explain(task, linked)
+            self._report_links(task, linked)
 
         await gather_all((send(), stage()))
         self.folder.contents |= wanted
 
-    def _explain(self, task: HostTask, linked: Sequence[str]) -> None:
+    def _report_links(self, task: HostTask, linked: Sequence[str]) -> None:
         """Report, once per run, the inputs that are symbolic links on this host."""
         for name in set(linked) - self._linked:
             self._linked.add(name)
@@ -275,25 +277,26 @@ class RemotePlace(Place):
                 why = f"it is larger than {COPIED >> 20} MiB and is read in place"
             task.say(f"input {name}: {LINKED.format(self.name, why)}")
 
-    async def _direct(self, attempt: AttemptDirectory) -> dict[str, str]:
+    async def _find_shared_inputs(self, attempt: AttemptDirectory) -> dict[str, str]:
         """Return the inputs that the host reads from the shared disk: name -> path.  Small files are uploaded instead."""
-        if not self.host_store.neighbour.reads:
+        if not self.host_store.shared_disk.host_sees_workspace:
             return {}
         large = [
             name
             for name, (at, content) in attempt.links.items()
-            if content and size_of(self.ws.cache, self._source(attempt, name, at, content)) > COPIED
+            if content
+            and size_of(self.ws.cache, self._source_of(attempt, name, at, content)) > COPIED
         ]
         given = {
             name: os.path.realpath(f"{attempt.path}/{name}") for name in (*large, *attempt.objects)
         }
-        seen = await self.host_store.neighbour.same(list(given.values()))
+        seen = await self.host_store.shared_disk.find_same(list(given.values()))
         return {name: path for name, path in given.items() if path in seen}
 
-    def _source(self, attempt: AttemptDirectory, name: str, at: str, content: str) -> Source:
+    def _source_of(self, attempt: AttemptDirectory, name: str, at: str, content: str) -> Source:
         return Source(at, os.path.realpath(f"{attempt.path}/{name}"), Content(content))
 
-    def _sources(
+    def _find_sources(
         self, attempt: AttemptDirectory, wanted: set[str]
     ) -> tuple[dict[str, str], dict[str, list[Entry]]]:
         """Return the local paths of these contents, and the manifests of the trees among them."""
@@ -312,11 +315,11 @@ class RemotePlace(Place):
         return sources, manifests
 
 
-def _parcel(attempt: AttemptDirectory, states: Mapping[str, str]) -> Parcel:
+def _attempt_contents(attempt: AttemptDirectory, states: Mapping[str, str]) -> AttemptContents:
     """Return an attempt directory in a form that can be uploaded."""
-    from ..transfer.host_store import Parcel
+    from ..transfer.host_store import AttemptContents
 
-    parcel = Parcel(states=dict(states))
+    parcel = AttemptContents(states=dict(states))
     parcel.links = {name: content for name, (_, content) in attempt.links.items()} | attempt.objects
     waiting = [""]
     while waiting:

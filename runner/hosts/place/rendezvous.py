@@ -106,7 +106,7 @@ class Node(NamedTuple):
     """Whether the command uses this Python, so that its packages must be equal on all nodes."""
 
 
-class Meeting(NamedTuple):
+class Rendezvous(NamedTuple):
     """The result of the checks."""
 
     port: int
@@ -133,7 +133,7 @@ async def gather_all(doing: Iterable[Coroutine[object, object, _T]]) -> list[_T]
         raise
 
 
-async def meet(nodes: Sequence[Node], port: int = 0) -> Meeting:
+async def check_nodes(nodes: Sequence[Node], port: int = 0) -> Rendezvous:
     """Check that the nodes can work together.  With `port`, all nodes dial this port of node 0; with 0, all nodes dial all others.
 
     Raises CannotRun if they cannot, DriverError.
@@ -172,7 +172,7 @@ async def meet(nodes: Sequence[Node], port: int = 0) -> Meeting:
     finally:
         listening.cancel()
         await asyncio.gather(listening, return_exceptions=True)
-    return Meeting(answers[0].port, [each.ahead for each in answers])
+    return Rendezvous(answers[0].port, [each.ahead for each in answers])
 
 
 async def check_port_free(node: Node, port: int) -> None:

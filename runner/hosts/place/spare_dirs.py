@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ...storage.content.disk import delete, overwrite
 
 
-class Spare(NamedTuple):
+class SpareFolder(NamedTuple):
     """A spare directory, its subdirectories (relative, parents first) and its plain, writable files."""
 
     path: str
@@ -23,7 +23,7 @@ class Spare(NamedTuple):
     files: tuple[str, ...]
 
 
-class Scrap:
+class SparePool:
     """Spare directories of one run, and spare scripts and empty logs beside attempts.
 
     There is at most one directory per concurrent step.
@@ -31,13 +31,13 @@ class Scrap:
 
     def __init__(self, folder: str, tag: str, room: int) -> None:
         self._folder, self._tag, self._room = folder, tag, room
-        self._spares: list[Spare] = []
+        self._spares: list[SpareFolder] = []
         self._files: list[str] = []
         self._scripts: list[str] = []
         self._logs: list[str] = []
         self._count = 0
 
-    def give(self, spare: Spare) -> bool:
+    def add_folder(self, spare: SpareFolder) -> bool:
         """Add a directory; False if there are enough, or if it contains other entries."""
         if len(self._spares) >= self._room:
             return False
@@ -50,7 +50,7 @@ class Scrap:
         self._spares.append(spare)
         return True
 
-    def take(self, path: str) -> Spare | None:
+    def take_folder(self, path: str) -> SpareFolder | None:
         """Rename a spare directory to `path`, with its contents; None if there is none."""
         while self._spares:
             spare = self._spares.pop()
@@ -59,26 +59,26 @@ class Scrap:
                 return spare
         return None
 
-    def give_file(self, path: str) -> None:
+    def add_file(self, path: str) -> None:
         """Add a file that the next attempt of a spare directory does not need."""
         if len(self._files) >= self._room:
             os.unlink(path)
         else:
-            self._files.append(self.named(path))
+            self._files.append(self.rename_to_spare(path))
 
     def take_file(self, path: str) -> bool:
         """Rename a spare file to `path`; False if there is none."""
         return _rename_spare(self._files, path)
 
-    def give_script(self, path: str) -> None:
+    def add_script(self, path: str) -> None:
         """Add a script file that is no longer executed.  It keeps its name until it is reused."""
         self._scripts.append(path)
 
-    def give_log(self, path: str) -> None:
+    def add_log(self, path: str) -> None:
         """Add an empty log."""
         self._logs.append(path)
 
-    def log(self, path: str) -> None:
+    def take_log(self, path: str) -> None:
         """Rename a spare empty log to `path`, if there is one."""
         _rename_spare(self._logs, path)
 
@@ -98,7 +98,7 @@ class Scrap:
                 os.unlink(path)
         self._spares, self._files, self._scripts, self._logs = [], [], [], []
 
-    def named(self, path: str) -> str:
+    def rename_to_spare(self, path: str) -> str:
         """Rename an attempt directory to a spare name.  The search for attempts skips names with a dot."""
         self._count += 1
         name = f"{self._folder}/spare.{self._tag}.{self._count}"

@@ -29,7 +29,7 @@ from ...storage.content.giving import FULL
 from ...storage.content.inputs import EACH_FILE, Source, StoredInputs
 from ...storage.content.objects import Objects
 from .overlays import CHANGES, Overlays
-from .spare_dirs import Scrap, Spare
+from .spare_dirs import SpareFolder, SparePool
 
 Mark: TypeAlias = tuple[int, int, int]
 """Inode, size and modification time of a file."""
@@ -68,13 +68,13 @@ class Workdir:
     def __init__(self, path: str) -> None:
         self._path = path
         self._made: dict[str, None] = {}  # created directories, parents first
-        self._scrap: Scrap | None = None
+        self._scrap: SparePool | None = None
         self._spare: list[str] = []  # spare files, to be overwritten
         self._aside = 0  # number of spare files renamed because their name was needed
         self._idle: dict[str, None] = {}  # spare directories that are not used yet
 
     @property
-    def begun(self) -> bool:
+    def is_begun(self) -> bool:
         return bool(self._made)
 
     @property
@@ -82,10 +82,10 @@ class Workdir:
         """The created subdirectories, parents first."""
         return tuple(folder[len(self._path) + 1 :] for folder in self._made if folder != self._path)
 
-    def begin(self, scrap: Scrap | None = None) -> None:
+    def begin(self, scrap: SparePool | None = None) -> None:
         """Create the directory, or reuse a spare one."""
         self._scrap = scrap
-        spare = scrap.take(self._path) if scrap is not None else None
+        spare = scrap.take_folder(self._path) if scrap is not None else None
         if spare is not None:
             self._made[self._path] = None
             self._idle = {f"{self._path}/{folder}": None for folder in spare.folders}
@@ -106,7 +106,7 @@ class Workdir:
         target = f"{self._path}/{name}"
         parent = target[: target.rindex("/")]
         if parent not in self._made:
-            self._make(parent, whole)
+            self._make_folder(parent, whole)
         if target in self._spare:  # the name is needed, but a spare file has it
             self._set_aside(target)
         elif target in self._idle:
@@ -125,7 +125,7 @@ class Workdir:
         self._spare.append(f"{self._path}/.spare-{self._aside}")
         os.rename(spare, self._spare[-1])
 
-    def _make(self, folder: str, whole: Sequence[Container[str]]) -> None:
+    def _make_folder(self, folder: str, whole: Sequence[Container[str]]) -> None:
         name = folder[len(self._path) + 1 :]
         if any(name in each for each in whole):
             raise CannotRun(
@@ -134,7 +134,7 @@ class Workdir:
             )
         above = folder[: folder.rindex("/")]
         if above not in self._made:
-            self._make(above, whole)
+            self._make_folder(above, whole)
         if folder in self._idle:
             del self._idle[folder]
         else:
@@ -142,7 +142,7 @@ class Workdir:
                 os.mkdir(folder)
         self._made[folder] = None
 
-    def put(self, target: str, data: bytes, mode: int) -> Mark:
+    def write_file(self, target: str, data: bytes, mode: int) -> Mark:
         """Write a small file; return its mark."""
         if self._scrap is not None and not mode & stat.S_IXUSR:
             if self._spare:
@@ -159,10 +159,10 @@ class Workdir:
         finally:
             os.close(handle)
 
-    def ready(self) -> None:
+    def remove_unused(self) -> None:
         """Remove the unused files and directories of a spare directory after staging."""
         for name in self._spare:
-            self._scrap.give_file(name) if self._scrap is not None else os.unlink(name)
+            self._scrap.add_file(name) if self._scrap is not None else os.unlink(name)
         for folder in reversed(self._idle):
             os.rmdir(folder)
         self._spare, self._idle = [], {}
@@ -258,7 +258,7 @@ class AttemptDirectory:
         elif is_file:
             self._waiting.setdefault(group or name, []).append((at, content, source, name))
         else:
-            self._give(cache, inputs, (at, content, source, name))
+            self._stage_whole(cache, inputs, (at, content, source, name))
 
     def _put_small(
         self, name: str, target: str, data: bytes, executable: bool, *, writable: bool = False
@@ -267,17 +267,17 @@ class AttemptDirectory:
         mode = MODE["x" if executable else "f"]
         if writable or self.overlays is not None:
             mode |= stat.S_IWUSR
-        self.staged[name] = self.folder.put(target, data, mode)
+        self.staged[name] = self.folder.write_file(target, data, mode)
 
-    def give_files(self, cache: DigestCache, inputs: StoredInputs) -> None:
+    def stage_queued_files(self, cache: DigestCache, inputs: StoredInputs) -> None:
         """Stage the large files that `add_path` has queued."""
         for waiting in self._waiting.values():
             together = sum(os.stat(source).st_size + EACH_FILE for _, _, source, _ in waiting)
             for each in waiting:
-                self._give(cache, inputs, each, together)
+                self._stage_whole(cache, inputs, each, together)
         self._waiting = {}
 
-    def _give(
+    def _stage_whole(
         self,
         cache: DigestCache,
         inputs: StoredInputs,
@@ -330,7 +330,7 @@ class AttemptDirectory:
             self.add_bytes(b"", name)
 
     @property
-    def shown(self) -> dict[str, str]:
+    def mountable_inputs(self) -> dict[str, str]:
         """Inputs staged as a whole: name -> the path that a mount shows, in the attempt or of the user."""
         return {name: f"{self.path}/{name}" for name in self.objects} | self.mounted
 
@@ -378,7 +378,7 @@ class AttemptDirectory:
 
     # -- after a worker was killed
 
-    def note_given(self) -> None:
+    def record_inputs(self) -> None:
         """Write the staged objects and links to a file beside the attempt, for a later worker."""
         if self.objects or self.links:
             given = {
@@ -388,7 +388,7 @@ class AttemptDirectory:
             with open(f"{self.path}.given", "w", encoding="utf-8") as file:
                 json.dump(given, file)
 
-    def forget_given(self) -> None:
+    def delete_record(self) -> None:
         """Delete this file, and the overlay of the command's changes."""
         if self.overlays is not None:
             delete(Path(self.path + CHANGES))
@@ -397,7 +397,7 @@ class AttemptDirectory:
                 os.unlink(f"{self.path}.given")
 
     @property
-    def _given(self) -> Mapping[str, Mapping[str, str]]:
+    def _earlier_inputs(self) -> Mapping[str, Mapping[str, str]]:
         """The staged inputs that an earlier worker wrote down."""
         if self._recorded is None:
             try:
@@ -417,10 +417,10 @@ class AttemptDirectory:
         """
         if name in self.staged or self._is_in_given(source, name):
             return True
-        if (known := self._given["objects"].get(name)) is not None:
+        if (known := self._earlier_inputs["objects"].get(name)) is not None:
             self._origins[name] = source
             return known == content  # later changes of the source do not matter
-        if (known := self._given["links"].get(name)) is not None:
+        if (known := self._earlier_inputs["links"].get(name)) is not None:
             self._origins[name] = source
             self.links[name] = (at, known)
             return known == content == _content_now(cache, at)
@@ -429,7 +429,7 @@ class AttemptDirectory:
 
     def recall_object(self, content: str, name: str) -> bool:
         """Restore the record of `add_object` in the same way."""
-        known = self._given["objects"].get(name)
+        known = self._earlier_inputs["objects"].get(name)
         return known == content if known is not None else self._recall_copy(content, name)
 
     def _recall_copy(self, content: str, name: str) -> bool:
@@ -437,7 +437,7 @@ class AttemptDirectory:
         self.staged[name] = _find_mark(target) or (0, 0, 0)
         return os.path.isfile(target) and scan(target) == content
 
-    def was_given(self, name: str, mode: int) -> bool:
+    def is_staged(self, name: str, mode: int) -> bool:
         """Return whether a file or directory of this mode was staged, not created by the command."""
         if name in self.staged or stat.S_ISLNK(mode):
             return True
@@ -460,7 +460,7 @@ class AttemptDirectory:
             if flags & DIRECTORY:
                 os.makedirs(target, exist_ok=True)
 
-    def tampered(self, cache: DigestCache, objects: Objects) -> str:
+    def find_changed_input(self, cache: DigestCache, objects: Objects) -> str:
         """Return a message that names a changed input; empty if none changed.
 
         Only the step can change a copy or an object.  An input read in place may be changed by other processes.
@@ -483,7 +483,7 @@ class AttemptDirectory:
         ]
         return f"the step or another process changed its input {changed[0]}" if changed else ""
 
-    def stale(self, cache: DigestCache) -> list[str]:
+    def find_stale_sources(self, cache: DigestCache) -> list[str]:
         """Return the sources that do not match the key, so the step may have read something else."""
         try:
             return self.doubtful + [
@@ -492,7 +492,7 @@ class AttemptDirectory:
         except Changed as error:
             return [*self.doubtful, error.path]
 
-    def heavy(self, outputs: Sequence[OutputSpec]) -> bool:
+    def is_slow_to_collect(self, outputs: Sequence[OutputSpec]) -> bool:
         """Return whether collecting the outputs would block the event loop."""
         for _, path, _flags in outputs:
             try:
@@ -519,7 +519,9 @@ class AttemptDirectory:
                 here = os.lstat(target)
             except OSError:
                 if not flags & OPTIONAL:
-                    wrong.append(f"declared output {path} was not created{self._elsewhere(path)}")
+                    wrong.append(
+                        f"declared output {path} was not created{self._find_elsewhere(path)}"
+                    )
                 continue
             if self._leads_out(path, kept):
                 wrong.append(
@@ -552,21 +554,21 @@ class AttemptDirectory:
             raise OutputProblem("; ".join(wrong))
         return found
 
-    def _elsewhere(self, path: str) -> str:
+    def _find_elsewhere(self, path: str) -> str:
         """Return a hint if the command created a file of this name at another path."""
         name, looked = posixpath.basename(path), 0
         for at, folders, files in os.walk(self.path):
             found = os.path.relpath(f"{at}/{name}", self.path)
             if name in files or name in folders:
                 mode = os.lstat(f"{self.path}/{found}").st_mode
-                if not self.was_given(found, mode):
+                if not self.is_staged(found, mode):
                     return f"; {found} was created instead; check whether the script changes its directory"
             looked += len(files)
             if looked > _LOOKED_AT:
                 break
         return ""
 
-    def whole(self, outputs: Sequence[OutputSpec]) -> bool:
+    def has_outputs(self, outputs: Sequence[OutputSpec]) -> bool:
         """Return whether every required output exists."""
         return all(
             os.path.lexists(f"{self.path}/{path}")
@@ -588,7 +590,7 @@ class AttemptDirectory:
             not f"{os.path.realpath(f'{self.path}/{head}')}/".startswith(root) for head in links
         )
 
-    def taken(self) -> dict[str, str]:
+    def read_moved_outputs(self) -> dict[str, str]:
         """Return the outputs that a host was moving into its store when a worker died: name -> content."""
         try:
             with open(f"{self.path}.taken", encoding="utf-8") as file:
@@ -596,30 +598,32 @@ class AttemptDirectory:
         except FileNotFoundError:
             return {}
 
-    def note(self, name: str, content: str) -> None:
+    def record_moved_output(self, name: str, content: str) -> None:
         """Record the content of an output that its host is about to move: see `taken`."""
         with open(f"{self.path}.taken", "a", encoding="utf-8") as file:
             file.write(f"{name}\t{content}\n")
 
-    def retire(self, scrap: Scrap) -> Callable[[], None] | None:
+    def retire(self, scrap: SparePool) -> Callable[[], None] | None:
         """Turn a finished directory into a spare if it contains only known files, otherwise delete it.
 
         The directory is renamed first, so that no worker after a kill takes its remains for complete outputs.
         Returns the deletion as a function if it may be slow.
         """
         try:
-            gone = scrap.named(self.path)
+            gone = scrap.rename_to_spare(self.path)
         except FileNotFoundError:
             return None
-        self.forget_given()
+        self.delete_record()
         trees = (*self._taken.values(), *self.objects.values())
         if any(content[0] == "t" for content in trees) or self.links:
             return partial(delete, Path(gone))
-        if self.folder.begun and not self.objects:
+        if self.folder.is_begun and not self.objects:
             for path in self._taken:
                 delete(Path(gone, path))
             with contextlib.suppress(OSError):  # a part of the directory is missing or unreadable
-                if scrap.give(Spare(gone, self.folder.folders, (*self.staged, *self._tiny))):
+                if scrap.add_folder(
+                    SpareFolder(gone, self.folder.folders, (*self.staged, *self._tiny))
+                ):
                     return None
         delete(Path(gone))
         return None

@@ -15,9 +15,9 @@ from drivers.base import HostLost, Rejected
 
 from ...storage.content import files
 from ...storage.content.disk import delete
-from ..transfer.download import Taken
+from ..transfer.download import HashedOutput
 from ..transfer.host_store import Vanished
-from .checkpoint_sync import HostCheckpoints, Look
+from .checkpoint_sync import DirectoryListing, HostCheckpoints
 from .rendezvous import gather_all
 
 _T = TypeVar("_T")
@@ -34,17 +34,17 @@ class NodesCheckpoints:
         self._warned: set[str] = set()
         self.partial = False
 
-    async def look(self, path: str) -> Look:
+    async def list_files(self, path: str) -> DirectoryListing:
         """List the files of all nodes; for equal names, the first node counts."""
-        looks = await self._each(lambda node: node.look(path))
+        looks = await self._ask_nodes(lambda node: node.list_files(path))
         merged: dict[str, tuple[int, int]] = {}
         for look in reversed(list(looks.values())):
             merged.update(look.files)
         return _with_tightest_disk(merged, list(looks.values()))
 
-    async def held(self, path: str) -> Look:
+    async def list_resumable(self, path: str) -> DirectoryListing:
         """List the files that are equal on all nodes, with the first node's times.  A directory counts only if it is completely equal."""
-        looks = list((await self._each(lambda node: node.look(path))).values())
+        looks = list((await self._ask_nodes(lambda node: node.list_files(path))).values())
         first, others = looks[0], looks[1:]
         same = {
             name: known
@@ -52,18 +52,25 @@ class NodesCheckpoints:
             if all(each.files.get(name, ())[:1] == known[:1] for each in others)
         }
         for top in sorted({name.partition("/")[0] for name in same}):
-            if len({each.content for each in (await self._taken(f"{path}/{top}")).values()}) > 1:
+            if (
+                len(
+                    {each.content for each in (await self._hash_on_nodes(f"{path}/{top}")).values()}
+                )
+                > 1
+            ):
                 same = {
                     name: known for name, known in same.items() if name.partition("/")[0] != top
                 }
         return _with_tightest_disk(same, looks)
 
-    async def bring(self, path: str, target: Path) -> int:
-        taken = {rank: each for rank, each in (await self._taken(path)).items() if each.content}
+    async def download(self, path: str, target: Path) -> int:
+        taken = {
+            rank: each for rank, each in (await self._hash_on_nodes(path)).items() if each.content
+        }
         if not taken:
             raise Rejected(f"{path} no longer exists")
         (first, whole), *others = taken.items()
-        size = await self._nodes[first].fetch(path, whole, target)
+        size = await self._nodes[first].download_hashed(path, whole, target)
         have = {entry.path: entry for entry in whole.entries}
         for rank, each in others:
             new = [entry for entry in each.entries if entry.path not in have]
@@ -72,30 +79,30 @@ class NodesCheckpoints:
                 for entry in each.entries
                 if entry.path in have and entry != have[entry.path] and entry.kind in "fx"
             ]:
-                self._differ(path, other, first, rank)
+                self._report_difference(path, other, first, rank)
             if new and whole.content[0] == each.content[0] == "t":
-                size += await self._add(rank, path, each, new, target)
+                size += await self._merge_files(rank, path, each, new, target)
             have |= {entry.path: entry for entry in new}
         return size
 
-    async def put(self, source: Path, path: str) -> int:
-        return sum((await self._each(lambda node: node.put(source, path))).values())
+    async def upload(self, source: Path, path: str) -> int:
+        return sum((await self._ask_nodes(lambda node: node.upload(source, path))).values())
 
     async def remove(self, paths: Sequence[str]) -> None:
-        await self._each(lambda node: node.remove(paths))
+        await self._ask_nodes(lambda node: node.remove(paths))
 
-    async def _taken(self, path: str) -> dict[int, Taken]:
-        async def taken(node: HostCheckpoints) -> Taken:
+    async def _hash_on_nodes(self, path: str) -> dict[int, HashedOutput]:
+        async def taken(node: HostCheckpoints) -> HashedOutput:
             try:
-                return await node.taken(path)
+                return await node.hash_path(path)
             except Vanished:
                 self.partial = True
-                return Taken()
+                return HashedOutput()
 
-        return await self._each(taken)
+        return await self._ask_nodes(taken)
 
-    async def _add(
-        self, rank: int, path: str, taken: Taken, new: Sequence[files.Entry], target: Path
+    async def _merge_files(
+        self, rank: int, path: str, taken: HashedOutput, new: Sequence[files.Entry], target: Path
     ) -> int:
         """Download the files that only this node has, and merge them into the target."""
         part = Path(f"{target}.node-{rank}")
@@ -106,7 +113,7 @@ class NodesCheckpoints:
             content=files.tree_id(new),
             size=sum(entry.size for entry in new if entry.kind in "fx"),
         )
-        size = await self._nodes[rank].fetch(path, some, part)
+        size = await self._nodes[rank].download_hashed(path, some, part)
         for entry in new:
             place = target / entry.path
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +124,7 @@ class NodesCheckpoints:
         delete(part)
         return size
 
-    def _differ(self, path: str, names: Sequence[str], first: int, rank: int) -> None:
+    def _report_difference(self, path: str, names: Sequence[str], first: int, rank: int) -> None:
         called = path.rpartition("/")[2]
         if called not in self._warned:
             self._warned.add(called)
@@ -126,7 +133,7 @@ class NodesCheckpoints:
                 f"{called} differs between node {rank} and node {first} in {some or called}; keeping the copy of node {first}"
             )
 
-    async def _each(self, ask: Callable[[HostCheckpoints], Awaitable[_T]]) -> dict[int, _T]:
+    async def _ask_nodes(self, ask: Callable[[HostCheckpoints], Awaitable[_T]]) -> dict[int, _T]:
         """Return each node's answer by rank, without lost nodes."""
         lost: list[HostLost] = []
 
@@ -144,6 +151,8 @@ class NodesCheckpoints:
         return dict(each for each in found if each is not None)
 
 
-def _with_tightest_disk(known: dict[str, tuple[int, int]], looks: Sequence[Look]) -> Look:
+def _with_tightest_disk(
+    known: dict[str, tuple[int, int]], looks: Sequence[DirectoryListing]
+) -> DirectoryListing:
     tightest = min(looks, key=lambda look: look.free)
-    return Look(known, tightest.free, tightest.total)
+    return DirectoryListing(known, tightest.free, tightest.total)

@@ -1,4 +1,4 @@
-"""Remaining money for a run's machines, from the ledger.
+"""The remaining money for a run's machines, from the ledger.
 
 The cost limit of the run and the user's limits over all runs apply.
 """
@@ -10,66 +10,72 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, TypeAlias
 
 from drivers.base import Need, Offer
 
 from ...storage.records.ledger import LeaseRow, Ledger
-from .money import ENDING, affordable, committed_cost, kept_back
+from .money import RELEASE_SECONDS, affordable_seconds, committed_cost, release_reserve
 
 TERM: Final = timedelta(days=1)
-"""Default lease term, prolonged every `leases.RENEW` seconds.  It bounds the life of a machine after the worker and its workspace are lost."""
-LEAST: Final = 300.0
+"""Default lease term, prolonged every `leases.RENEW` seconds.
+
+The term bounds the life of a machine after the loss of the worker and its workspace.
+"""
+MIN_SECONDS: Final = 300.0
 """Minimum seconds that the money must cover if no step has a checkpoint interval.
 
 A shorter time is not worth the start.
 """
-INTERVALS: Final = 2
+MIN_CHECKPOINTS: Final = 2
 """Checkpoints that the money must cover after the start, if steps have a checkpoint interval."""
 DAY: Final = 86_400.0
 """Seconds of the period of `cost_per_day`."""
+BillingEnd: TypeAlias = Callable[[LeaseRow, float], float]
+"""Returns the Unix time at which the billing of a lease ends, given the present time."""
 
 
 class Budget:
     """The budget of one run."""
 
-    def __init__(self, ledger: Ledger, run: str, comes_up: float = 0.0) -> None:
-        self._ledger, self._run, self._comes_up = ledger, run, comes_up
+    def __init__(self, ledger: Ledger, run: str, start_seconds: float = 0.0) -> None:
+        self._ledger, self._run, self._start_seconds = ledger, run, start_seconds
         self.limit: float | None = None
         """Cost limit of the run in US dollars."""
         self.limits: Mapping[str, float] = {}
         """The settings `[limits]`, over all runs of this user."""
-        self.least: float | None = None
-        """Minimum seconds that the money must cover; overrides the checkpoint interval."""
-        self.every: Mapping[Need, float] = {}
-        """Checkpoint interval in seconds of the steps of a need (with any market), if they have one."""
+        self.min_seconds: float | None = None
+        """Minimum seconds that the money must cover; overrides the checkpoint intervals."""
+        self.checkpoint_intervals: Mapping[Need, float] = {}
+        """Checkpoint interval in seconds by need (on any market), for needs whose steps have an interval."""
         self.term = TERM
         """Term of a lease."""
-        self.leaving: Callable[[], Collection[str]] = tuple
+        self.leaving_keys: Callable[[], Collection[str]] = tuple
         """Returns the keys of UP leases that are about to be released."""
         self._ending_since: dict[str, float] = {}
+        """Time at which this process first saw the pending release of a lease, by key."""
 
-    def left(self, beside: str = "") -> float:
-        """Return the remaining US dollars of the limits.  Infinite without a limit.
+    def likely_funds(self, without: str = "") -> float:
+        """Return the US dollars that probably remain of the limits.  Infinite without a limit.
 
-        Amounts that a lease has used or may still use are subtracted, except for the lease `beside`.
+        The past and possible future costs of all leases are subtracted, except those of the lease `without`.
 
-        A lease in release counts with the likely time until its end is confirmed: see `_likely_end`.
+        A lease in release counts until the likely time of its confirmation: see `_likely_end`.
         """
-        return min(self._of_run(beside, self._likely_end), self._of_day(beside, self._likely_end))
+        return self._funds(self._likely_end, without)
 
-    def certain(self, beside: str = "") -> float:
-        """Return the US dollars that remain if each lease lives to its own end, even in release.  This is the guaranteed amount."""
-        return min(self._of_run(beside, _own_end), self._of_day(beside, _own_end))
+    def guaranteed_funds(self, without: str = "") -> float:
+        """Return the US dollars that remain if every lease is billed to its own end, even in release."""
+        return self._funds(_own_end, without)
 
-    def at_best(self) -> float:
-        """Return the US dollars that remain if all releases are confirmed now.  This is the maximum."""
-        return min(self._of_run("", self._proved_now), self._of_day("", self._proved_now))
+    def maximum_funds(self) -> float:
+        """Return the US dollars that remain if all releases are confirmed now."""
+        return self._funds(self._end_if_confirmed)
 
-    def ending(self) -> list[LeaseRow]:
-        """Return the leases being released, or about to be, that count against a limit.
+    def pending_releases(self) -> list[LeaseRow]:
+        """Return the leases in release, or about to be released, that count against a limit.
 
-        A confirmed release frees their money.
+        The confirmation of their release frees money.
         """
         if "cost_per_day" in self.limits:
             rows = self._ledger.living_leases()
@@ -80,114 +86,147 @@ class Budget:
         return [row for row in rows if row.price and self._is_ending(row)]
 
     def _is_ending(self, row: LeaseRow) -> bool:
-        return row.state == "RELEASING" or (row.state != "GONE" and row.key in self.leaving())
+        return row.state == "RELEASING" or (row.state != "GONE" and row.key in self.leaving_keys())
 
     def _likely_end(self, row: LeaseRow, now: float) -> float:
-        """Return the Unix time at which a lease probably stops costing money.
+        """Return the likely end of a lease's billing.
 
         The confirmation of a release takes two minutes, or as long as it has taken already, so a slow release reserves more and more.
         """
         if not self._is_ending(row):
             return _own_end(row, now)
-        return now + max(ENDING, now - self._ending_since.setdefault(row.key, now))
+        return now + max(RELEASE_SECONDS, now - self._ending_since.setdefault(row.key, now))
 
-    def _proved_now(self, row: LeaseRow, now: float) -> float:
+    def _end_if_confirmed(self, row: LeaseRow, now: float) -> float:
         return now if self._is_ending(row) else _own_end(row, now)
 
-    def _of_run(self, beside: str, end: Callable[[LeaseRow, float], float]) -> float:
+    def _funds(self, end: BillingEnd, without: str = "") -> float:
+        """Return the US dollars that remain of the tightest limit if the leases are billed until `end`."""
+        return min(self._run_funds(end, without), self._day_funds(end, without))
+
+    def _run_funds(self, end: BillingEnd, without: str = "") -> float:
+        """Return the US dollars that remain of the run's cost limit."""
         if self.limit is None:
             return math.inf
-        return self.limit - self._bound(self._ledger.of_run(self._run), beside, 0.0, end)
+        return self.limit - self._sum_costs(self._ledger.of_run(self._run), end, without)
 
-    def _of_day(self, beside: str, end: Callable[[LeaseRow, float], float]) -> float:
-        if (most := self.limits.get("cost_per_day")) is None:
+    def _day_funds(self, end: BillingEnd, without: str = "") -> float:
+        """Return the US dollars that remain of the user's limit `cost_per_day`."""
+        limit = self.limits.get("cost_per_day")
+        if limit is None:
             return math.inf
         since = time.time() - DAY
         rows = {row.key: row for row in [*self._ledger.since(since), *self._ledger.living_leases()]}
-        return most - self._bound(list(rows.values()), beside, since, end)
+        return limit - self._sum_costs(list(rows.values()), end, without, since)
 
-    def _bound(
-        self,
-        rows: Sequence[LeaseRow],
-        beside: str,
-        since: float,
-        end: Callable[[LeaseRow, float], float],
+    def _sum_costs(
+        self, rows: Sequence[LeaseRow], end: BillingEnd, without: str, since: float = 0.0
     ) -> float:
-        """Return the US dollars that leases have cost, or may cost by their `end`."""
-        rows = [row for row in rows if row.key != beside]
-        gone = self._ledger.costs([row.key for row in rows if row.state == "GONE"])
-        now, bound = time.time(), 0.0
+        """Return the US dollars that leases have cost, or may cost by `end`, except the lease `without`.
+
+        A living lease counts from the Unix time `since`, a GONE lease as a whole.
+        """
+        rows = [row for row in rows if row.key != without]
+        ended = self._ledger.costs([row.key for row in rows if row.state == "GONE"])
+        now, total = time.time(), 0.0
         for row in rows:
             if row.state != "GONE" and row.paid_from is not None:
-                bound += committed_cost(row.price, max(since, row.paid_from), end(row, now))
-        return bound + sum(spent.usd for spent in gone.values())
+                total += committed_cost(row.price, max(since, row.paid_from), end(row, now))
+        return total + sum(spent.usd for spent in ended.values())
 
     @property
-    def room(self) -> float:
-        """Number of machines that this user may still add, by `[limits] machines`."""
-        if (most := self.limits.get("machines")) is None:
+    def machine_room(self) -> float:
+        """Number of machines that this user may still add by `[limits] machines`.  Infinite without this limit."""
+        limit = self.limits.get("machines")
+        if limit is None:
             return math.inf
-        return most - sum(row.counts for row in self._ledger.living_leases())
+        return limit - sum(row.counts for row in self._ledger.living_leases())
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether this user has the maximum number of machines of `[limits] machines`."""
-        return self.room <= 0
+        return self.machine_room <= 0
 
-    def until(self, price: float, left: float, shares: int = 1) -> datetime:
-        """Return the end of a lease that starts or is renewed now."""
+    def lease_end(self, price: float, funds: float, shares: int = 1) -> datetime:
+        """Return the end of a lease that starts or is renewed now.
+
+        The lease gets one of `shares` equal shares of `funds`, and ends after a term at the latest.
+        """
         now = _clock()
-        seconds = affordable(left, price, shares) if price and left < math.inf else math.inf
-        return now + timedelta(seconds=min(seconds, self.term.total_seconds()))
+        seconds = self.term.total_seconds()
+        if price and funds < math.inf:
+            seconds = min(affordable_seconds(funds, price, shares), seconds)
+        return now + timedelta(seconds=seconds)
 
-    def curtails(self, price: float, shares: int = 1) -> bool:
-        """Return whether a new machine would get less time than after the pending releases are confirmed."""
-        gained = self.until(price, self.left(), shares) - self.until(price, self.certain(), shares)
-        return gained.total_seconds() > 1.0
+    def shortens_lease(self, price: float, shares: int = 1) -> bool:
+        """Return whether the pending releases shorten the lease of a new machine."""
+        likely = self.lease_end(price, self.likely_funds(), shares)
+        guaranteed = self.lease_end(price, self.guaranteed_funds(), shares)
+        return (likely - guaranteed).total_seconds() > 1.0
 
-    def spent(self, ahead: float) -> bool:
+    def reaches_limit(self, ahead: float) -> bool:
         """Return whether the running machines reach the run's cost limit within `ahead` seconds."""
-        rate = (
-            sum(row.price for row in self._ledger.of_run(self._run) if row.state == "UP")
-            if self.limit is not None
-            else 0.0
-        )
-        return rate > 0 and self._of_run("", _own_end) <= committed_cost(rate, 0.0, ahead)
+        if self.limit is None:
+            return False
+        rate = sum(row.price for row in self._ledger.of_run(self._run) if row.state == "UP")
+        if rate <= 0:
+            return False
+        return self._run_funds(_own_end) <= committed_cost(rate, 0.0, ahead)
 
-    def outlasts(self, row: LeaseRow, need: Need, offer: Offer) -> bool:
+    def covers_replacement(self, row: LeaseRow, need: Need, offer: Offer) -> bool:
         """Return whether the money covers another machine after the end of this lease.
 
-        Then the limit does not end it.
+        If so, the run can continue within its limits.
         """
-        kept = committed_cost(row.price, 0.0, kept_back(row.until - row.asked))
-        return not self.pays(need, offer, left=self.left() - kept)
+        reserve = committed_cost(row.price, 0.0, release_reserve(row.until - row.asked))
+        return not self.explain_shortage(need, offer, funds=self.likely_funds() - reserve)
 
-    def pays(self, need: Need, offer: Offer, shares: int = 1, left: float | None = None) -> str:
-        """Return why the remaining money does not cover a machine; empty if it does."""
-        if offer.price > (most := self.limits.get("price", math.inf)):
+    def explain_shortage(
+        self, need: Need, offer: Offer, shares: int = 1, funds: float | None = None
+    ) -> str:
+        """Return why the money does not cover a machine; empty if it does.
+
+        The machine gets one of `shares` equal shares of `funds`, by default of the likely funds.
+        """
+        most = self.limits.get("price", math.inf)
+        if offer.price > most:
             return f"the cheapest matching machine costs ${offer.price:.2f} an hour, but `[limits] price` is ${most:.2f}"
-        left = self.left() if left is None else left
-        seconds = (self.until(offer.price, left, shares) - _clock()).total_seconds()
-        every = self.every.get(replace(need, market="any")) if self.least is None else None
-        least = (self.least or LEAST) if every is None else self._comes_up + INTERVALS * every
-        if seconds >= least:
+        if funds is None:
+            funds = self.likely_funds()
+        covered = (self.lease_end(offer.price, funds, shares) - _clock()).total_seconds()
+        interval = self._checkpoint_interval(need)
+        if interval is None:
+            required, parts = self.min_seconds or MIN_SECONDS, ""
+        else:
+            required = self._start_seconds + MIN_CHECKPOINTS * interval
+            parts = f" ({self._start_seconds:.0f} s to start, and {MIN_CHECKPOINTS} checkpoints, {interval:.0f} s apart)"
+        if covered >= required:
             return ""
-        left, seconds = max(0.0, left) / shares, max(0.0, seconds)
-        of_day = self._of_day("", self._likely_end) < self._of_run("", self._likely_end)
-        which = "[limits] cost_per_day" if of_day else "limits.cost"
-        parts = (
-            f" ({self._comes_up:.0f} s to start, and {INTERVALS} checkpoints, {every:.0f} s apart)"
-            if every is not None
-            else ""
+        share = max(0.0, funds) / shares
+        return (
+            f"only ${share:.4g} of `{self._tightest_limit()}` is left, "
+            f"enough for {max(0.0, covered):.0f} s of {offer.id} at ${offer.price:.2f} an hour; "
+            f"the step takes at least {required:.0f} s{parts}, ${required * offer.price / 3600:.2f}"
         )
-        wanted = f"the step takes at least {least:.0f} s{parts}, ${least * offer.price / 3600:.2f}"
-        return f"only ${left:.4g} of `{which}` is left, enough for {seconds:.0f} s of {offer.id} at ${offer.price:.2f} an hour; {wanted}"
+
+    def _checkpoint_interval(self, need: Need) -> float | None:
+        """Return the checkpoint interval of a need's steps; None without an interval, or if `min_seconds` overrides it."""
+        if self.min_seconds is not None:
+            return None
+        return self.checkpoint_intervals.get(replace(need, market="any"))
+
+    def _tightest_limit(self) -> str:
+        """Return the name of the limit with the least remaining money."""
+        if self._day_funds(self._likely_end) < self._run_funds(self._likely_end):
+            return "[limits] cost_per_day"
+        return "limits.cost"
 
 
 def _own_end(row: LeaseRow, now: float) -> float:
-    """Return the Unix time at which a lease stops costing money at the latest.  A machine past its end still costs money."""
+    """Return the latest end of a lease's billing.  A machine past its end is still billed."""
+    # The future of a persistent machine counts for no run, and an allocation ends with its last job.
     if row.kept or row.offer.get("queued"):
-        return now  # the future of a persistent machine counts for no run; an allocation ends with its last job
+        return now
     return max(row.until, now)
 
 

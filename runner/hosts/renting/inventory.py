@@ -1,4 +1,7 @@
-"""The places of a run by lease: which serve a need, which are ending, which are unused.  Decisions without side effects on providers."""
+"""The inventory of a run's remote places and their leases.
+
+It decides which places serve a need, which leases end, and which machines are unused.  Nothing here calls a provider.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from drivers.base import Need, Offer
 
 from ...storage.records.ledger import LeaseRow
-from .money import leave_at
+from .money import stop_time
 from .needs import covers
 
 if TYPE_CHECKING:
@@ -21,28 +24,36 @@ IDLE: Final = 120.0
 
 
 @dataclass(slots=True)
-class Held:
+class HeldPlace:
     """A place and its leases."""
 
     place: Place
     offer: Offer
     leases: list[LeaseRow]
     idle_since: float
+    """Monotonic time since which no step ran there or waited for the place."""
 
     def serves(self, need: Need) -> bool:
         """Return whether the place fits a need, on any market."""
         return self.place.image == need.image and covers(self.offer, replace(need, market="any"))
 
+    def has_any(self, keys: Collection[str]) -> bool:
+        """Return whether one of the place's leases has one of these keys."""
+        return any(row.key in keys for row in self.leases)
+
 
 class Inventory:
-    """The places of one run.  With `ends`, leases cost money and have an end by which outputs must be downloaded."""
+    """The remote places of one run.
+
+    An idle place is kept for `idle` seconds.  With `ends`, leases have an end by which outputs must be downloaded.
+    """
 
     def __init__(self, idle: float = IDLE, *, ends: bool = False) -> None:
-        self.held: list[Held] = []
+        self.held: list[HeldPlace] = []
         self.coming: list[Need] = []
         """Needs with a requested machine that is not up yet."""
         self._idle, self._ends = idle, ends
-        self._succeeded: set[str] = set()
+        self._replaced: set[str] = set()
         """Keys of ending leases for which a replacement was requested."""
 
     def __len__(self) -> int:
@@ -53,22 +64,23 @@ class Inventory:
         return [held.place for held in self.held]
 
     def add(self, place: Place, offer: Offer, leases: Sequence[LeaseRow]) -> None:
-        self.held.append(Held(place, offer, list(leases), time.monotonic()))
+        self.held.append(HeldPlace(place, offer, list(leases), time.monotonic()))
 
     def drop(self, place: Place) -> tuple[list[LeaseRow], list[Place]]:
-        """Remove a place and all places on its leases; return these leases and the other places."""
+        """Remove a place and all other places on its leases; return these leases and the other places."""
         rows = {row.key: row for held in self.held if held.place is place for row in held.leases}
-        with_it = [
-            held.place
-            for held in self.held
-            if held.place is not place and any(row.key in rows for row in held.leases)
-        ]
-        self.held = [
-            held for held in self.held if held.place is not place and held.place not in with_it
-        ]
-        return list(rows.values()), with_it
+        others, remaining = list[HeldPlace](), list[HeldPlace]()
+        for held in self.held:
+            if held.place is place:
+                continue
+            if held.has_any(rows):
+                others.append(held)
+            else:
+                remaining.append(held)
+        self.held = remaining
+        return list(rows.values()), [held.place for held in others]
 
-    def serving(self, need: Need) -> list[Place]:
+    def find_places(self, need: Need) -> list[Place]:
         """Return the places that fit a need and accept new steps."""
         return [
             held.place
@@ -76,51 +88,48 @@ class Inventory:
             if held.serves(need) and not held.place.lost and not held.place.leaving
         ]
 
-    def machines(self, need: Need) -> int:
+    def count_machines(self, need: Need) -> int:
         """Return the number of machines for a need, running or requested."""
         anywhere = replace(need, market="any")
         coming = sum(replace(each, market="any") == anywhere for each in self.coming)
-        return coming + len(self.serving(need))
+        return coming + len(self.find_places(need))
 
-    def spare(
+    def find_spare(
         self, needs: Mapping[Need, int], awaited: Collection[Place] = ()
     ) -> list[tuple[Place, str]]:
         """Return the rented machines to release, with reasons.
 
-        A machine is released if no remaining step needs it, or if it was idle too long.
+        A machine is released if it leaves anyway, if no unfinished step needs it, or if it was idle too long.
 
         `needs` maps the needs of unfinished steps to the number of QUEUED steps.  On places `awaited`, an earlier worker's attempt may still run.
         """
-        now, found = time.monotonic(), []
+        now, spare = time.monotonic(), []
         for held in self.held:
-            served = [count for need, count in needs.items() if held.serves(need)]
-            busy = held.place.capacity.busy or bool(served and held.place in awaited)
+            queued = [count for need, count in needs.items() if held.serves(need)]
+            busy = held.place.capacity.busy or bool(queued and held.place in awaited)
             if held.place.leaving and not busy:
-                found.append((held.place, held.place.leaving))
-            elif busy or any(served):
+                spare.append((held.place, held.place.leaving))
+            elif busy or any(queued):
                 held.idle_since = now
-            elif not served:
-                found.append((held.place, "no remaining step needs this machine"))
+            elif not queued:
+                spare.append((held.place, "no remaining step needs this machine"))
             elif now - held.idle_since >= self._idle:
-                found.append((held.place, f"the machine was idle for {self._idle:g} s"))
-        return found
+                spare.append((held.place, f"the machine was idle for {self._idle:g} s"))
+        return spare
 
-    def overdue(self) -> list[tuple[Offer, LeaseRow]]:
+    def find_overdue(self) -> list[tuple[Offer, LeaseRow]]:
         """Return the leases whose steps must stop now, so that their outputs are downloaded in time."""
         now = time.time()
         return [
-            (held.offer, row)
-            for held in self.held
-            for row in held.leases
-            if now >= leave_at(row.asked, row.until)
+            (held.offer, row) for held in self.held for row in held.leases if _is_overdue(row, now)
         ]
 
-    def leaving(self) -> list[Place]:
-        """Mark and return the places that are about to be preempted or whose lease ends."""
+    def mark_leaving(self) -> list[Place]:
+        """Mark the places whose lease ends or that are about to be preempted; return all leaving places."""
         now = time.time()
         for held in self.held:
-            spent = self._ends and any(now >= leave_at(row.asked, row.until) for row in held.leases)
-            if not held.place.leaving and (spent or now >= held.place.leave_at):
+            lease_ends = self._ends and any(_is_overdue(row, now) for row in held.leases)
+            if not held.place.leaving and (lease_ends or now >= held.place.leave_at):
                 held.place.leaving = "its lease ends"
         return [held.place for held in self.held if held.place.leaving]
 
@@ -133,40 +142,50 @@ class Inventory:
             for row in held.leases
         }
 
-    def ending(self) -> list[Place]:
-        """Return one place per lease that started to end since the last call."""
+    def take_ending(self) -> list[Place]:
+        """Return one place per lease that started to end since the last call.
+
+        From then on, a replacement counts as requested for these leases.
+        """
         found = {
             row.key: held.place
             for held in self.held
             if held.place.leaving
             for row in held.leases
-            if row.key not in self._succeeded
+            if row.key not in self._replaced
         }
-        self._succeeded |= found.keys()
+        self._replaced |= found.keys()
         return list(found.values())
 
-    def succeeded(self, place: Place) -> bool:
+    def has_successor(self, place: Place) -> bool:
         """Return whether a replacement for a place was requested, or the place is no longer in the inventory."""
-        return not any(
-            held.place is place and self._succeeded.isdisjoint(row.key for row in held.leases)
-            for held in self.held
-        )
+        for held in self.held:
+            if held.place is place:
+                return held.has_any(self._replaced)
+        return True
 
-    def unused_leases(self) -> list[Place]:
+    def find_unused_leases(self) -> list[Place]:
         """Return one place per ending lease without a running step."""
-        found: dict[str, Place] = {}
-        busy = {
+        used = {
             row.key
             for held in self.held
             if held.place.capacity.busy or not held.place.leaving
             for row in held.leases
         }
+        unused: dict[str, Place] = {}
         for held in self.held:
-            found |= {row.key: held.place for row in held.leases if row.key not in busy}
-        return list(found.values())
+            for row in held.leases:
+                if row.key not in used:
+                    unused[row.key] = held.place
+        return list(unused.values())
 
 
 def find_places_named(places: Collection[Place], names: Sequence[str]) -> list[Place]:
-    """Return the places with these names, by rank; empty if one is missing."""
+    """Return the places with these names, by rank; empty if a name is missing or its place is lost."""
     known = {place.name: place for place in places if not place.lost}
     return [known[name] for name in names] if known.keys() >= set(names) else []
+
+
+def _is_overdue(row: LeaseRow, now: float) -> bool:
+    """Return whether steps on a leased machine must stop, so that their outputs are downloaded in time."""
+    return now >= stop_time(row.asked, row.until)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
 from drivers import load
 from drivers.base import (
@@ -48,8 +48,8 @@ from ...storage.crash import crashpoint
 from ...storage.records.ledger import LeaseRow, Ledger
 from ..link.contact import LONG, SOON, retry_policy
 from .budget import Budget
-from .money import ENDING, committed_cost
-from .resting import RESTS, account_digest, is_denied
+from .money import RELEASE_SECONDS, committed_cost
+from .resting import COOLDOWNS, account_digest, is_denied
 
 _T = TypeVar("_T")
 RENEW: Final = 3600.0
@@ -58,11 +58,16 @@ SLOW: Final = 600.0
 """Seconds after which a starting machine is reported as slow."""
 OVERDUE: Final = "its lease has expired"
 """Reason for the release of a machine past its end."""
-QUARTER: Final = "15 minutes"
-RAISE: Final = "raise the limit, or use a preset that requires less"
-REAP: Final = "terminate the machine with `recipe reap {}`, then run again; or raise the limit"
-HELD_BACK: Final = "its price counts toward the limit until the provider confirms the termination"
-OURS: Final = (
+LOST_AFTER: Final = "15 minutes"
+"""Duration of `LONG` attempts to reach a host, in messages."""
+RAISE_LIMIT: Final = "raise the limit, or use a preset that requires less"
+REAP_OR_RAISE_LIMIT: Final = (
+    "terminate the machine with `recipe reap {}`, then run again; or raise the limit"
+)
+PRICE_COUNTS: Final = (
+    "its price counts toward the limit until the provider confirms the termination"
+)
+RECIPE_SETTINGS: Final = (
     "container_engine",
     "engine_args",
     "container_args",
@@ -77,11 +82,11 @@ OURS: Final = (
 
 _log = Log("leases")
 
-Heard: TypeAlias = Callable[[str, LeaseRow], None]
+OnChange: TypeAlias = Callable[[str, LeaseRow], None]
 """Called after each state change of a lease with the previous state and the new row."""
 
 
-def driver_of(
+def create_driver(
     name: str, settings: Mapping[str, Any], hosts: Sequence[str], home: str, python: str = ""
 ) -> Driver:
     """Create a driver with these settings, overridden by `hosts` and `python`.  Raises CannotRun, and Invalid for a wrong setting."""
@@ -96,7 +101,11 @@ def driver_of(
         make = load(name, extensions.drivers(name))
         takes = inspect.signature(make).parameters
         made: Driver = make(
-            **{key: value for key, value in given.items() if key in takes or key not in OURS}
+            **{
+                key: value
+                for key, value in given.items()
+                if key in takes or key not in RECIPE_SETTINGS
+            }
         )
     except TypeError as error:
         fix = "see `recipe config` and docs/remote-hosts.md"
@@ -138,32 +147,30 @@ class Leases:
         ledger: Ledger,
         run: str,
         workspace: str,
-        heard: Heard = lambda _before, _row: None,
+        on_change: OnChange = lambda _before, _row: None,
     ) -> None:
-        self.driver, self.name, self.ledger, self.run, self.workspace, self.heard = (
-            driver,
-            name,
-            ledger,
-            run,
-            workspace,
-            heard,
-        )
+        self.driver, self.name = driver, name
+        self.ledger, self.run, self.workspace = ledger, run, workspace
+        self.on_change = on_change
         self.budget = Budget(ledger, run, driver.traits.comes_up.total_seconds())
         self.stack = ""
         """The run's stack as stored in the ledger."""
         self.say: Callable[[str], None] = lambda _text: None
         self.settings: Mapping[str, object] = {}
         """Settings of the driver.  If they change, a provider that denied an order is asked again."""
-        self._waits = ""
-        self._asked_again = False  # whether the retry message was shown
+        self._reported_wait = ""
+        """The driver's last reported reason for waiting."""
+        self._reported_retry = False
+        """Whether the run was told that an unreachable host is tried again."""
         self._releasing: dict[str, asyncio.Task[bool]] = {}
+        """The release in progress of each lease, by key."""
         self.freed = asyncio.Event()
         """Set when a paid lease has ended: other leases of the run may use its remaining money."""
         self.holder = f"process {os.getpid()} {os.urandom(4).hex()}"
 
     @property
-    def excluded(self) -> Mapping[str, int]:
-        """Why the last offers are incomplete, by count."""
+    def exclusions(self) -> Mapping[str, int]:
+        """Number of offers excluded from the last answer, by reason."""
         return self.driver.excluded
 
     @property
@@ -176,81 +183,90 @@ class Leases:
         return self
 
     @property
-    def _most(self) -> float:
+    def _machine_limit(self) -> float:
         """Maximum number of machines of the user over all runs."""
         return self.budget.limits.get("machines", math.inf)
 
     @property
-    def most(self) -> float:
-        """Maximum number of concurrent machines, without regard to other runs."""
-        return min(
-            self.driver.traits.hosts_at_once or math.inf,
-            self._most,
-        )
+    def max_machines(self) -> float:
+        """Maximum number of concurrent machines, regardless of other runs."""
+        return min(self.driver.traits.hosts_at_once or math.inf, self._machine_limit)
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """Return the offers for `wish`.  Raises DriverError."""
         return await self.call(partial(self.driver.offers, wish))
 
-    async def ask(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
-        """Rent an offer: return a COMING lease, or None if the offer is no longer available.
+    async def rent(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
+        """Rent an offer.  Returns a COMING lease, or None if the offer is no longer available.
 
-        `shares` is the number of machines that share the run's remaining money.  Raises DriverError, CannotRun if the money is too little, and
-        Full while the user has the maximum number of machines of `[limits] machines`.
+        `shares` is the number of machines that share the run's remaining money.
+
+        Raises DriverError, CannotRun if the money is too little, and Full while the user has the maximum number of machines of `[limits] machines`.
         """
-        until = await self.until(need, offer, shares)
-        row = self.intent(need, offer, until)
+        until = await self.determine_end(need, offer, shares)
+        row = self.make_intent(need, offer, until)
         self._note(row)
         crashpoint("lease-intended")
-        self.heard("", row)
+        self.on_change("", row)
         return await self.order(row, until)
 
     def _note(self, *rows: LeaseRow) -> None:
         """Record intents in the ledger.  Raises Full if the user has the maximum number of machines."""
-        if math.isinf(self._most):
+        if math.isinf(self._machine_limit):
             self.ledger.ask(*rows)
         else:
-            self.ledger.ask_within(self._most, *rows)
+            self.ledger.ask_within(self._machine_limit, *rows)
 
-    async def until(self, need: Need, offer: Offer, shares: int = 1) -> datetime:
-        """Return the end of a lease that starts now.  Raises CannotRun if the money does not cover it.
+    async def determine_end(self, need: Need, offer: Offer, shares: int = 1) -> datetime:
+        """Return the end of a lease that starts now.  Raises CannotRun if the money does not cover the lease.
 
-        A lease in release may cost its price up to its own end.  If that prevents or shortens the new
-        lease, wait for the confirmation of the release, at most as long as a machine may take to start.
+        A lease in release may cost its price up to its own end.  If such leases prevent or shorten the new
+        lease, wait for the confirmation of their release, at most as long as a machine may take to start.
         """
-        price = 0.0 if offer.queued else offer.price
-        gives_up = time.monotonic() + self.driver.traits.comes_up.total_seconds()
-        said = False
-        while ending := self.budget.ending():
-            lacks = self.budget.pays(need, offer, shares, self.budget.certain())
-            if not lacks and not self.budget.curtails(price, shares):
+        pending = await self._wait_for_releases(need, offer, shares)
+        funds = self.budget.guaranteed_funds()
+        shortage = self.budget.explain_shortage(need, offer, shares, funds)
+        if shortage and pending:
+            fix = REAP_OR_RAISE_LIMIT.format(pending[0].key)
+            raise CannotRun(self._describe_unconfirmed(pending, shortage), fix=fix)
+        if shortage:
+            raise CannotRun(shortage, fix=RAISE_LIMIT)
+        return self.budget.lease_end(_billed_price(offer), funds, shares)
+
+    async def _wait_for_releases(self, need: Need, offer: Offer, shares: int) -> list[LeaseRow]:
+        """Wait while pending releases prevent or shorten a new lease; return the releases that are still pending.
+
+        Raises CannotRun if the money would not cover the new lease after all releases either.
+        """
+        budget, traits = self.budget, self.driver.traits
+        gives_up = time.monotonic() + traits.comes_up.total_seconds()
+        reported = False
+        while pending := budget.pending_releases():
+            shortage = budget.explain_shortage(need, offer, shares, budget.guaranteed_funds())
+            if not shortage and not budget.shortens_lease(_billed_price(offer), shares):
                 break
-            if short := self.budget.pays(need, offer, shares, self.budget.at_best()):
-                raise CannotRun(short, fix=RAISE)
+            shortage = budget.explain_shortage(need, offer, shares, budget.maximum_funds())
+            if shortage:
+                raise CannotRun(shortage, fix=RAISE_LIMIT)
             if time.monotonic() >= gives_up:
                 break
-            if not said:
-                said = True
-                self.say(f"waiting until {_display_names(ending)} is terminated: {HELD_BACK}")
-            await asyncio.sleep(self.driver.traits.poll.total_seconds())
-        left = self.budget.certain()
-        if short := self.budget.pays(need, offer, shares, left):
-            if ending:
-                raise CannotRun(self._unproved(ending, short), fix=REAP.format(ending[0].key))
-            raise CannotRun(short, fix=RAISE)
-        return self.budget.until(price, left, shares)
+            if not reported:
+                reported = True
+                self.say(f"waiting until {_display_names(pending)} is terminated: {PRICE_COUNTS}")
+            await asyncio.sleep(traits.poll.total_seconds())
+        return pending
 
-    def _unproved(self, ending: Sequence[LeaseRow], short: str) -> str:
-        """Return the error message if money may be free but its release is not confirmed."""
+    def _describe_unconfirmed(self, pending: Sequence[LeaseRow], shortage: str) -> str:
+        """Return the error message for money that is reserved by pending releases."""
         minutes = self.driver.traits.comes_up.total_seconds() / 60
         now = time.time()
-        most = sum(committed_cost(row.price, now, row.until) for row in ending)
+        most = sum(committed_cost(row.price, now, row.until) for row in pending)
         return (
-            f"{self.name} has not terminated {_display_names(ending)} within {minutes:g} minutes, and until its "
-            f"lease ends it may cost ${most:.4g} more: {short}"
+            f"{self.name} has not terminated {_display_names(pending)} within {minutes:g} minutes, and until its "
+            f"lease ends it may cost ${most:.4g} more: {shortage}"
         )
 
-    def intent(self, need: Need, offer: Offer, until: datetime) -> LeaseRow:
+    def make_intent(self, need: Need, offer: Offer, until: datetime) -> LeaseRow:
         """Return the ledger row of a lease that is about to be requested."""
         return LeaseRow(
             os.urandom(8).hex(),
@@ -266,23 +282,16 @@ class Leases:
         )._replace(asked=time.time(), stack=self.stack)
 
     async def order(self, row: LeaseRow, until: datetime) -> LeaseRow | None:
-        """Execute an intent: return a COMING lease, or None if the offer is no longer available.  Raises DriverError."""
-        offer = offer_of(row)
+        """Order the machine of a recorded intent.  Returns a COMING lease, or None if the offer is no longer available.
+
+        Raises DriverError.
+        """
         lease: Lease | None
         try:
-            order = Order(offer, row.key, until, row.kept, need_of(row).image)
+            order = Order(offer_of(row), row.key, until, row.kept, need_of(row).image)
             lease = await retry_async(partial(self.driver.acquire, order), retry_policy(LONG))
         except (NoCapacity, Denied, Rejected) as error:
-            if error.lease is None:
-                failure, why, account = LeaseFailure.TAKEN, f"not available: {error}", ""
-                if isinstance(error, Denied):
-                    failure, why = LeaseFailure.DENIED, str(error)
-                    account = account_digest(self.settings, await _read_account(self))
-                self._move(row, "GONE", reason=why, failure=failure, account=account)
-            else:  # refused, but the machine exists: release it
-                await self.release(
-                    self._move(row, "COMING", lease=to_stored(error.lease)), str(error)
-                )
+            await self._record_refusal(row, error)
             if isinstance(error, NoCapacity):
                 return None
             raise
@@ -301,72 +310,81 @@ class Leases:
         crashpoint("lease-recorded")
         return row
 
-    async def up(self, row: LeaseRow) -> tuple[LeaseRow, Sequence[Host]]:
-        """Wait for the machines of a lease.  If they are lost or do not start in time, release the lease and raise HostLost."""
+    async def _record_refusal(self, row: LeaseRow, error: DriverError) -> None:
+        """Record that an order was refused.  If its machine exists all the same, release the machine."""
+        if error.lease is not None:
+            row = self._move(row, "COMING", lease=to_stored(error.lease))
+            await self.release(row, str(error))
+        elif isinstance(error, Denied):
+            account = account_digest(self.settings, await _read_account(self))
+            self._move(row, "GONE", reason=str(error), failure=LeaseFailure.DENIED, account=account)
+        else:
+            self._move(row, "GONE", reason=f"not available: {error}", failure=LeaseFailure.TAKEN)
+
+    async def wait_until_up(self, row: LeaseRow) -> tuple[LeaseRow, Sequence[Host]]:
+        """Wait for the machines of a lease.
+
+        If the machines are lost or do not start in time, release the lease and raise HostLost.
+        """
         traits, began = self.driver.traits, time.monotonic()
-        deadline, slow = began + traits.comes_up.total_seconds(), row.state == "COMING"
-        while not (hosts := await self._hosts(row)):
-            if slow and time.monotonic() >= began + SLOW and self.driver.traits.priced:
-                slow, words = (
-                    False,
-                    f"the machine has been starting for {SLOW / 60:g} minutes{await _describe_vitals(self.driver, self.name, row)}",
-                )
-                self.say(
-                    f"{self.name} {row.key}: {words}; giving up after {traits.comes_up.total_seconds() / 60:g}"
-                )
-                self.heard("COMING", row._replace(reason=words))
-            if time.monotonic() > deadline:
-                minutes = traits.comes_up.total_seconds() / 60
-                said = await _describe_vitals(self.driver, self.name, row)
-                late = f"the machine did not start within {minutes:g} minutes{said}"
-                await self.release(row, late, LeaseFailure.FAILED)
-                raise HostLost(late)
-            if self.driver.waits != self._waits:
-                self._waits = self.driver.waits
-                self.say(self._waits)
+        gives_up = began + traits.comes_up.total_seconds()
+        may_be_slow = row.state == "COMING" and traits.priced
+        while not (hosts := await self._ask_hosts(row)):
+            if may_be_slow and time.monotonic() >= began + SLOW:
+                may_be_slow = False
+                await self._report_slow_start(row)
+            if time.monotonic() > gives_up:
+                await self._give_up_start(row)
+            if self.driver.waits != self._reported_wait:
+                self._reported_wait = self.driver.waits
+                self.say(self._reported_wait)
             await asyncio.sleep(traits.poll.total_seconds())
         if row.state == "COMING":
             row = self._move(row, "UP")
             crashpoint("lease-up")
-        return await self._at_its_price(row), hosts
+        return await self._apply_actual_price(row), hosts
 
-    async def _at_its_price(self, row: LeaseRow) -> LeaseRow:
-        """Correct a lease that costs more than offered: it ends when the same money is spent."""
+    async def _report_slow_start(self, row: LeaseRow) -> None:
+        status = await _describe_vitals(self.driver, self.name, row)
+        words = f"the machine has been starting for {SLOW / 60:g} minutes{status}"
+        minutes = self.driver.traits.comes_up.total_seconds() / 60
+        self.say(f"{self.name} {row.key}: {words}; giving up after {minutes:g}")
+        self.on_change("COMING", row._replace(reason=words))
+
+    async def _give_up_start(self, row: LeaseRow) -> NoReturn:
+        """Release a lease whose machine did not start in time, and raise HostLost."""
+        minutes = self.driver.traits.comes_up.total_seconds() / 60
+        status = await _describe_vitals(self.driver, self.name, row)
+        reason = f"the machine did not start within {minutes:g} minutes{status}"
+        await self.release(row, reason, LeaseFailure.FAILED)
+        raise HostLost(reason)
+
+    async def _apply_actual_price(self, row: LeaseRow) -> LeaseRow:
+        """Shorten a lease that costs more than offered, so that it does not cost more in total."""
         if not row.price or row.machine:
             return row
-        named = self.driver.highest_price(lease_of(row))
-        if named <= row.price:
+        price = self.driver.highest_price(lease_of(row))
+        if price <= row.price:
             return row
-        row = self.ledger.reprice(
-            row, named, row.asked + (row.until - row.asked) * row.price / named
-        )
+        until = row.asked + (row.until - row.asked) * row.price / price
+        row = self.ledger.reprice(row, price, until)
         if self.driver.traits.prolongs:
-            ends = datetime.fromtimestamp(row.until, UTC)
-            with suppress(
-                DriverError
-            ):  # the run leaves the machine in time; the provider's own end is the last resort
-                await self.call(partial(self.driver.prolong, lease_of(row), ends))
+            end = datetime.fromtimestamp(row.until, UTC)
+            # Without the provider's new end, the run still leaves the machine in time.
+            with suppress(DriverError):
+                await self.call(partial(self.driver.prolong, lease_of(row), end))
         return row
 
-    async def _hosts(self, row: LeaseRow) -> Sequence[Host] | None:
-        ours = (
-            row.state == "UP" and not row.price
-        )  # a free host, where a step of this run may be running
-
-        def waiting(error: Exception) -> None:
-            if ours and not self._asked_again:
-                self._asked_again = True
-                words = "then the run continues without it (to continue immediately, remove the host from the settings)"
-                self.say(
-                    f"{error}; steps of this run may be running on this host: trying again for {QUARTER}, {words}"
-                )
-
+    async def _ask_hosts(self, row: LeaseRow) -> Sequence[Host] | None:
+        """Return the machines of a lease; None while they start.  Raises HostLost if they are lost, after a release of the lease."""
+        is_used = row.state == "UP" and not row.price  # a step of this run may be running there
+        on_retry = self._report_retry if is_used else nothing
         try:
-            return await self.call(partial(self.driver.hosts, lease_of(row)), LONG, waiting)
+            return await self.call(partial(self.driver.hosts, lease_of(row)), LONG, on_retry)
         except Unreachable as error:
-            if not ours:
+            if not is_used:
                 raise
-            raise HostLost(f"cannot reach the host for {QUARTER}: {error}") from error
+            raise HostLost(f"cannot reach the host for {LOST_AFTER}: {error}") from error
         except HostLost as error:
             failure, why = "", str(error)
             if row.state != "UP":
@@ -376,15 +394,27 @@ class Leases:
             await self.release(row, why, failure)
             raise
 
+    def _report_retry(self, error: Exception) -> None:
+        """Report once that an unreachable host is tried again."""
+        if self._reported_retry:
+            return
+        self._reported_retry = True
+        words = "then the run continues without it (to continue immediately, remove the host from the settings)"
+        self.say(
+            f"{error}; steps of this run may be running on this host: trying again for {LOST_AFTER}, {words}"
+        )
+
     async def release(self, row: LeaseRow, reason: str, failure: str = "") -> bool:
-        """Release a lease.  Returns True once nothing is billed; otherwise it stays RELEASING for a later attempt.  Raises DriverError."""
+        """Release a lease.  Returns True once nothing is billed; otherwise the lease stays RELEASING for a later attempt.
+
+        Raises DriverError.
+        """
         task = self._releasing.get(row.key)
         if task is None:
-            now = self.ledger.row(row.key)
-            if (
-                now.holder == row.holder
-            ):  # otherwise another process holds it, and the next state change raises
-                row = now
+            current = self.ledger.row(row.key)
+            # If another process holds the lease, the next state change raises.
+            if current.holder == row.holder:
+                row = current
             if row.state == "GONE":
                 return True
             if row.state != "RELEASING":
@@ -392,73 +422,61 @@ class Leases:
                 crashpoint("release-intended")
             task = asyncio.ensure_future(self._release(row, reason))
             self._releasing[row.key] = task
-            task.add_done_callback(partial(self._released, row.key))
+            task.add_done_callback(partial(self._forget_release, row.key))
         return await asyncio.shield(task)  # other callers may wait for the same release
 
-    def _released(self, key: str, task: asyncio.Task[bool]) -> None:
+    def _forget_release(self, key: str, task: asyncio.Task[bool]) -> None:
         del self._releasing[key]
         if not task.cancelled():
             task.exception()  # retrieve the error: the caller may be gone
 
     async def _release(self, row: LeaseRow, reason: str) -> bool:
-        if not await self._given_back(row, reason):
+        if not await self._end_billing(row, reason):
             return False
         crashpoint("release-proved")
         self._move(row, "GONE")
         return True
 
-    async def _given_back(self, row: LeaseRow, reason: str) -> bool:
-        """Return whether the provider has stopped billing a lease."""
-        # A free place ends by itself, and its host may be gone for good.
-        lease = (
-            lease_of(row)
-            if row.lease
-            else await self._find(row, LONG if self.driver.traits.priced else SOON)
-        )
+    async def _end_billing(self, row: LeaseRow, reason: str) -> bool:
+        """Return the machine of a lease to the provider; return whether its billing has ended."""
+        if row.lease:
+            lease: Lease | None = lease_of(row)
+        else:
+            # A free slot ends by itself, and its host may be gone for good.
+            lease = await self._find(row, LONG if self.driver.traits.priced else SOON)
         return lease is None or await confirm_end(self, partial(self.driver.release, lease))
 
     async def adopt(self) -> list[LeaseRow]:
-        """Take over the COMING and UP leases of earlier workers of this run.
+        """Take over the leases of earlier workers of this run; return the COMING and UP leases.
 
-        Their pending releases are completed.
+        Pending releases are completed.  Expired leases are released too, unless the provider does not end them and there is money to renew them.
 
-        Leases past their end are released too, unless only this process ends them and there is money for more.  Raises DriverError.
+        Raises DriverError.
         """
-        kept = []
+        adopted = []
+        traits = self.driver.traits
         for found in self.ledger.of_run(self.run):
             if found.state == "GONE" or found.driver != self.name:
                 continue
             row = self.ledger.take(found, self.holder)
             if row.state == "ASKED":
-                row = await self._looked_for(row)
-            if (
-                row.price
-                and row.state in ("COMING", "UP")
-                and row.until <= time.time()
-                and self.driver.traits.ends == "nothing"
-            ):
+                row = await self._resolve_intent(row)
+            if traits.ends == "nothing" and _has_expired(row):
                 row = await self.renew(row)
-            if row.state == "RELEASING" or (
-                self.driver.traits.priced
-                and row.price
-                and row.state in ("COMING", "UP")
-                and row.until <= time.time()
-            ):
-                with suppress(DriverError):  # repeated by `again`
+            if row.state == "RELEASING" or (traits.priced and _has_expired(row)):
+                with suppress(DriverError):  # repeated by `repeat_releases`
                     await self.release(row, OVERDUE)
             elif row.state in ("COMING", "UP"):
-                self.heard(row.state, row)
-                kept.append(row)
-        return kept
+                self.on_change(row.state, row)
+                adopted.append(row)
+        return adopted
 
-    async def _looked_for(self, row: LeaseRow) -> LeaseRow:
+    async def _resolve_intent(self, row: LeaseRow) -> LeaseRow:
         """Resolve the intent of an earlier worker: COMING if the provider has the machine, otherwise GONE."""
         lease = await self._find(row)
-        return (
-            self._move(row, "GONE", reason="never rented")
-            if lease is None
-            else self._move(row, "COMING", lease=to_stored(lease))
-        )
+        if lease is None:
+            return self._move(row, "GONE", reason="never rented")
+        return self._move(row, "COMING", lease=to_stored(lease))
 
     def inherit(self, row: LeaseRow) -> None:
         """Record a lease that a worker on another machine had for this run.  `adopt` then takes it over."""
@@ -466,54 +484,51 @@ class Leases:
             self.ledger.ask(row._replace(holder=self.holder))
 
     async def renew(self, row: LeaseRow) -> LeaseRow:
-        """Extend a lease by another term, if the driver supports it."""
-        price = 0.0 if offer_of(row).queued else row.price
-        until = self.budget.until(
-            price, self.budget.certain(row.key) - committed_cost(row.price, row.asked, time.time())
+        """Extend a lease by another term, if the driver supports extensions and the money covers it."""
+        offer, traits = offer_of(row), self.driver.traits
+        funds = self.budget.guaranteed_funds(row.key) - committed_cost(
+            row.price, row.asked, time.time()
         )
-        if until.timestamp() <= max(
-            row.until, time.time() + ENDING
-        ):  # or past its end, with no money left
+        until = self.budget.lease_end(0.0 if offer.queued else row.price, funds)
+        # Nothing is gained, or the lease has expired and no money is left.
+        if until.timestamp() <= max(row.until, time.time() + RELEASE_SECONDS):
             return row
-        if self.driver.traits.replays:
-            row = self.ledger.extend(row, until.timestamp())
-            order = Order(
-                offer_of(row), row.machine or row.key, until, bool(row.machine), need_of(row).image
-            )
+        if not (traits.replays or traits.prolongs or traits.ends == "nothing"):
+            return row
+        row = self.ledger.extend(row, until.timestamp())
+        if traits.replays:
+            key, kept = row.machine or row.key, bool(row.machine)
+            order = Order(offer_of(row), key, until, kept, need_of(row).image)
             await self.call(partial(self.driver.acquire, order))
-        elif self.driver.traits.ends == "nothing":
-            row = self.ledger.extend(row, until.timestamp())
-        elif self.driver.traits.prolongs:
-            row = self.ledger.extend(row, until.timestamp())
+        elif traits.ends != "nothing":
             await self.call(partial(self.driver.prolong, lease_of(row), until))
         return row
 
-    async def again(self) -> list[LeaseRow]:
-        """Repeat the pending releases of this process.  Returns the leases that still exist."""
+    async def repeat_releases(self) -> list[LeaseRow]:
+        """Repeat the pending releases of this process; return the leases that still exist."""
         left = []
         for row in self.ledger.of_run(self.run):
-            if (
-                row.state == "RELEASING"
-                and row.holder == self.holder
-                and row.key not in self._releasing
-            ):
-                with suppress(DriverError):
-                    if await self.release(row, row.reason):
-                        continue
+            is_pending = row.state == "RELEASING" and row.holder == self.holder
+            if not is_pending or row.key in self._releasing:
+                continue
+            ended = False
+            with suppress(DriverError):
+                ended = await self.release(row, row.reason)
+            if not ended:
                 left.append(row)
         return left
 
-    async def denied(self) -> None:
-        """Raise Denied while the last order of this account with these settings is on cooldown after a denial."""
+    async def check_denial(self) -> None:
+        """Raise Denied during the cooldown after a denied order, while the account and the settings are the same."""
         row = self.ledger.last(self.name)
         if row is None or not is_denied(row, time.time()):
             return
         if row.account == account_digest(self.settings, await _read_account(self)):
-            minutes = RESTS[LeaseFailure.DENIED] / 60
+            minutes = COOLDOWNS[LeaseFailure.DENIED] / 60
             again = f"trying again with other settings of [drivers.{self.name}], or in {minutes:g} minutes"
             raise Denied(f"{row.reason} ({again})")
 
-    def taken_away(self) -> int:
+    def count_preemptions(self) -> int:
         """Return the number of spot machines that this run lost to preemption, over all workers."""
         return sum(row.failure == LeaseFailure.TAKEN_AWAY for row in self.ledger.of_run(self.run))
 
@@ -523,25 +538,28 @@ class Leases:
             if row.price and row.lease and row.state != "GONE" and row.holder == self.holder:
                 self.ledger.accrue(row)
 
-    async def charges(self) -> None:
+    async def record_charges(self) -> None:
         """Record the provider's charges for this run's machines, if the provider reports them."""
         for row in self.ledger.of_run(self.run):
-            if (
-                row.lease and row.driver == self.name and not row.machine
-            ):  # for a persistent machine, the provider reports its whole cost
-                since = datetime.fromtimestamp(row.asked, UTC)
-                charged: Sequence[Charge] = ()
-                with suppress(DriverError):  # the accrued cost stays
-                    charged = await self.call(partial(self.driver.charges, lease_of(row), since))
-                if charged:
-                    self.ledger.charge(row, sum(charge.usd for charge in charged))
+            # For a persistent machine, the provider reports the cost of all runs.
+            if not row.lease or row.driver != self.name or row.machine:
+                continue
+            since = datetime.fromtimestamp(row.asked, UTC)
+            charged: Sequence[Charge] = ()
+            with suppress(DriverError):  # the accrued cost stays
+                charged = await self.call(partial(self.driver.charges, lease_of(row), since))
+            if charged:
+                self.ledger.charge(row, sum(charge.usd for charge in charged))
 
-    async def listed(self, row: LeaseRow) -> bool:
+    async def is_listed(self, row: LeaseRow) -> bool:
         """Return whether the provider still lists the machine of a lease.  Raises DriverError."""
         return row.key in {lease.key for lease in await self.call(self.driver.leases, SOON)}
 
-    async def strangers(self) -> list[Lease]:
-        """Return machines tagged by this installation that the ledger does not know.  Machines of GONE leases are released.  Raises DriverError."""
+    async def find_strangers(self) -> list[Lease]:
+        """Return machines tagged by this installation that the ledger does not know, and release machines of GONE leases.
+
+        Raises DriverError.
+        """
         found = await self.call(self.driver.leases)
         states = self.ledger.states(self.name)
         for lease in found:
@@ -555,29 +573,31 @@ class Leases:
         reason: str = "the run has finished",
         failure: str = "",
     ) -> list[tuple[LeaseRow, str]]:
-        """Release all leases of this process and run, or only `keys`.  Returns those that could not be released, with reasons."""
-
-        async def kept(row: LeaseRow) -> str:
-            try:
-                return "" if await self.release(row, reason, failure) else "it still exists"
-            except DriverError as error:
-                return str(error)
-
-        ours = [
+        """Release all leases of this process and run, or only `keys`.  Returns the leases that could not be released, with reasons."""
+        rows = [
             row
             for row in self.ledger.of_run(self.run)
             if row.state != "GONE" and row.holder == self.holder
         ]
-        rows = [row for row in ours if keys is None or row.key in keys]
+        if keys is not None:
+            rows = [row for row in rows if row.key in keys]
         # In parallel, so that a slow release does not let others cost money.
-        return [
-            (row, why)
-            for row, why in zip(rows, await asyncio.gather(*map(kept, rows)), strict=True)
-            if why
-        ]
+        faults = await asyncio.gather(*(self._try_release(row, reason, failure) for row in rows))
+        return [(row, fault) for row, fault in zip(rows, faults, strict=True) if fault]
+
+    async def _try_release(self, row: LeaseRow, reason: str, failure: str) -> str:
+        """Release a lease; return why it still exists, empty if its end is confirmed."""
+        try:
+            ended = await self.release(row, reason, failure)
+        except DriverError as error:
+            return str(error)
+        return "" if ended else "it still exists"
 
     async def _find(self, row: LeaseRow, tries: int = LONG) -> Lease | None:
-        """Find the lease of a key at the provider.  None requires two listings, `settles` apart.  Raises DriverError."""
+        """Find the machine of a lease at the provider; None if two listings, `settles` apart, do not show it.
+
+        Raises DriverError.
+        """
         for again in (False, True):
             if again:
                 await asyncio.sleep(self.driver.traits.settles.total_seconds())
@@ -602,7 +622,7 @@ class Leases:
         _log.info("%s %s: %s -> %s %s", self.name, row.key, row.state, after, reason)
         if after == "GONE" and row.price:
             self.freed.set()
-        self.heard(row.state, moved)
+        self.on_change(row.state, moved)
         return moved
 
     async def call(
@@ -624,8 +644,17 @@ class Leases:
 
 
 def _display_names(rows: Sequence[LeaseRow]) -> str:
-    """Return the display names of leases."""
     return ", ".join(f"{row.driver} {row.key}" for row in rows)
+
+
+def _billed_price(offer: Offer) -> float:
+    """Return the price of an offer from its order on.  A queued machine costs nothing until it starts."""
+    return 0.0 if offer.queued else offer.price
+
+
+def _has_expired(row: LeaseRow) -> bool:
+    """Return whether a paid machine exists past the end of its lease."""
+    return row.price > 0 and row.state in ("COMING", "UP") and row.until <= time.time()
 
 
 async def confirm_end(leases: Leases, ask: Callable[[], Awaitable[bool]]) -> bool:
@@ -633,11 +662,11 @@ async def confirm_end(leases: Leases, ask: Callable[[], Awaitable[bool]]) -> boo
     for tried in range(SOON):
         if tried:
             await asyncio.sleep(leases.driver.traits.poll.total_seconds())
-        gone = await leases.call(ask)
-        if gone:
+        confirmed = await leases.call(ask)
+        if confirmed:
             break
     crashpoint("release-asked")
-    return gone
+    return confirmed
 
 
 async def _read_account(leases: Leases) -> Sequence[tuple[str, str]]:

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from ..place.place import Place
 
 AnyMarket: TypeAlias = Market | Literal["any"]
-MOST_TAKEN: Final = 3
+SPOT_PREEMPTIONS: Final = 3
 """Preemptions on the market `spot` after which a run rents on demand."""
-TAKEN_OF_ANY: Final = 2
+ANY_PREEMPTIONS: Final = 2
 """Preemptions on the market `any` after which a run rents on demand."""
 
 
-class Takes(NamedTuple):
+class StepTotals(NamedTuple):
     """The known totals of all steps with one need."""
 
     hours: float | None = None
     home: int | None = None
     """Bytes of outputs to download."""
-    every: float | None = None
+    checkpoint_interval: float | None = None
     """Longest checkpoint interval of these steps in seconds."""
-    on: HoursOn | None = None
+    hours_on: HoursOn | None = None
     """Their total time on a kind of GPU."""
 
 
@@ -41,39 +41,38 @@ class Spot:
     def __init__(self, market: AnyMarket = "on-demand") -> None:
         self._market: AnyMarket = market
         self._names: set[str] = set()
-        self.taken = 0
+        self.preemptions = 0
 
     @property
     def market(self) -> AnyMarket:
         """The market for the next machine."""
-        return self._market if self.taken < self.most_taken else "on-demand"
+        return self._market if self.preemptions < self.max_preemptions else "on-demand"
 
     @property
-    def most_taken(self) -> int:
-        """Number of preemptions before the run rents on demand."""
-        return TAKEN_OF_ANY if self._market == "any" else MOST_TAKEN
+    def max_preemptions(self) -> int:
+        """Number of preemptions after which the run rents on demand."""
+        return ANY_PREEMPTIONS if self._market == "any" else SPOT_PREEMPTIONS
 
     def add(self, place: Place) -> None:
         """Record a place on a spot machine."""
         self._names.add(place.name)
 
-    def preemptible(self, place: Place) -> bool:
+    def is_preemptible(self, place: Place) -> bool:
         """Return whether a place may be preempted."""
         return any(member.name in self._names for member in place.members)
 
-    def gone(self, places: Iterable[Place]) -> bool:
+    def count_preempted(self, places: Iterable[Place]) -> bool:
         """Count the preempted machines among released places; return whether there were any."""
-        taken = sum(
-            place.name in self._names and bool(place.lost or place.leaving) for place in places
-        )
-        self.taken += taken
-        return taken > 0
+        preempted = [
+            place for place in places if place.name in self._names and (place.lost or place.leaving)
+        ]
+        self.preemptions += len(preempted)
+        return bool(preempted)
 
 
 def need_for(spec: StepSpec, market: AnyMarket = "on-demand", *, images: bool = False) -> Need:
     """Return the machine requirements of a step.  With `images`, a machine is a container of the step's image."""
     wants = spec.resources
-    image = spec.image or "" if images else ""
     return Need(
         wants.cpus,
         wants.memory,
@@ -82,38 +81,38 @@ def need_for(spec: StepSpec, market: AnyMarket = "on-demand", *, images: bool = 
         wants.gpu_memory,
         wants.disk,
         market=market,
-        image=image,
+        image=(spec.image or "") if images else "",
     )
 
 
-def why_alone(
+def why_no_group(
     id: str, spec: StepSpec, name: str, traits: Traits, *, headed: bool, kept: bool, most: float
 ) -> str:
-    """Return why a multi-node step cannot run on machines of the driver `name`; empty if it can.
+    """Return why the nodes of a step cannot be machines of the driver `name`; empty if they can.
 
-    `headed` means that a head leads its nodes, `kept` that a stack keeps the machine.  At most `most` machines may be rented at once.
+    `headed` means that the stack's head is one of the nodes, `kept` that the stack keeps a machine.  At most `most` machines may be rented at once.
     """
-    workers = spec.node_count - int(headed)
-    whose = " beside the head" if headed else ""
     if spec.node_count == 1 or not traits.priced:
         return ""
     if not headed and not traits.joins:
         return f"{id} requires {spec.nodes} nodes, but {name} rents single machines, which can form a group only with a stack's `head`"
     if not headed and kept:
         return f"{id} requires {spec.nodes} nodes, but the stack keeps one machine: remove `keep` from the stack"
+    workers = spec.node_count - int(headed)
     if most < workers:
+        beside = " beside the head" if headed else ""
         return (
-            f"{id} requires {workers} machines{whose}, but at most {most:g} may be rented at once"
+            f"{id} requires {workers} machines{beside}, but at most {most:g} may be rented at once"
         )
     return ""
 
 
-def wish_for(need: Need, taking: Mapping[Need, Takes], filters: Mapping[str, str]) -> Wish:
+def wish_for(need: Need, taking: Mapping[Need, StepTotals], filters: Mapping[str, str]) -> Wish:
     """Return the request to a driver for a need, with the known duration of its steps.
 
     `taking` holds the totals of each need, on any market.
     """
-    takes = taking.get(replace(need, market="any"), Takes())
+    takes = taking.get(replace(need, market="any"), StepTotals())
     return Wish(need, hours=takes.hours, home=takes.home, filters=filters)
 
 
@@ -136,6 +135,6 @@ def least_of(settings: Mapping[str, Any]) -> float | None:
 
 def covers(offer: Offer, need: Need) -> bool:
     """Return whether an offered machine fits a need."""
-    return need.market in (offer.market, "any") and machine.enough(
-        offer.resources, Wish(replace(need, market="any"))
-    )
+    if need.market not in (offer.market, "any"):
+        return False
+    return machine.enough(offer.resources, Wish(replace(need, market="any")))

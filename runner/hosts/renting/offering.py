@@ -15,11 +15,11 @@ from ...errors import CannotRun, Infrastructure, Invalid, Problem, RecipeError
 from ...retry import retry_async
 from ...storage.workspace import Workspace
 from ..link.contact import SOON, retry_policy
-from .leases import driver_of
+from .leases import create_driver
 from .totals import Pricing, Total
 
 RUNNERS_UP: Final = 2
-CONFIRM: Final = 2.0
+CONFIRM_ABOVE: Final = 2.0
 """US dollars above which a confirmation is required, unless the driver's setting `confirm` is set."""
 ENDS: Final = {
     "provider": "the provider terminates the machine when its lease expires",
@@ -28,8 +28,10 @@ ENDS: Final = {
     "nothing": "nothing terminates the machine if recipe dies",
 }
 FIRST_USE: Final = "the host key is trusted on first use"
-UNSAID: Final = "totals exclude egress: the size of the results is unknown before the first run"
-VIRTUAL: Final = "the machine is a VM, which cannot boot a container image"
+EGRESS_UNKNOWN: Final = (
+    "totals exclude egress: the size of the results is unknown before the first run"
+)
+IS_VM: Final = "the machine is a VM, which cannot boot a container image"
 
 
 class Shelf(NamedTuple):
@@ -52,14 +54,14 @@ class Shelf(NamedTuple):
         """Return the cost of a run on an offer."""
         return self.pricing.total(offer, self.wish)
 
-    def unsaid(self) -> str:
+    def egress_note(self) -> str:
         """Return a note that totals exclude egress of unknown size; empty without such a charge."""
         lacks = self.wish.home is None and any(
             offer.egress_price and self.total_of(offer).usd is not None for offer in self.offers
         )
-        return UNSAID if lacks else ""
+        return EGRESS_UNKNOWN if lacks else ""
 
-    def left_out(self) -> str:
+    def describe_exclusions(self) -> str:
         """Return the exclusion reasons by count; empty if nothing was excluded."""
         return describe_excluded(self.excluded)
 
@@ -89,10 +91,12 @@ def describe_excluded(excluded: Mapping[str, int]) -> str:
     )
 
 
-def driver_that_rents(ws: Workspace, name: str, hosts: Sequence[str] = ()) -> Driver | None:
+def create_renter(ws: Workspace, name: str, hosts: Sequence[str] = ()) -> Driver | None:
     """Return the driver of that name if its machines cost money; `hosts` overrides its settings.  Raises RecipeError."""
     driver = (
-        driver_of(name, ws.config.driver(name), hosts, str(ws.home)) if name not in FREE else None
+        create_driver(name, ws.config.driver(name), hosts, str(ws.home))
+        if name not in FREE
+        else None
     )
     return driver if driver is not None and _costs(driver) else None
 
@@ -106,7 +110,7 @@ def find_renters(ws: Workspace) -> dict[str, Driver]:
     found = {}
     for name in sorted({*DRIVERS, *ws.config.drivers} - {*FREE}):
         with suppress(RecipeError):
-            if (driver := driver_that_rents(ws, name)) is not None:
+            if (driver := create_renter(ws, name)) is not None:
                 found[name] = driver
     return found
 
@@ -125,7 +129,7 @@ def priced_drivers(ws: Workspace, asked: str) -> PricedDrivers:
     """
     if asked != "all":
         found = {
-            name: driver_of(name, ws.config.driver(name), (), str(ws.home))
+            name: create_driver(name, ws.config.driver(name), (), str(ws.home))
             for name in asked.split(",")
             if name not in FREE
         }
@@ -144,7 +148,7 @@ def priced_drivers(ws: Workspace, asked: str) -> PricedDrivers:
     not_installed: list[str] = []
     for name in sorted({*DRIVERS, *ws.config.drivers} - {*FREE}):
         try:
-            if (driver := driver_that_rents(ws, name)) is not None:
+            if (driver := create_renter(ws, name)) is not None:
                 able[name] = driver
         except CannotRun:
             if _is_set_up(ws, name):
@@ -184,11 +188,11 @@ async def ask_offers(
                 found_there = await retry_async(partial(driver.offers, wish), retry_policy(SOON))
                 # The partitions of a cluster keep the order of its settings.
                 ranks = driver.traits.priced
-                offers = costing.ranked(found_there, wish) if ranks else found_there
+                offers = costing.rank(found_there, wish) if ranks else found_there
                 image = (
                     wish.need.image
                     and not driver.traits.images
-                    and f"{wish.need.image} runs in a container engine on the machine: {VIRTUAL}"
+                    and f"{wish.need.image} runs in a container engine on the machine: {IS_VM}"
                 )
                 trusted = FIRST_USE if driver.traits.identity == "first_use" else ""
                 ends = "; ".join(
@@ -216,7 +220,7 @@ def rank_again(shelf: Shelf, wish: Wish, pricing: Mapping[Need, Pricing]) -> She
     costing = pricing.get(replace(wish.need, market="any"), Pricing())
     # A cluster without prices keeps the order of its settings.
     ranks = any(offer.price for offer in shelf.offers)
-    offers = costing.ranked(shelf.offers, wish) if ranks else shelf.offers
+    offers = costing.rank(shelf.offers, wish) if ranks else shelf.offers
     return shelf._replace(wish=wish, offers=offers, pricing=costing)
 
 
@@ -237,9 +241,9 @@ def cost_to_confirm(
     usd = usd if limit is None else min(usd, limit)
     most = min(
         (
-            float(ws.config.driver(name).get("confirm", CONFIRM))
+            float(ws.config.driver(name).get("confirm", CONFIRM_ABOVE))
             for name in {*drivers, *(shelf.driver for shelf in found)}
         ),
-        default=CONFIRM,
+        default=CONFIRM_ABOVE,
     )
     return usd if usd > most else None

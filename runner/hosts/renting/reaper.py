@@ -22,7 +22,7 @@ from ...storage.records.store import Store, home
 from ...storage.workspace import Workspace
 from .budget import TERM
 from .kept import KeptLeases
-from .leases import OVERDUE, Leases, driver_of, to_stored
+from .leases import OVERDUE, Leases, create_driver, to_stored
 from .several import alternatives
 
 RunStatus: TypeAlias = Literal["live", "over", "dead", "gone", "never"]
@@ -136,7 +136,7 @@ async def release_leftovers(leases: Leases, environ: Mapping[str, str]) -> list[
             and found.reason in ("dead", "unknown")
             and leases.driver.traits.allocates
         ):
-            tell = await leases.listed(
+            tell = await leases.is_listed(
                 row
             )  # a release would end its jobs, and the allocation ends itself when idle
             ends = not tell
@@ -151,7 +151,7 @@ async def release_leftovers(leases: Leases, environ: Mapping[str, str]) -> list[
         with suppress(DriverError):  # the run itself reports the error
             said += [
                 f"{describe_stranger(lease)}; add it to the ledger with `recipe reap --adopt {lease.key}`"
-                for lease in await leases.strangers()
+                for lease in await leases.find_strangers()
             ]
     return said
 
@@ -194,7 +194,7 @@ def settle(name: str, hosts: Sequence[str], ws: Workspace, stack: str) -> list[s
         with Ledger.open(path, read_only=True) as ledger:
             known = ledger.living_leases(name)
         if known:
-            driver = driver_of(name, ws.config.driver(name), hosts, str(ws.home))
+            driver = create_driver(name, ws.config.driver(name), hosts, str(ws.home))
             with Ledger.open(path) as ledger:
                 leases = KeptLeases(driver, name, ledger, "", str(ws.root))
                 leases.stack = ws.config.stack(stack).id if stack else ""

@@ -15,7 +15,7 @@ from ...digest import of_value
 from ...failures import LeaseFailure
 from ...storage.records.ledger import LeaseRow
 
-RESTS: Final[Mapping[str, float]] = {
+COOLDOWNS: Final[Mapping[str, float]] = {
     LeaseFailure.TAKEN: 600.0,
     LeaseFailure.FAILED: 3600.0,
     LeaseFailure.LACKS: 86_400.0,  # does not change by itself
@@ -24,45 +24,50 @@ RESTS: Final[Mapping[str, float]] = {
 }
 """Cooldown in seconds by failure.
 
-A failed offer is used last.  After a denial, the provider gets no order with the same settings.
+A failed offer is used last.  After a denial, the provider gets no order with the same settings and account.
 """
-ZONE: Final = 2
+ZONE_FAILURES: Final = 2
 """Number of offers on cooldown in a zone from which the whole zone is on cooldown."""
 
 
-class NotAsSold(HostLost):
-    """A new machine is unusable, and another offer is used.  `failure` is the kind of failure."""
+class UnusableMachine(HostLost):
+    """A new machine is unusable, so that another offer must be used.  `failure` is the kind of failure."""
 
     def __init__(self, message: str, failure: LeaseFailure) -> None:
         super().__init__(message)
         self.failure = failure
 
 
-class Resting(NamedTuple):
+class OnCooldown(NamedTuple):
     """Offers and zones on cooldown."""
 
     offers: frozenset[str]
     zones: frozenset[str]
 
-    def has(self, offer: Offer) -> bool:
+    def covers(self, offer: Offer) -> bool:
         """Return whether an offer or its zone is on cooldown."""
         return offer.id in self.offers or offer.data.get("zone") in self.zones
 
 
-def find_resting(rows: Iterable[LeaseRow], driver: str, now: float) -> Resting:
+def find_on_cooldown(rows: Iterable[LeaseRow], driver: str, now: float) -> OnCooldown:
     """Find the offers and zones of a driver on cooldown, from all leases within the longest cooldown."""
-    zones: dict[str, str] = {}
+    zones: dict[str, str] = {}  # by offer
     for row in rows:
-        what = failure_of(row) if row.driver == driver else ""
-        if what in ("", LeaseFailure.DENIED):
-            continue
-        if now - (row.gone or now) < RESTS[what]:
+        if row.driver == driver and _starts_cooldown(row, now):
             data = row.offer.get("data")
-            zones[str(row.offer.get("id", ""))] = (
-                str(data.get("zone", "")) if isinstance(data, Mapping) else ""
-            )
-    several = {zone for zone, count in Counter(zones.values()).items() if zone and count >= ZONE}
-    return Resting(frozenset(zones), frozenset(several))
+            zone = data.get("zone", "") if isinstance(data, Mapping) else ""
+            zones[str(row.offer.get("id", ""))] = str(zone)
+    failures = Counter(zones.values())
+    failed = [zone for zone, count in failures.items() if zone and count >= ZONE_FAILURES]
+    return OnCooldown(frozenset(zones), frozenset(failed))
+
+
+def _starts_cooldown(row: LeaseRow, now: float) -> bool:
+    """Return whether the offer of an ended lease is on cooldown because of its failure.  A denial concerns all offers."""
+    failure = failure_of(row)
+    if failure in ("", LeaseFailure.DENIED):
+        return False
+    return now - (row.gone or now) < COOLDOWNS[failure]
 
 
 def failure_of(row: LeaseRow) -> str:
@@ -70,21 +75,21 @@ def failure_of(row: LeaseRow) -> str:
 
     A cancellation during the start does not count against the offer.
     """
-    return row.failure if row.state == "GONE" and row.failure in RESTS else ""
+    return row.failure if row.state == "GONE" and row.failure in COOLDOWNS else ""
 
 
 def account_digest(settings: Mapping[str, object], account: Iterable[tuple[str, str]]) -> str:
-    """Return a digest of the settings and the account.
+    """Return a digest of the settings and the account facts.
 
-    One of them must change before an order after a denial.
+    After a denial, the digest must change before the next order, or the cooldown must end.
     """
-    said = [[name, words] for name, words in account if name != "clock"]
+    facts = [[name, words] for name, words in account if name != "clock"]
     values = sorted((name, str(value)) for name, value in settings.items())
-    return of_value("denied/1", [values, said])[:8]
+    return of_value("denied/1", [values, facts])[:8]
 
 
 def is_denied(row: LeaseRow | None, now: float) -> bool:
     """Return whether `row`, the provider's last lease, was denied and its cooldown has not ended."""
     if row is None or failure_of(row) != LeaseFailure.DENIED:
         return False
-    return now - (row.gone or now) < RESTS[LeaseFailure.DENIED]
+    return now - (row.gone or now) < COOLDOWNS[LeaseFailure.DENIED]

@@ -34,9 +34,9 @@ NO_IMAGES: Final = "cannot boot a container image"
 
 
 def alternatives(config: Config, name: str) -> tuple[str, ...]:
-    """Return the drivers that `any` or `any:NAME,NAME` stands for; empty for the name of one driver.
+    """Return the drivers of `any` or `any:NAME,NAME`; empty for the name of one driver.
 
-    Raises CannotRun if the settings list no drivers for `any` or a driver rents nothing, NotFound for an unknown one.
+    Raises CannotRun if the settings list no drivers for `any` or a driver rents nothing, NotFound for an unknown driver.
     """
     if name.partition(":")[0] != ANY:
         return ()
@@ -48,7 +48,8 @@ def alternatives(config: Config, name: str) -> tuple[str, ...]:
     from .leases import rents
 
     for each in names:
-        if each not in (known := drivers(each)):
+        known = drivers(each)
+        if each not in known:
             raise NotFound(
                 f'unknown driver "{each}"',
                 fix=did_you_mean(each, known) or f"known: {', '.join(sorted(known))}",
@@ -66,16 +67,13 @@ def driver_names(config: Config, name: str) -> tuple[str, ...]:
 
 
 def data_notice(config: Config, name: str) -> str:
-    """Return a notice about the possible recipients of data and secrets; otherwise empty.
-
-    A run needs this notice if it chooses among several drivers.
-    """
+    """Return a notice that names the possible recipients of a run's data and secrets; empty for a single driver."""
     names = alternatives(config, name)
     if not names:
         return ""
     *most, last = names
-    kept = [each for each in names if config.driver(each).get("secrets", "send") == "deny"]
-    what = "the run's data" if kept else "the run's data and secrets"
+    withheld = any(config.driver(each).get("secrets", "send") == "deny" for each in names)
+    what = "the run's data" if withheld else "the run's data and secrets"
     return f"{what} may be sent to machines of {', '.join(most)}{' or ' if most else ''}{last}"
 
 
@@ -84,16 +82,7 @@ class JointDriver(Driver):
 
     def __init__(self, drivers: Mapping[str, Driver]) -> None:
         self.drivers = drivers
-        traits = [driver.traits for driver in drivers.values()]
-        at_once = [each.hosts_at_once for each in traits]
-        self.traits = Traits(
-            priced=True,
-            ends="nothing" if any(each.ends == "nothing" for each in traits) else "machine",
-            comes_up=max(each.comes_up for each in traits),
-            poll=min(each.poll for each in traits),
-            hosts_at_once=None if None in at_once else sum(each or 0 for each in at_once),
-            images=any(each.images for each in traits),
-        )
+        self.traits = _join_traits([driver.traits for driver in drivers.values()])
 
     async def aclose(self) -> None:
         """Close all drivers."""
@@ -101,129 +90,153 @@ class JointDriver(Driver):
             await driver.aclose()
 
 
+def _join_traits(traits: Sequence[Traits]) -> Traits:
+    """Return the traits of several drivers in the role of one."""
+    limits = [each.hosts_at_once for each in traits]
+    return Traits(
+        priced=True,
+        ends="nothing" if any(each.ends == "nothing" for each in traits) else "machine",
+        comes_up=max(each.comes_up for each in traits),
+        poll=min(each.poll for each in traits),
+        hosts_at_once=None if None in limits else sum(limit or 0 for limit in limits),
+        images=any(each.images for each in traits),
+    )
+
+
 class SeveralLeases(KeptLeases):
     """The leases of a run at several providers, by driver name, with one budget.  If one provider refuses, another may be used."""
 
-    def __init__(self, name: str, each: Mapping[str, KeptLeases], config: Config) -> None:
-        first = next(iter(each.values()))
-        together = JointDriver({name: leases.driver for name, leases in each.items()})
+    def __init__(self, name: str, by_driver: Mapping[str, KeptLeases], config: Config) -> None:
+        first = next(iter(by_driver.values()))
+        joint = JointDriver({name: leases.driver for name, leases in by_driver.items()})
         super().__init__(
-            cast(Any, together), name, first.ledger, first.run, first.workspace, first.heard
+            cast(Any, joint), name, first.ledger, first.run, first.workspace, first.on_change
         )
-        self.each = each
-        self.gone: dict[str, str] = {}
+        self.by_driver = by_driver
+        self.given_up: dict[str, str] = {}
         """Providers that get no more requests, with reasons."""
         self._solvent: set[str] = set()
-        self._markets = {name: market_of(config.driver(name)) for name in each}
-        self._excluded: dict[str, int] = {}
-        for leases in each.values():
+        """Providers whose account has credit."""
+        self._markets = {name: market_of(config.driver(name)) for name in by_driver}
+        self._exclusions: dict[str, int] = {}
+        for leases in by_driver.values():
             leases.budget, leases.freed = self.budget, self.freed
             if leases is not first:
                 leases.ledger.close()
                 leases.ledger = self.ledger
 
     @property
-    def excluded(self) -> Mapping[str, int]:
-        return self._excluded
+    def exclusions(self) -> Mapping[str, int]:
+        return self._exclusions
 
     @property
     def names(self) -> Collection[str]:
-        return self.each.keys()
+        return self.by_driver.keys()
 
     def of_driver(self, name: str) -> KeptLeases:
-        return self.each[name]
+        return self.by_driver[name]
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """Return the offers of all providers.  A provider that fails or lacks credit is reported and skipped.  Raises DriverError if none is left."""
-        found, self._excluded = list[Offer](), {}
-        asked = [name for name in self.each if name not in self.gone]
-        for name, offers in zip(
-            asked, await asyncio.gather(*(self._asked(name, wish) for name in asked)), strict=True
-        ):
-            found += [replace(offer, driver=name) for offer in offers]
-        if len(self.gone) == len(self.each):
-            raise Unreachable("; ".join(f"{name}: {why}" for name, why in self.gone.items()))
-        return found
+        """Return the offers of all providers.
 
-    async def _asked(self, name: str, wish: Wish) -> Sequence[Offer]:
-        leases, need = self.each[name], wish.need
+        A provider that fails or lacks credit is reported and given up.  Raises DriverError if no provider is left.
+        """
+        self._exclusions = {}
+        names = [name for name in self.by_driver if name not in self.given_up]
+        answers = await asyncio.gather(*(self._ask_provider(name, wish) for name in names))
+        if len(self.given_up) == len(self.by_driver):
+            reasons = [f"{name}: {why}" for name, why in self.given_up.items()]
+            raise Unreachable("; ".join(reasons))
+        return [
+            replace(offer, driver=name)
+            for name, offers in zip(names, answers, strict=True)
+            for offer in offers
+        ]
+
+    async def _ask_provider(self, name: str, wish: Wish) -> Sequence[Offer]:
+        """Return the offers of one provider; none after a failure, which gives up the provider.
+
+        Raises Rejected for a wrong filter, which only the user can correct.
+        """
+        leases, need = self.by_driver[name], wish.need
         if need.image and not leases.driver.traits.images:
-            self._excluded[f"{name}: {NO_IMAGES}"] = 1
+            self._exclusions[f"{name}: {NO_IMAGES}"] = 1
             return ()
         if need.market == "any":
             need = replace(need, market=self._markets[name])
         try:
-            await leases.denied()
+            await leases.check_denial()
             if name not in self._solvent:
                 await leases.call(leases.driver.solvent)
             self._solvent.add(name)
             offers = await leases.offers(wish._replace(need=need))
         except Rejected:
-            raise  # the user must correct a wrong filter
+            raise
         except DriverError as error:
-            self._leave(name, error)
+            self._give_up(name, error)
             return ()
-        self._excluded |= {f"{name}: {why}": count for why, count in leases.excluded.items()}
+        self._exclusions |= {f"{name}: {why}": count for why, count in leases.exclusions.items()}
         return offers
 
-    def _leave(self, name: str, error: DriverError) -> None:
-        self.gone[name] = str(error)
-        left = [each for each in self.each if each not in self.gone]
+    def _give_up(self, name: str, error: DriverError) -> None:
+        """Send no more requests to a provider."""
+        self.given_up[name] = str(error)
+        left = [each for each in self.by_driver if each not in self.given_up]
         more = f"; continuing with {', '.join(left)}" if left else ""
         self.say(f"no more requests to {name}: {error}{more}")
 
-    async def ask(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
-        """Rent an offer from its provider, as `Leases.ask`; None if the provider refuses.
+    async def rent(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
+        """Rent an offer from its provider, as `Leases.rent`; None if the provider refuses.
 
-        Then another offer is used.
+        A provider that refuses is given up, so that another provider's offer is used.
         """
         try:
-            return await self.each[offer.driver].ask(need, offer, shares)
+            return await self.by_driver[offer.driver].rent(need, offer, shares)
         except (Denied, NoCapacity, Unreachable) as error:
-            self._leave(offer.driver, error)
+            self._give_up(offer.driver, error)
             return None
 
-    async def up(self, row: LeaseRow) -> tuple[LeaseRow, Sequence[Host]]:
-        return await self.each[row.driver].up(row)
+    async def wait_until_up(self, row: LeaseRow) -> tuple[LeaseRow, Sequence[Host]]:
+        return await self.by_driver[row.driver].wait_until_up(row)
 
     async def release(self, row: LeaseRow, reason: str, failure: str = "") -> bool:
-        return await self.each[row.driver].release(row, reason, failure)
+        return await self.by_driver[row.driver].release(row, reason, failure)
 
     async def renew(self, row: LeaseRow) -> LeaseRow:
-        return await self.each[row.driver].renew(row)
+        return await self.by_driver[row.driver].renew(row)
 
-    async def until(self, need: Need, offer: Offer, shares: int = 1) -> datetime:
-        return await self.each[offer.driver].until(need, offer, shares)
+    async def determine_end(self, need: Need, offer: Offer, shares: int = 1) -> datetime:
+        return await self.by_driver[offer.driver].determine_end(need, offer, shares)
 
     async def adopt(self) -> list[LeaseRow]:
-        return [row for leases in self.each.values() for row in await leases.adopt()]
+        return [row for leases in self.by_driver.values() for row in await leases.adopt()]
 
     def inherit(self, row: LeaseRow) -> None:
-        if row.driver in self.each:
-            self.each[row.driver].inherit(row)
+        if row.driver in self.by_driver:
+            self.by_driver[row.driver].inherit(row)
 
-    async def again(self) -> list[LeaseRow]:
-        return [row for leases in self.each.values() for row in await leases.again()]
+    async def repeat_releases(self) -> list[LeaseRow]:
+        return [row for leases in self.by_driver.values() for row in await leases.repeat_releases()]
 
-    async def denied(self) -> None:
+    async def check_denial(self) -> None:
         """Do nothing: `offers` checks each provider."""
 
     def accrue(self) -> None:
-        for leases in self.each.values():
+        for leases in self.by_driver.values():
             leases.accrue()
 
-    async def charges(self) -> None:
-        for leases in self.each.values():
-            await leases.charges()
+    async def record_charges(self) -> None:
+        for leases in self.by_driver.values():
+            await leases.record_charges()
 
-    async def listed(self, row: LeaseRow) -> bool:
-        return await self.each[row.driver].listed(row)
+    async def is_listed(self, row: LeaseRow) -> bool:
+        return await self.by_driver[row.driver].is_listed(row)
 
-    async def strangers(self) -> list[Lease]:
+    async def find_strangers(self) -> list[Lease]:
         found = list[Lease]()
-        for leases in self.each.values():
+        for leases in self.by_driver.values():
             with suppress(DriverError):
-                found += await leases.strangers()
+                found += await leases.find_strangers()
         return found
 
     async def close(
@@ -233,6 +246,6 @@ class SeveralLeases(KeptLeases):
         failure: str = "",
     ) -> list[tuple[LeaseRow, str]]:
         closed = await asyncio.gather(
-            *(leases.close(keys, reason, failure) for leases in self.each.values())
+            *(leases.close(keys, reason, failure) for leases in self.by_driver.values())
         )
         return [left for each in closed for left in each]

@@ -18,12 +18,9 @@ from ...storage.records.ledger import LeaseRow
 
 COMES_UP: Final = 0.05
 """Default hours until a machine is up, while it is already billed."""
-PRIOR: Final = 20.0
-"""Weight of the default preemption rate `TAKEN_AWAY`, in spot machine hours.
-
-It is added to the ledger's experience.
-"""
-LATEST: Final = 20
+PRIOR_HOURS: Final = 20.0
+"""Weight of the default preemption rate `TAKEN_AWAY` beside the ledger's experience, in hours of spot machines."""
+RECENT_MACHINES: Final = 20
 """Number of recent machines of a provider whose start times count."""
 
 
@@ -40,11 +37,13 @@ HoursOn: TypeAlias = Callable[[str, int | None], Hours | None]
 
 
 class Total(NamedTuple):
-    """The cost of a run on an offer.  Without `hours`, only `egress` is known."""
+    """The cost of a run on an offer, in US dollars except for `hours`.  Without `hours`, only `egress` is known."""
 
     hours: Hours | None
     boot: float
+    """Cost until the machine is up."""
     lost: float
+    """Likely cost of preemptions, for repeated work and the start of the next machine."""
     egress: float
     usd: float | None
 
@@ -53,40 +52,41 @@ class Total(NamedTuple):
 class History:
     """Experience with rented machines by provider, from the ledger."""
 
-    comes_up: Mapping[str, float] = field(default_factory=dict)
-    taken: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    start_hours: Mapping[str, float] = field(default_factory=dict)
+    """Median hours until a machine was up."""
+    preemptions: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     """Number of preempted spot machines, and the total hours of all spot machines."""
 
     @classmethod
-    def of(cls, rows: Iterable[LeaseRow], now: float) -> History:
-        """Read ledger rows, oldest first."""
-        waits: dict[str, list[float]] = defaultdict(list)
-        taken: dict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
+    def from_rows(cls, rows: Iterable[LeaseRow], now: float) -> History:
+        """Read ledger rows, oldest first.
+
+        Only paid machines that came up count, without queued machines and uses of persistent machines.
+        """
+        starts: dict[str, list[float]] = defaultdict(list)
+        preemptions: dict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
         for row in rows:
             if not row.price or row.up is None or row.machine or row.offer.get("queued"):
                 continue
-            waits[row.driver].append((row.up - row.asked) / 3600)
+            starts[row.driver].append((row.up - row.asked) / 3600)
             if row.offer.get("market") == "spot":
-                count, hours = taken[row.driver]
-                gone = now if row.gone is None else row.gone
-                taken[row.driver] = (
-                    count + (row.failure == LeaseFailure.TAKEN_AWAY),
-                    hours + max(0.0, gone - row.up) / 3600,
-                )
-        return cls(
-            {driver: median(found[-LATEST:]) for driver, found in waits.items()}, dict(taken)
-        )
+                count, hours = preemptions[row.driver]
+                count += row.failure == LeaseFailure.TAKEN_AWAY
+                end = now if row.gone is None else row.gone
+                preemptions[row.driver] = count, hours + max(0.0, end - row.up) / 3600
+        recent = {driver: median(found[-RECENT_MACHINES:]) for driver, found in starts.items()}
+        return cls(recent, dict(preemptions))
 
-    def boot(self, offer: Offer) -> float:
+    def boot_hours(self, offer: Offer) -> float:
         """Return the billed hours until a machine is up."""
-        return 0.0 if offer.queued else self.comes_up.get(offer.driver, COMES_UP)
+        return 0.0 if offer.queued else self.start_hours.get(offer.driver, COMES_UP)
 
-    def taken_away(self, offer: Offer) -> float:
+    def preemption_rate(self, offer: Offer) -> float:
         """Return the preemptions per hour of an offered machine."""
         if offer.market != "spot":
             return 0.0
-        count, hours = self.taken.get(offer.driver, (0, 0.0))
-        return (PRIOR * TAKEN_AWAY + count) / (PRIOR + hours)
+        count, hours = self.preemptions.get(offer.driver, (0, 0.0))
+        return (PRIOR_HOURS * TAKEN_AWAY + count) / (PRIOR_HOURS + hours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,47 +94,55 @@ class Pricing:
     """The cost model of a run.  Without a history, the start of a machine costs nothing."""
 
     history: History | None = None
-    on: HoursOn | None = None
+    hours_on: HoursOn | None = None
     """Hours by kind of GPU; without it, the hours of the wish count for every GPU."""
 
     @property
-    def history_of(self) -> History:
+    def known_history(self) -> History:
         """The history, or an empty one."""
         return self.history or History()
 
     def total(self, offer: Offer, wish: Wish) -> Total:
         """Return the cost of a run with this wish on an offer."""
-        out = egress_cost(offer, wish.home)
+        egress = egress_cost(offer, wish.home)
         hours = self._hours(offer, wish)
         if hours is None:
-            return Total(None, 0.0, 0.0, out, None)
-        history = self.history_of
-        boot = history.boot(offer) * offer.price if self.history is not None else 0.0
-        lost = offer.price * hours.hours * history.taken_away(offer) * LOST
-        return Total(hours, boot, lost, out, offer.price * hours.hours + boot + lost + out)
+            return Total(None, 0.0, 0.0, egress, None)
+        boot = 0.0
+        if self.history is not None:
+            boot = self.history.boot_hours(offer) * offer.price
+        work = offer.price * hours.hours
+        lost = work * self.known_history.preemption_rate(offer) * LOST
+        return Total(hours, boot, lost, egress, work + boot + lost + egress)
 
     def _hours(self, offer: Offer, wish: Wish) -> Hours | None:
-        have = offer.resources
-        found = self.on(have.gpu or "", have.gpu_memory) if self.on is not None else None
-        return found if found is not None or wish.hours is None else Hours(wish.hours)
+        """Return the hours of a run on an offer: for the offer's GPU if known, otherwise the hours of the wish."""
+        hours = None
+        if self.hours_on is not None:
+            hours = self.hours_on(offer.resources.gpu or "", offer.resources.gpu_memory)
+        if hours is None and wish.hours is not None:
+            hours = Hours(wish.hours)
+        return hours
 
-    def ranked(self, offers: Sequence[Offer], wish: Wish) -> list[Offer]:
+    def rank(self, offers: Sequence[Offer], wish: Wish) -> list[Offer]:
         """Return the offers, the cheapest run first.
 
-        Offers without a known time come last: with several providers or markets by price including expected
-        preemptions, otherwise in the given order.
+        Offers of unknown duration come last, in the given order.  With several providers or markets, the price with expected
+        preemptions decides instead.
         """
-        usd = [self.total(offer, wish).usd for offer in offers]
-        several = len({(offer.driver, offer.market) for offer in offers}) > 1
+        totals = [self.total(offer, wish).usd for offer in offers]
+        differ = len({(offer.driver, offer.market) for offer in offers}) > 1
 
-        def key(n: int) -> tuple[bool, float]:
-            total, offer = usd[n], offers[n]
-            if total is None:
-                lost = self.history_of.taken_away(offer) * LOST
-                return True, offer.price * (1 + lost) if several else 0.0
-            return False, total
+        def sort_key(n: int) -> tuple[bool, float]:
+            total = totals[n]
+            if total is not None:
+                return False, total
+            if not differ:
+                return True, 0.0
+            lost = self.known_history.preemption_rate(offers[n]) * LOST
+            return True, offers[n].price * (1 + lost)
 
-        return [offers[n] for n in sorted(range(len(offers)), key=key)]
+        return [offers[n] for n in sorted(range(len(offers)), key=sort_key)]
 
 
 def egress_cost(offer: Offer, home: int | None) -> float:

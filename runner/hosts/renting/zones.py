@@ -19,34 +19,42 @@ class Zones:
 
     def __init__(self) -> None:
         self._chosen: dict[Need, str] = {}
-        self._left: defaultdict[Need, set[str]] = defaultdict(set)
+        self._given_up: defaultdict[Need, set[str]] = defaultdict(set)
 
-    def of(self, need: Need) -> str:
-        """Return the zone of a need on any market; empty before one is chosen."""
+    def zone_for(self, need: Need) -> str:
+        """Return the chosen zone of a need on any market; empty before the choice."""
         return self._chosen.get(replace(need, market="any"), "")
 
-    def among(self, need: Need, offers: Iterable[Offer], there: Sequence[str]) -> list[Offer]:
-        """Return the offers in the zone of a need.
+    def filter_offers(
+        self, need: Need, offers: Iterable[Offer], there: Sequence[str]
+    ) -> list[Offer]:
+        """Return the offers in the zone of a need, before the choice in all zones that were not given up.
 
-        Before a zone is chosen, these are the offers in all zones that were not given up.
-
-        `there` are the zones of the need's running machines, which an earlier worker may have rented.
+        `there` are the zones of the need's running machines.  An earlier worker may have rented them, so the most
+        frequent zone counts as chosen.
         """
-        left = self._left[replace(need, market="any")]
-        up = [zone for zone in there if zone not in left]
-        zone = self.of(need) or (max(up, key=up.count) if up else "")
-        fit = [offer for offer in offers if zone_of(offer) not in left]
-        return [offer for offer in fit if not zone or zone_of(offer) == zone]
+        given_up = self._given_up[replace(need, market="any")]
+        zone = self.zone_for(need)
+        running = [each for each in there if each not in given_up]
+        if not zone and running:
+            zone = max(running, key=running.count)
+        found = [offer for offer in offers if zone_of(offer) not in given_up]
+        if zone:
+            found = [offer for offer in found if zone_of(offer) == zone]
+        return found
 
     def choose(self, need: Need, offer: Offer) -> None:
         """Choose the zone of an offer for a need."""
         self._chosen[replace(need, market="any")] = zone_of(offer)
 
-    def leave(self, need: Need, there: Sequence[str]) -> str:
-        """Give up the zone of a need and return it; empty if none was chosen."""
+    def give_up(self, need: Need, there: Sequence[str]) -> str:
+        """Give up the zone of a need and return the zone; empty without a zone to give up.
+
+        Without a chosen zone, this is the first zone in `there`.
+        """
         key = replace(need, market="any")
         zone = self._chosen.pop(key, "") or next(iter(there), "")
-        if zone in self._left[key]:
+        if not zone or zone in self._given_up[key]:
             return ""
-        self._left[key].update({zone} - {""})
+        self._given_up[key].add(zone)
         return zone

@@ -31,7 +31,7 @@ LEAST, FILES = 1 << 20, 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class HashedOutput:
     """The digest and manifest of an output.  Without `content`, `problem` is the reason, or is empty if the output does not exist."""
 
     content: str = ""
@@ -49,14 +49,14 @@ class _Span(NamedTuple):
     size: int
 
 
-class Fetch:
+class OutputDownload:
     """The download of one file or tree.
 
     `holes` are the missing ranges of files.  An interrupted download leaves files with holes.
     """
 
     def __init__(
-        self, wire: Wire, path: str, taken: Taken, target: str, *, near: bool = False
+        self, wire: Wire, path: str, taken: HashedOutput, target: str, *, near: bool = False
     ) -> None:
         """Create a download.  With `near`, the path on the host is also visible on this machine."""
         self._wire, self._path, self._taken, self._target = wire, path, taken, target
@@ -72,35 +72,35 @@ class Fetch:
         if self._tree and (trouble := find_fault(self._taken.entries)):
             raise Corrupt(f"{self._wire.name}: {trouble}", fix="check that this is the right host")
         try:
-            await self._begin()
-            with self._wire.measured(f"from {self._wire.name}", self._owed()) as meter:
-                await self._all(meter)
+            await self._prepare()
+            with self._wire.measure(f"from {self._wire.name}", self._missing_bytes()) as meter:
+                await self._download_missing(meter)
             self._finish()
         except OSError as error:
             raise no_space(error, os.fspath(error.filename or self._target)) from error
 
-    async def _all(self, meter: Meter) -> None:
+    async def _download_missing(self, meter: Meter) -> None:
         idle = 0
         while self._missing:
-            owed = self._owed() + len(self._missing)
-            meter.done = meter.total - self._owed()
-            trouble: BaseException | None = await self._round(meter)
-            await self._judge()
-            idle = 0 if self._owed() + len(self._missing) < owed else idle + 1
+            owed = self._missing_bytes() + len(self._missing)
+            meter.done = meter.total - self._missing_bytes()
+            trouble: BaseException | None = await self._run_round(meter)
+            await self._check_complete_files()
+            idle = 0 if self._missing_bytes() + len(self._missing) < owed else idle + 1
             if idle >= TRIES and isinstance(trouble, Unreachable):
                 raise trouble
             if idle >= TRIES:
-                raise self._changed(next(iter(self._missing.values()))) from trouble
+                raise self._changed_error(next(iter(self._missing.values()))) from trouble
             await asyncio.sleep(retry_pause(idle))
 
-    def _owed(self) -> int:
+    def _missing_bytes(self) -> int:
         """Return the number of missing bytes."""
         return sum(span.size for spans in self._holes.values() for span in spans)
 
-    def _at(self, entry: Entry) -> str:
+    def _local_path(self, entry: Entry) -> str:
         return f"{self._near}/{entry.path}" if self._tree else self._near
 
-    async def _begin(self) -> None:
+    async def _prepare(self) -> None:
         """Create the directories, and keep correct data of an earlier download."""
         await asyncio.to_thread(self._clear)
         if self._tree:
@@ -112,11 +112,13 @@ class Fetch:
         for entry in self._missing.values():
             self._holes[entry.path] = [_Span(entry, 0, entry.size)]
         if self._seen:
-            await asyncio.to_thread(self._copy)
-        here = [entry for entry in self._missing.values() if os.path.lexists(self._at(entry))]
-        await asyncio.gather(*(self._look(entry) for entry in here))
+            await asyncio.to_thread(self._copy_shared)
+        here = [
+            entry for entry in self._missing.values() if os.path.lexists(self._local_path(entry))
+        ]
+        await asyncio.gather(*(self._check_file(entry) for entry in here))
         free = os.statvfs(os.path.dirname(self._near) or ".")
-        if (needed := self._owed()) > free.f_bavail * free.f_frsize:
+        if (needed := self._missing_bytes()) > free.f_bavail * free.f_frsize:
             have = about(free.f_bavail * free.f_frsize)
             raise DiskFull(
                 f"only {have} disk space is free for {self._target}, which requires {about(needed)}",
@@ -140,16 +142,16 @@ class Fetch:
                 with contextlib.suppress(NotADirectoryError):  # its directory is deleted already
                     remove(f"{self._near}/{path}")
 
-    def _copy(self) -> None:
+    def _copy_shared(self) -> None:
         """Copy files from the shared disk.  They may be shorter or older than the host's files, so they are verified like all others."""
         for entry in self._missing.values():
-            if not os.path.lexists(self._at(entry)):
+            if not os.path.lexists(self._local_path(entry)):
                 with contextlib.suppress(OSError):
-                    copy(f"{self._path}/{entry.path}".rstrip("/"), self._at(entry))
+                    copy(f"{self._path}/{entry.path}".rstrip("/"), self._local_path(entry))
 
-    async def _look(self, entry: Entry) -> None:
+    async def _check_file(self, entry: Entry) -> None:
         """Verify an existing file and record its missing ranges: none, all, or, for a large file, some chunks."""
-        near = self._at(entry)
+        near = self._local_path(entry)
         size = os.lstat(near).st_size
         if size == entry.size and await asyncio.to_thread(digest_of, near) == entry.value:
             del self._missing[entry.path]
@@ -168,37 +170,37 @@ class Fetch:
                 asked, asyncio.to_thread(hash_chunks, near, size, self._wire.chunk)
             )
         except Gone:
-            raise self._changed(entry) from None
+            raise self._changed_error(entry) from None
         wrong = [at for at, there in enumerate(theirs) if at >= len(ours) or ours[at] != there]
         if not wrong:
-            raise self._changed(entry)
+            raise self._changed_error(entry)
         starts = [at * self._wire.chunk for at in wrong if at * self._wire.chunk < entry.size]
         self._holes[entry.path] = [
             _Span(entry, start, min(self._wire.chunk, entry.size - start)) for start in starts
         ]
 
-    async def _judge(self) -> None:
+    async def _check_complete_files(self) -> None:
         """Verify the files that are complete now.  For a wrong file, find its wrong ranges."""
         whole = [entry for entry in self._missing.values() if not self._holes[entry.path]]
         hashed = {entry.path: self._hashed.pop(entry.path, "") for entry in whole}
 
         async def judge(entry: Entry) -> None:
             if (
-                hashed[entry.path] or await asyncio.to_thread(digest_of, self._at(entry))
+                hashed[entry.path] or await asyncio.to_thread(digest_of, self._local_path(entry))
             ) == entry.value:
                 del self._missing[entry.path]
                 del self._holes[entry.path]
             else:
-                await self._look(entry)
+                await self._check_file(entry)
 
         await asyncio.gather(*(judge(entry) for entry in whole))
 
-    async def _round(self, meter: Meter) -> BaseException | None:
+    async def _run_round(self, meter: Meter) -> BaseException | None:
         """Request all missing data once, over several streams.  Returns the connection error, if any."""
-        jobs = [partial(self._bring, spans, meter) for spans in self._jobs()]
-        return await self._wire.side_by_side(jobs, self._owed())
+        jobs = [partial(self._download_ranges, spans, meter) for spans in self._group_ranges()]
+        return await self._wire.run_parallel(jobs, self._missing_bytes())
 
-    def _jobs(self) -> list[list[_Span]]:
+    def _group_ranges(self) -> list[list[_Span]]:
         """Group the missing ranges into requests, the smallest first.
 
         A broken connection then costs least.
@@ -208,15 +210,19 @@ class Fetch:
         spans = sorted(
             (span for spans in self._holes.values() for span in spans), key=lambda span: span.size
         )
-        most = max(LEAST, self._owed() // MOST) if self._wire.far else self._owed()
+        most = (
+            max(LEAST, self._missing_bytes() // MOST)
+            if self._wire.is_far
+            else self._missing_bytes()
+        )
         found: list[list[_Span]] = []
         room = 0
         for span in spans:
-            if self._wire.far and span.size > self._wire.chunk:
+            if self._wire.is_far and span.size > self._wire.chunk:
                 self._holes[span.entry.path].remove(span)
                 cut = [
                     span._replace(start=at, size=min(self._wire.chunk, span.start + span.size - at))
-                    for at in _steps(span, self._wire.chunk)
+                    for at in _chunk_starts(span, self._wire.chunk)
                 ]
                 self._holes[span.entry.path] += cut
                 found += [[each] for each in cut]
@@ -228,22 +234,23 @@ class Fetch:
             room -= span.size
         return found
 
-    async def _bring(self, spans: Sequence[_Span], meter: Meter) -> None:
+    async def _download_ranges(self, spans: Sequence[_Span], meter: Meter) -> None:
         """Download the ranges of one request."""
-        sink = _Sink([(span, self._at(span.entry)) for span in spans])
+        sink = _RangeWriter([(span, self._local_path(span.entry)) for span in spans])
         folder = self._path if self._tree else os.path.split(self._path)[0]
         wanted = [
             (span.entry.path if self._tree else os.path.basename(self._path), span.start, span.size)
             for span in spans
         ]
         stream = cast(
-            "AsyncGenerator[bytes, None]", self._wire.stream("send", folder, wanted, self._wire.far)
+            "AsyncGenerator[bytes, None]",
+            self._wire.stream("send", folder, wanted, self._wire.is_far),
         )
         try:
             async with contextlib.aclosing(stream):
                 async for data in stream:
                     meter.add(len(data))
-                    if not sink.feed(data):
+                    if not sink.write(data):
                         break
         except Infrastructure as error:
             if sink.position == 0:
@@ -251,17 +258,17 @@ class Fetch:
         finally:
             sink.close()
             for span, came in sink.came:
-                self._note(span, came)
+                self._record_range(span, came)
             self._hashed.update(sink.hashed)
 
-    def _note(self, span: _Span, came: int) -> None:
+    def _record_range(self, span: _Span, came: int) -> None:
         """Record the received bytes of a range."""
         holes = self._holes[span.entry.path]
         holes.remove(span)
         if came < span.size:
             holes.append(_Span(span.entry, span.start + came, span.size - came))
 
-    def _changed(self, entry: Entry) -> Corrupt:
+    def _changed_error(self, entry: Entry) -> Corrupt:
         path = f"{self._path}/{entry.path}".rstrip("/")
         return Corrupt(
             f"{path} on {self._wire.name} changed after the step finished",
@@ -273,11 +280,11 @@ class Fetch:
             if entry.kind == "l":
                 os.symlink(entry.value, f"{self._near}/{entry.path}")
             elif entry.kind == "x":
-                os.chmod(self._at(entry), 0o755)  # noqa: S103
+                os.chmod(self._local_path(entry), 0o755)  # noqa: S103
         os.rename(self._near, self._target)
 
 
-class _Sink:
+class _RangeWriter:
     """Writes received ranges into files, and hashes files that arrive completely."""
 
     def __init__(self, wanted: Sequence[tuple[_Span, str]]) -> None:
@@ -289,7 +296,7 @@ class _Sink:
         self._left = 0
         self._open()
 
-    def feed(self, data: bytes) -> bool:
+    def write(self, data: bytes) -> bool:
         """Write received data.  False if the host sends more bytes than announced."""
         view = memoryview(data)
         while self.position < len(self._wanted):
@@ -337,5 +344,5 @@ class _Sink:
         self._left = span.size
 
 
-def _steps(span: _Span, chunk: int) -> range:
+def _chunk_starts(span: _Span, chunk: int) -> range:
     return range(span.start, span.start + span.size, chunk)

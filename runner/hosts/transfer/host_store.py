@@ -18,8 +18,8 @@ from ...errors import Corrupt, Infrastructure
 from ...storage.content import files, tar
 from ...storage.content.files import Content, Entry
 from ..link.wire import CorruptReply, Gone, Wire, ignore_answer, parse_strings
-from . import neighbours
-from .download import Fetch, Taken
+from . import shared_disk
+from .download import HashedOutput, OutputDownload
 from .manifests import find_fault, object_name, object_path, tree_stamp
 from .upload import Sender
 
@@ -34,7 +34,7 @@ PULLS = 2
 
 
 @dataclass(slots=True)
-class Parcel:
+class AttemptContents:
     """The initial contents of an attempt directory."""
 
     files: dict[str, tuple[bytes, int]] = field(default_factory=dict)
@@ -53,10 +53,10 @@ class Parcel:
 
 
 @dataclass(frozen=True, slots=True)
-class Harvest:
+class HashedOutputs:
     """The result of an attempt: its outputs by name, and its changed inputs, by name or by object content."""
 
-    outputs: dict[str, Taken]
+    outputs: dict[str, HashedOutput]
     changed: tuple[str, ...] = ()
 
 
@@ -100,7 +100,7 @@ class HostStore(Sender):
         """Create the directories on the host, and determine their absolute path."""
         await self.wire.open()
         if self._folder:
-            self.neighbour = await neighbours.detect_shared_disk(self.wire, self._folder)
+            self.shared_disk = await shared_disk.detect_shared_disk(self.wire, self._folder)
 
     async def aclose(self) -> None:
         """Close the connection to the host."""
@@ -124,13 +124,17 @@ class HostStore(Sender):
         async with self._pulling:
             return await Puller(self).pull(source, known, learn)
 
-    async def fetch(self, path: str, taken: Taken, target: str) -> None:
+    async def fetch(self, path: str, taken: HashedOutput, target: str) -> None:
         """Download an output found by `take` from `path` to the new path `target`.  An interrupted download continues."""
-        await Fetch(self.wire, path, taken, target, near=self.neighbour.shows).run()
+        await OutputDownload(
+            self.wire, path, taken, target, near=self.shared_disk.sees_host_root
+        ).run()
 
     # -- attempts
 
-    async def stage(self, name: str, parcel: Parcel, coming: Collection[str] = ()) -> list[str]:
+    async def stage(
+        self, name: str, parcel: AttemptContents, coming: Collection[str] = ()
+    ) -> list[str]:
         """Create the attempt directory `name` on the host.  An existing one stays unchanged.
 
         The host waits until the contents `coming`, which are being uploaded, have arrived.  Raises Gone if that takes long.
@@ -183,30 +187,30 @@ class HostStore(Sender):
         async def once() -> list[str]:
             awaited = [object_name(content) for content in coming]
             states = list(parcel.states.values())
-            linked = await self.wire.once(
-                "stage", name, stamp, states, awaited, real, read=_link_answer, data=data
+            linked = await self.wire.ask_once(
+                "stage", name, stamp, states, awaited, real, read=_parse_links, data=data
             )
             if linked is None:
                 raise CorruptReply
             return linked
 
-        return await self.wire.patiently(once)
+        return await self.wire.retry(once)
 
-    async def take(self, path: str, outputs: Sequence[tuple[str, bool]]) -> Harvest:
+    async def hash_outputs(self, path: str, outputs: Sequence[tuple[str, bool]]) -> HashedOutputs:
         """Hash the outputs of an attempt on the host.  `outputs` are their names, each with whether it must be a directory."""
         try:
             found, changed = await self.wire.ask(
                 "take",
                 path,
                 [name for name, _ in outputs],
-                read=lambda answer: _read_taken(answer, outputs),
+                read=lambda answer: _parse_outputs(answer, outputs),
             )
         except Gone:
             raise Vanished(
                 f"{path} no longer exists on {self.wire.name}", fix="run the step again"
             ) from None
         objects = f"{self.root}/objects/"
-        return Harvest(
+        return HashedOutputs(
             found,
             tuple(
                 _content_at(name) if name.startswith(objects) else name.removeprefix(f"{path}/")
@@ -214,7 +218,7 @@ class HostStore(Sender):
             ),
         )
 
-    async def remains(
+    async def read_leftovers(
         self, path: str, *, each: int, all: int, count: int
     ) -> tuple[dict[str, bytes], int]:
         """Read small files of an attempt; return them and the number of others.
@@ -241,7 +245,7 @@ class HostStore(Sender):
             )
         return found, int(others)
 
-    async def keep(
+    async def store_outputs(
         self, path: str, outputs: Mapping[str, str], *, copy: Collection[str] = ()
     ) -> set[str]:
         """Move outputs of an attempt into the host's store: name -> content, as `take` found them.  Those in `copy` are copied."""
@@ -256,14 +260,14 @@ class HostStore(Sender):
 
     async def read(self, path: str, offset: int = 0, *, limit: int = 16 << 20) -> bytes:
         """Read a small file on the host from `offset`, up to `limit` bytes; empty if it does not exist."""
-        return (await self.piece(path, offset, limit=limit)).data
+        return (await self.read_piece(path, offset, limit=limit)).data
 
-    async def piece(self, path: str, offset: int, *, limit: int) -> Piece:
+    async def read_piece(self, path: str, offset: int, *, limit: int) -> Piece:
         """Read a file as `read` does, and tell whether the path is no regular file.  Older agents do not tell."""
         answer, data = await self.wire.read("read", path, offset, limit)
         return Piece(data, answer is True)
 
-    async def matching(self, path: str, pattern: str) -> list[str]:
+    async def find_files(self, path: str, pattern: str) -> list[str]:
         """Return the files of an attempt whose names match a pattern."""
         found = await self.wire.ask("matching", path, pattern, read=parse_strings)
         if trouble := find_fault([Entry(name, "f", 0, "0" * 64) for name in found]):
@@ -273,17 +277,17 @@ class HostStore(Sender):
             )
         return found
 
-    async def note(self, path: str) -> None:
+    async def write_marker(self, path: str) -> None:
         """Write a marker file below the root on the host."""
         await self.wire.ask("note", path, read=ignore_answer)
 
     async def remove(self, paths: Collection[str]) -> None:
         """Delete files and directories below the root on the host, even read-only ones."""
-        self._ours(paths)
+        self._check_below_root(paths)
         if paths:
             await self.wire.ask("remove", list(paths), read=ignore_answer)
 
-    def _ours(self, paths: Collection[str]) -> None:
+    def _check_below_root(self, paths: Collection[str]) -> None:
         if any(not path.startswith(f"{self.root}/") for path in paths):
             raise Infrastructure(
                 f"BUG: {sorted(paths)} is to be deleted, which is not below {self.root}"
@@ -296,12 +300,12 @@ class HostStore(Sender):
 
         Returns the number of deleted objects and states, which are searched at most once per `every`.
         """
-        self._ours(paths)
+        self._check_below_root(paths)
         return await self.wire.ask(
             "clear", list(paths), int(unused.total_seconds()), int(every.total_seconds()), read=int
         )
 
-    async def look(self, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
+    async def list_folder(self, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
         """List files and links below a directory.
 
         An entry is the name, the bytes, the modification time in nanoseconds, and whether it is a link.
@@ -310,7 +314,7 @@ class HostStore(Sender):
         """
         return await self.wire.ask("look", path, read=_parse_listing)
 
-    async def release(self, content: str, path: str) -> None:
+    async def move_to_state(self, content: str, path: str) -> None:
         """Turn an object into a writable part of a state at `path`, shared with no other file."""
         try:
             await self.wire.ask("release", object_name(content), path, read=ignore_answer)
@@ -320,7 +324,7 @@ class HostStore(Sender):
                 fix="find out which program deletes files on the host",
             ) from None
 
-    async def free(self) -> int:
+    async def find_free_space(self) -> int:
         """Return the free bytes below the root on the host."""
         return await self.wire.ask("free", read=int)
 
@@ -330,7 +334,7 @@ def _kind_of(mode: int) -> str:
     return "x" if mode & stat.S_IXUSR else "f"
 
 
-def _link_answer(answer: Any) -> list[str] | None:
+def _parse_links(answer: Any) -> list[str] | None:
     return None if answer is None else parse_strings(answer)
 
 
@@ -340,14 +344,14 @@ def _content_at(path: str) -> str:
     return f"{name[65:] or 'f'}:{name[:64]}"
 
 
-def _read_taken(
+def _parse_outputs(
     answer: Any, outputs: Sequence[tuple[str, bool]]
-) -> tuple[dict[str, Taken], list[str]]:
+) -> tuple[dict[str, HashedOutput], list[str]]:
     found, changed = answer
     if len(found) != len(outputs):
         raise ValueError
     return {
-        name: _judge_output(name, folder, kind, rows)
+        name: _parse_output(name, folder, kind, rows)
         for (name, folder), (kind, rows) in zip(outputs, found, strict=True)
     }, parse_strings(changed)
 
@@ -364,7 +368,9 @@ def _parse_listing(answer: Any) -> tuple[list[tuple[str, int, int, bool]], int, 
     )
 
 
-def _judge_output(name: str, folder: bool, kind: str, rows: Sequence[Sequence[Any]]) -> Taken:
+def _parse_output(
+    name: str, folder: bool, kind: str, rows: Sequence[Sequence[Any]]
+) -> HashedOutput:
     """Parse the host's answer about one output: its kind and its entries.
 
     Kinds are f (file), x (executable), d (directory), - (missing) and o (other).
@@ -377,18 +383,18 @@ def _judge_output(name: str, folder: bool, kind: str, rows: Sequence[Sequence[An
     ):
         raise ValueError
     if kind == "-":
-        return Taken()
+        return HashedOutput()
     if kind == "o":
-        return Taken(problem=f"{name} is neither a file nor a directory")
+        return HashedOutput(problem=f"{name} is neither a file nor a directory")
     if kind != "d":
         (only,) = entries
         if folder:
-            return Taken(problem=f"declared output {name}/ is not a directory")
+            return HashedOutput(problem=f"declared output {name}/ is not a directory")
         if trouble := find_fault([only._replace(path="it")]):
-            return Taken(problem=f"{name}: {trouble}")
-        return Taken(f"{only.kind}:{only.value}", (only._replace(path=""),), only.size)
+            return HashedOutput(problem=f"{name}: {trouble}")
+        return HashedOutput(f"{only.kind}:{only.value}", (only._replace(path=""),), only.size)
     if trouble := find_fault(entries):
-        return Taken(problem=f"{name}: {trouble}")
-    return Taken(
+        return HashedOutput(problem=f"{name}: {trouble}")
+    return HashedOutput(
         files.tree_id(entries), entries, sum(entry.size for entry in entries if entry.kind in "fx")
     )

@@ -50,8 +50,8 @@ class Puller:
 
         Raises Passed, Unreachable, Infrastructure if the host's disk is full, and CannotRun if the bucket's object has changed.
         """
-        with self._sender.sending():
-            await self._sender.adopt(source.name)
+        with self._sender.protect_uploads():
+            await self._sender.resume_transfer(source.name)
             try:
                 content = await self._pull(source, known, learn)
             except (CannotPull, CannotRun, Corrupt, Gone) as error:
@@ -72,14 +72,14 @@ class Puller:
         self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
     ) -> Content:
         digests: dict[str, str] = {}
-        with self._wire.measured(
+        with self._wire.measure(
             f"from {source.address} to {self._wire.name}", source.size
         ) as meter:
             done = 0
             for batch in _batches(source.items):
                 meter.done = done
-                await self._wire.patiently(
-                    partial(self._ask, source, batch, done, digests, meter, learn)
+                await self._wire.retry(
+                    partial(self._download_batch, source, batch, done, digests, meter, learn)
                 )
                 done += sum(item.size for item in batch)
         entries = files.sort(
@@ -100,13 +100,13 @@ class Puller:
             )
         except Gone:
             placed = False
-        if not placed and content not in await self._sender.have(
+        if not placed and content not in await self._sender.find_existing(
             (content,)
         ):  # otherwise the answer to an earlier attempt was lost
             raise CannotPull("the host received other bytes than requested")
         return content
 
-    async def _ask(
+    async def _download_batch(
         self,
         source: Signed,
         batch: Sequence[Item],
@@ -161,7 +161,7 @@ class Puller:
         except Infrastructure as error:
             raise CannotPull(str(error)) from error
         if free >= 0:
-            raise self._wire.full(free, source.size)
+            raise self._wire.disk_full_error(free, source.size)
         if problem:
             raise CannotPull(problem)
         if left.keys() - digests.keys():

@@ -37,9 +37,9 @@ from ..link.wire import (
     retry_pause,
 )
 from .manifests import object_name, object_path
-from .neighbours import Neighbour
-from .upload_base import Likeness
-from .upload_files import Arrivals, Cargo, grain_of
+from .shared_disk import SharedDisk
+from .upload_base import BaseFinder
+from .upload_files import Upload, UploadChecker, grain_size
 
 BATCH_BYTES, BATCH_FILES = 96 << 20, 4096
 """Maximum bytes and files of one tar."""
@@ -54,13 +54,13 @@ class Sender:
     """Uploads to one host.  `recall` returns the manifest of a tree that the host may have, if it is known here."""
 
     def __init__(self, wire: Wire, recall: Callable[[str], Sequence[Entry] | None]) -> None:
-        self._arrivals, self._courier = Arrivals(wire), Courier(wire)
-        self.wire, self._likeness = wire, Likeness(wire, recall)
-        self.neighbour = Neighbour(wire)
+        self._arrivals, self._courier = UploadChecker(wire), Uploader(wire)
+        self.wire, self._likeness = wire, BaseFinder(wire, recall)
+        self.shared_disk = SharedDisk(wire)
         self._turns: dict[str, asyncio.Lock] = {}
-        self._ahead: _Standing | None = None  # prefetched state of expected contents
+        self._ahead: _HostState | None = None  # prefetched state of expected contents
 
-    async def have(self, contents: Collection[str]) -> set[str]:
+    async def find_existing(self, contents: Collection[str]) -> set[str]:
         """Return the contents that exist on the host and need no verification.
 
         These were hashed since its boot and have not changed.
@@ -74,11 +74,11 @@ class Sender:
             if name in known
         }
 
-    async def expect(self, contents: Collection[str]) -> None:
+    async def prefetch_state(self, contents: Collection[str]) -> None:
         """Ask for the state of these contents on the host before the first upload, which then need not ask."""
         if contents:
             self._ahead = await self.wire.ask(
-                "begin", [object_name(content) for content in contents], read=_read_standing
+                "begin", [object_name(content) for content in contents], read=_parse_host_state
             )
 
     async def send(
@@ -88,8 +88,8 @@ class Sender:
         async with contextlib.AsyncExitStack() as turns:
             for content in sorted(sources):  # in a fixed order, to avoid a deadlock
                 await turns.enter_async_context(self._turns.setdefault(content, asyncio.Lock()))
-            turns.enter_context(self.sending())
-            turns.callback(asyncio.create_task(self._live()).cancel)
+            turns.enter_context(self.protect_uploads())
+            turns.callback(asyncio.create_task(self._send_signs_of_life()).cancel)
             try:
                 await retry_async(
                     lambda: self._send(sources, manifests or {}), backoff(Gone, TRIES, 0.0, 0.0)
@@ -101,7 +101,7 @@ class Sender:
                 ) from None
 
     @contextlib.contextmanager
-    def sending(self) -> Iterator[None]:
+    def protect_uploads(self) -> Iterator[None]:
         """Protect this sender's partial uploads from other senders of this process during the block."""
         _sending.add(self.wire.sender)
         try:
@@ -109,11 +109,11 @@ class Sender:
         finally:
             _sending.discard(self.wire.sender)
 
-    async def adopt(self, name: str) -> None:
+    async def resume_transfer(self, name: str) -> None:
         """Continue an interrupted transfer with this name."""
-        await self._begin([name])
+        await self._request_state([name])
 
-    async def _live(self) -> None:
+    async def _send_signs_of_life(self) -> None:
         """Send signs of life during the upload of a large file."""
         while True:
             await asyncio.sleep(_SIGN)
@@ -126,7 +126,7 @@ class Sender:
         self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]]
     ) -> None:
         known = {object_name(content): content for content in sources}
-        standing = await self._begin(known)
+        standing = await self._request_state(known)
         todo = {known[name]: how for name, how in standing.how.items() if how != "here"}
         if not todo:
             return
@@ -135,34 +135,39 @@ class Sender:
             for content, how in todo.items()
             if how == "absent"
         }
-        todo.update({known[name]: "partial" for name in await self.neighbour.draw(absent)})
+        todo.update(
+            {known[name]: "partial" for name in await self.shared_disk.copy_to_host(absent)}
+        )
         doubtful = {content for content, how in todo.items() if how == "doubtful"}
         cargoes = [
-            await self._tree(content, sources[content], manifests, here=content in doubtful)
+            await self._tree_upload(content, sources[content], manifests, here=content in doubtful)
             for content in todo
             if content[0] == "t"
         ]
         loose = [content for content in todo if content[0] != "t"]
         for content in doubtful & set(loose):
-            cargoes.append(self._files({content: sources[content]}, here=True))
+            cargoes.append(self._file_upload({content: sources[content]}, here=True))
         if rest := [content for content in loose if content not in doubtful]:
-            cargoes.append(self._files({content: sources[content] for content in rest}, here=False))
+            cargoes.append(
+                self._file_upload({content: sources[content] for content in rest}, here=False)
+            )
         began = {content for content, how in todo.items() if how == "partial"}
         for cargo in cargoes:
-            await self._prepare(cargo, standing, began, doubtful)
-        if (needed := sum(cargo.needs() for cargo in cargoes)) > standing.free:
-            raise self.wire.full(standing.free, needed)
-        with self.wire.measured(
-            f"to {self.wire.name}", sum(cargo.owed(grain_of(self.wire)) for cargo in cargoes)
+            await self._find_existing_data(cargo, standing, began, doubtful)
+        if (needed := sum(cargo.required_space() for cargo in cargoes)) > standing.free:
+            raise self.wire.disk_full_error(standing.free, needed)
+        with self.wire.measure(
+            f"to {self.wire.name}",
+            sum(cargo.missing_bytes(grain_size(self.wire)) for cargo in cargoes),
         ) as meter:
             for cargo in cargoes:
-                await self._deliver(cargo, meter)
-                await self._place(cargo, meter)
+                await self._upload_missing(cargo, meter)
+                await self._name_objects(cargo, meter)
 
-    async def _begin(self, wanted: Collection[str]) -> _Standing:
-        standing = self._taken(wanted)
+    async def _request_state(self, wanted: Collection[str]) -> _HostState:
+        standing = self._use_prefetched(wanted)
         if standing is None:
-            standing = await self.wire.ask("begin", list(wanted), read=_read_standing)
+            standing = await self.wire.ask("begin", list(wanted), read=_parse_host_state)
         if standing.how.keys() != set(wanted):
             raise Corrupt(
                 f"{self.wire.name} sent an unexpected reply",
@@ -178,7 +183,7 @@ class Sender:
                 )
         return standing
 
-    def _taken(self, wanted: Collection[str]) -> _Standing | None:
+    def _use_prefetched(self, wanted: Collection[str]) -> _HostState | None:
         """Return the prefetched state of these contents, or None.  It is used once, because the state changes."""
         ahead = self._ahead
         if ahead is None or not ahead.how.keys() >= set(wanted):
@@ -190,9 +195,9 @@ class Sender:
         theirs = {sender: names for sender, names in theirs.items() if names}
         return ahead._replace(how={name: ahead.how.pop(name) for name in wanted}, theirs=theirs)
 
-    async def _tree(
+    async def _tree_upload(
         self, content: str, source: str, manifests: Mapping[str, Sequence[Entry]], *, here: bool
-    ) -> Cargo:
+    ) -> Upload:
         manifest = manifests.get(content)
         if manifest is None:
             manifest = self._likeness.recall(content)
@@ -203,19 +208,19 @@ class Sender:
         name = object_name(content)
         folder = object_path(content) if here else f"partial/{self.wire.sender}/{name}"
         size = sum(entry.size for entry in manifest if entry.kind in "fx")
-        cargo = Cargo(
+        cargo = Upload(
             name, folder, size, lambda entry: f"{source}/{entry.path}", source, content, manifest
         )
         cargo.missing = {entry.path: entry for entry in manifest if entry.kind in "fx"}
         cargo.links = [entry for entry in manifest if entry.kind in "ld"]
-        cargo.bare = True
+        cargo.lacks_manifest = True
         return cargo
 
-    def _files(self, sources: Mapping[str, str], *, here: bool) -> Cargo:
+    def _file_upload(self, sources: Mapping[str, str], *, here: bool) -> Upload:
         origins = {object_name(content): source for content, source in sources.items()}
         some = next(iter(sources))
         folder = os.path.dirname(object_path(some)) if here else f"partial/{self.wire.sender}"
-        cargo = Cargo(
+        cargo = Upload(
             object_name(some),
             folder,
             0,
@@ -227,20 +232,20 @@ class Sender:
                 size = os.stat(source).st_size
             except OSError as error:
                 raise Changed(source, f"can no longer be read: {error.strerror}") from error
-            cargo.loose[object_name(content)] = Entry(
+            cargo.files[object_name(content)] = Entry(
                 object_name(content), content[0], size, content[2:]
             )
             cargo.size += size
-        cargo.missing = dict(cargo.loose)
+        cargo.missing = dict(cargo.files)
         return cargo
 
-    async def _prepare(
-        self, cargo: Cargo, standing: _Standing, began: Collection[str], doubtful: Collection[str]
+    async def _find_existing_data(
+        self, cargo: Upload, standing: _HostState, began: Collection[str], doubtful: Collection[str]
     ) -> None:
         """Find the data of a cargo that exists on the host."""
         if cargo.content in doubtful:
             await self._arrivals.survey(cargo)
-            stamp = cargo.described()[1] if cargo.root else ""
+            stamp = cargo.describe_tree()[1] if cargo.root else ""
             if not cargo.missing and await self.wire.ask(
                 "seals", object_name(cargo.content), stamp, read=bool
             ):
@@ -259,33 +264,37 @@ class Sender:
             ):
                 await self._arrivals.survey(cargo)
             if cargo.content not in doubtful:
-                await self._likeness.build_files_on(cargo, standing.free, began)
-                await self._arrivals.compare_all(cargo, list(cargo.older))
+                await self._likeness.choose_file_bases(cargo, standing.free, began)
+                await self._arrivals.compare_files(cargo, list(cargo.bases))
             return
         if cargo.content in began or cargo.content in doubtful:
-            await self._arrivals.tidy(cargo)
+            await self._arrivals.delete_extra(cargo)
             await self._arrivals.survey(cargo)
             return
-        await self._likeness.build_on(cargo, standing.trees)
-        await self._arrivals.compare_all(cargo, list(cargo.older))
+        await self._likeness.choose_tree_base(cargo, standing.trees)
+        await self._arrivals.compare_files(cargo, list(cargo.bases))
 
-    async def _deliver(self, cargo: Cargo, meter: Meter) -> None:
+    async def _upload_missing(self, cargo: Upload, meter: Meter) -> None:
         """Upload missing data, and repeat damaged parts, until everything is correct."""
         idle = 0
-        while cargo.missing or cargo.bare:
-            owed = cargo.owed(grain_of(self.wire)), len(cargo.missing), cargo.bare
-            trouble = await self._courier.round(cargo, meter)
-            if not cargo.missing and not cargo.bare:
+        while cargo.missing or cargo.lacks_manifest:
+            owed = (
+                cargo.missing_bytes(grain_size(self.wire)),
+                len(cargo.missing),
+                cargo.lacks_manifest,
+            )
+            trouble = await self._courier.run_round(cargo, meter)
+            if not cargo.missing and not cargo.lacks_manifest:
                 return
             await self._arrivals.survey(cargo)
-            left = cargo.owed(grain_of(self.wire))
+            left = cargo.missing_bytes(grain_size(self.wire))
             meter.done = meter.total - left
-            idle = 0 if (left, len(cargo.missing), cargo.bare) < owed else idle + 1
+            idle = 0 if (left, len(cargo.missing), cargo.lacks_manifest) < owed else idle + 1
             if idle >= TRIES:
                 self._give_up(cargo, trouble)
             await asyncio.sleep(retry_pause(idle))
 
-    def _give_up(self, cargo: Cargo, trouble: BaseException | None) -> None:
+    def _give_up(self, cargo: Upload, trouble: BaseException | None) -> None:
         if isinstance(trouble, Unreachable):
             raise trouble
         path = next(iter(cargo.missing), cargo.name)
@@ -294,22 +303,22 @@ class Sender:
             fix="check the disk and the memory of both machines",
         ) from trouble
 
-    async def _place(self, cargo: Cargo, meter: Meter) -> None:
+    async def _name_objects(self, cargo: Upload, meter: Meter) -> None:
         """Give the uploaded objects their names."""
         if not cargo.folder:
             return
         if not cargo.root:
-            if not cargo.placed:
-                await self._place_files(cargo)
+            if not cargo.is_named:
+                await self._name_files(cargo)
             return
         for _ in range(TRIES):
             try:
-                placed = cargo.placed or await self.wire.ask(
-                    "place_tree", cargo.name, cargo.described()[1], cargo.rough, read=bool
+                placed = cargo.is_named or await self.wire.ask(
+                    "place_tree", cargo.name, cargo.describe_tree()[1], cargo.had_data, read=bool
                 )
             except Gone:
                 placed = bool(
-                    await self.have((cargo.content,))
+                    await self.find_existing((cargo.content,))
                 )  # the answer to an earlier attempt was lost, but the tree has its name
                 if not placed:
                     raise
@@ -317,26 +326,26 @@ class Sender:
                 self._likeness.remember(cargo.content, cargo.manifest)
                 return
             cargo.missing = {entry.path: entry for entry in cargo.manifest if entry.kind in "fx"}
-            await self._arrivals.tidy(cargo)
+            await self._arrivals.delete_extra(cargo)
             await self._arrivals.survey(cargo)
-            await self._deliver(cargo, meter)
+            await self._upload_missing(cargo, meter)
         self._give_up(cargo, None)
 
-    async def _place_files(self, cargo: Cargo) -> None:
-        placed = set(await self.wire.ask("place_files", list(cargo.loose), read=parse_strings))
-        if placed.issuperset(cargo.loose):
+    async def _name_files(self, cargo: Upload) -> None:
+        placed = set(await self.wire.ask("place_files", list(cargo.files), read=parse_strings))
+        if placed.issuperset(cargo.files):
             return
         # The answer was lost: an earlier request has named the files.
         contents = {
             f"{entry.kind}:{entry.value}"
-            for name, entry in cargo.loose.items()
+            for name, entry in cargo.files.items()
             if name not in placed
         }
-        if await self.have(contents) != contents:
+        if await self.find_existing(contents) != contents:
             raise Gone
 
 
-class _Standing(NamedTuple):
+class _HostState(NamedTuple):
     """A host's answer about objects to be uploaded."""
 
     how: dict[str, str]
@@ -351,10 +360,10 @@ class _Standing(NamedTuple):
     """Names of the most recently used trees."""
 
 
-def _read_standing(answer: Any) -> _Standing:
+def _parse_host_state(answer: Any) -> _HostState:
     how = {str(name): str(word) for name, word in answer["how"].items()}
     theirs = {str(sender): parse_strings(names) for sender, names in answer["theirs"].items()}
-    return _Standing(
+    return _HostState(
         how,
         theirs,
         set(parse_strings(answer["silent"])),
@@ -377,36 +386,36 @@ def _is_dead(sender: str) -> bool:
         return True
 
 
-class Courier:
+class Uploader:
     """Uploads the missing data of a cargo over several streams: small files in tars, large files by holes.  Makes no other requests."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
-    async def round(self, cargo: Cargo, meter: Meter) -> BaseException | None:
+    async def run_round(self, cargo: Upload, meter: Meter) -> BaseException | None:
         """Upload all missing data once, over several streams.  Returns the connection error, if any."""
-        return await self._wire.side_by_side(
-            list(self._jobs(cargo, meter)), cargo.owed(grain_of(self._wire))
+        return await self._wire.run_parallel(
+            list(self._list_jobs(cargo, meter)), cargo.missing_bytes(grain_size(self._wire))
         )
 
-    def _jobs(self, cargo: Cargo, meter: Meter) -> Iterator[Callable[[], Awaitable[None]]]:
+    def _list_jobs(self, cargo: Upload, meter: Meter) -> Iterator[Callable[[], Awaitable[None]]]:
         """Yield the uploads, large files first, so that the rest is small.  A manifest without files blocks nothing."""
         large = [entry for entry in cargo.missing.values() if entry.size > self._wire.chunk]
         small = [entry for entry in cargo.missing.values() if entry.size <= self._wire.chunk]
-        bare = cargo.bare
+        bare = cargo.lacks_manifest
         if large and not small and bare:
             bare = False
-            yield lambda: self._batch(cargo, [], True, False, meter)
+            yield lambda: self._send_batch(cargo, [], True, False, meter)
         for entry in large:
-            pieces = _split_holes(self._holes(cargo, entry), _PIECE, _HOLES)
-            if self._wire.far and len(pieces) > 1:
-                yield from self._piecemeal(cargo, entry, pieces, meter)
+            pieces = _split_holes(self._holes_of(cargo, entry), _PIECE, _HOLES)
+            if self._wire.is_far and len(pieces) > 1:
+                yield from self._piece_jobs(cargo, entry, pieces, meter)
             else:
-                yield lambda entry=entry: self._write(cargo, entry, meter)  # type: ignore[misc]
+                yield lambda entry=entry: self._send_large_file(cargo, entry, meter)  # type: ignore[misc]
         batches: list[list[Entry]] = [[]]
         size = 0
         together = sum(entry.size for entry in small)
-        most = min(BATCH_BYTES, max(LANE, together // MOST)) if self._wire.far else BATCH_BYTES
+        most = min(BATCH_BYTES, max(LANE, together // MOST)) if self._wire.is_far else BATCH_BYTES
         for entry in small:
             if size >= most or len(batches[-1]) >= BATCH_FILES:
                 batches.append([])
@@ -417,14 +426,16 @@ class Courier:
         for batch in batches:
             if batch or bare:
                 last = batch is batches[-1] and bare
-                yield lambda batch=batch, last=last: self._batch(cargo, batch, last, alone, meter)  # type: ignore[misc]
+                yield lambda batch=batch, last=last: self._send_batch(
+                    cargo, batch, last, alone, meter
+                )  # type: ignore[misc]
 
-    async def _batch(
-        self, cargo: Cargo, batch: Sequence[Entry], last: bool, alone: bool, meter: Meter
+    async def _send_batch(
+        self, cargo: Upload, batch: Sequence[Entry], last: bool, alone: bool, meter: Meter
     ) -> None:
         """Upload small files in one tar.  The last tar includes links and the manifest; if it is the only upload, the tree gets its name at once."""
         title = f".manifest-{next(_count)}"
-        data = cargo.described()[0] if last else b""
+        data = cargo.describe_tree()[0] if last else b""
         listing = Entry(title, "f", len(data), hashlib.sha256(data).hexdigest())
         expected = _joint_digest([listing, *batch] if last else batch)
 
@@ -438,53 +449,53 @@ class Courier:
                 yield tar.member(entry, _read_whole(cargo.origin(entry), entry.size))
             yield tar.END
 
-        stamp = cargo.described()[1] if alone and cargo.root and not cargo.rough else ""
+        stamp = cargo.describe_tree()[1] if alone and cargo.root and not cargo.had_data else ""
         folder = cargo.name if cargo.root else ""
-        loose = list(cargo.loose) if alone and not cargo.rough else []
+        loose = list(cargo.files) if alone and not cargo.had_data else []
         arguments = (folder, cargo.name, title if last else "", expected, stamp, loose)
-        arrived, placed = await self._wire.once(
+        arrived, placed = await self._wire.ask_once(
             "batch",
             *arguments,
             read=lambda answer: (str(answer["digest"]), bool(answer["placed"])),
-            data=meter.counted(pieces()),
+            data=meter.count(pieces()),
         )
         if arrived != expected:
             raise CorruptReply
         for entry in batch:
             cargo.missing.pop(entry.path, None)
-        cargo.bare = cargo.bare and not last
-        cargo.placed = placed
+        cargo.lacks_manifest = cargo.lacks_manifest and not last
+        cargo.is_named = placed
 
-    async def _write(self, cargo: Cargo, entry: Entry, meter: Meter) -> None:
+    async def _send_large_file(self, cargo: Upload, entry: Entry, meter: Meter) -> None:
         """Upload a large file, or its missing parts, on one stream; the host hashes the data as it arrives."""
-        holes = self._holes(cargo, entry)
+        holes = self._holes_of(cargo, entry)
         for at in range(0, len(holes), _HOLES):
-            await self._put(
+            await self._fill_holes(
                 cargo, entry, holes[at : at + _HOLES], meter, last=at + _HOLES >= len(holes)
             )
 
-    def _piecemeal(
-        self, cargo: Cargo, entry: Entry, pieces: Sequence[Sequence[tuple[int, int]]], meter: Meter
+    def _piece_jobs(
+        self, cargo: Upload, entry: Entry, pieces: Sequence[Sequence[tuple[int, int]]], meter: Meter
     ) -> Iterator[Callable[[], Awaitable[None]]]:
         """Upload a large file on all streams.  The stream with the last piece makes the host hash the file."""
         left = len(pieces)
 
         async def bring(piece: Sequence[tuple[int, int]]) -> None:
             nonlocal left
-            await self._put(cargo, entry, piece, meter, last=False)
+            await self._fill_holes(cargo, entry, piece, meter, last=False)
             left -= 1
             if not left:
-                await self._put(cargo, entry, (), meter, last=True)
+                await self._fill_holes(cargo, entry, (), meter, last=True)
 
         for piece in pieces:
             yield lambda piece=piece: bring(piece)  # type: ignore[misc]
 
-    def _holes(self, cargo: Cargo, entry: Entry) -> Sequence[tuple[int, int]]:
-        return cargo.holes.get(entry.path) or [(0, -(-entry.size // grain_of(self._wire)))]
+    def _holes_of(self, cargo: Upload, entry: Entry) -> Sequence[tuple[int, int]]:
+        return cargo.holes.get(entry.path) or [(0, -(-entry.size // grain_size(self._wire)))]
 
-    async def _put(
+    async def _fill_holes(
         self,
-        cargo: Cargo,
+        cargo: Upload,
         entry: Entry,
         holes: Sequence[tuple[int, int]],
         meter: Meter,
@@ -492,7 +503,7 @@ class Courier:
         last: bool,
     ) -> None:
         """Fill holes of a large file.  The last call sets its mode and verifies its digest.  Raises CorruptReply if it differs."""
-        grain, size = grain_of(self._wire), entry.size
+        grain, size = grain_size(self._wire), entry.size
         blocks = (
             read_part(
                 cargo.origin(entry), size, first * grain, min(count * grain, size - first * grain)
@@ -504,13 +515,13 @@ class Courier:
         grains = (
             [known[at] for at in sorted(known)] if last and len(known) == -(-size // grain) else []
         )
-        older = cargo.older[entry.path].path if entry.path in cargo.older else ""
+        older = cargo.bases[entry.path].path if entry.path in cargo.bases else ""
         arguments = (cargo.folder, entry.path, grain, size, mode, holes, grains, older)
-        arrived, came = await self._wire.once(
+        arrived, came = await self._wire.ask_once(
             "write",
             *arguments,
             read=lambda answer: (str(answer[0]), parse_strings(answer[1])),
-            data=meter.counted(itertools.chain.from_iterable(blocks)),
+            data=meter.count(itertools.chain.from_iterable(blocks)),
         )
         known.update(
             zip(

@@ -16,7 +16,7 @@ from ...storage.content.files import Entry
 from ..link.read_range import hash_chunks, read_part
 from ..link.wire import LONGEST_ANSWER, Wire, parse_digests, parse_strings
 from .manifests import list_folders, object_path
-from .upload_files import Cargo, Grains, Older, grain_of
+from .upload_files import BaseFile, GrainDigests, Upload, grain_size
 
 _MANIFESTS = 8
 _WORTH = 256 << 10  # minimum bytes of a tree for the search of a base
@@ -28,14 +28,14 @@ _SAMPLE, _SAMPLES = (
 _ALIKE = 2  # minimum number of equal samples
 
 
-class Likeness:
+class BaseFinder:
     """Searches one host for similar data.  `recall` returns the manifest of a tree that the host may have, if it is known here."""
 
     def __init__(self, wire: Wire, recall: Callable[[str], Sequence[Entry] | None]) -> None:
         self._wire, self.recall = wire, recall
         self._manifests: dict[str, Sequence[Entry]] = {}
 
-    async def build_on(self, cargo: Cargo, trees: Sequence[str]) -> None:
+    async def choose_tree_base(self, cargo: Upload, trees: Sequence[str]) -> None:
         """Start the upload of a tree with the common files of the most similar tree on the host."""
         wanted = {(entry.path, entry.kind, entry.value): entry.size for entry in cargo.manifest}
         large = {
@@ -51,7 +51,7 @@ class Likeness:
             unknown += f"t:{name[:64]}" not in self._manifests
             if unknown > _ASKED:
                 break
-            older = await self._manifest(name)
+            older = await self._load_manifest(name)
             shared = sum(wanted.get((entry.path, entry.kind, entry.value), 0) for entry in older)
             shared += sum(
                 min(entry.size, large.get(entry.path, 0)) // 2 for entry in older
@@ -60,11 +60,11 @@ class Likeness:
                 best, common = name, shared
         if not best or common * 10 < cargo.size:
             return
-        older = await self._manifest(best)
+        older = await self._load_manifest(best)
         same = {entry.path for entry in older if (entry.path, entry.kind, entry.value) in wanted}
         superfluous = [entry.path for entry in older if entry.path not in same]
         superfluous += sorted(set(list_folders(older)) - set(list_folders(cargo.manifest)))
-        values, grain = {entry.path: entry.value for entry in older}, grain_of(self._wire)
+        values, grain = {entry.path: entry.value for entry in older}, grain_size(self._wire)
         alike = [cargo.missing[path] for path in superfluous if path in large]
         asked = (
             "base",
@@ -82,7 +82,9 @@ class Likeness:
             )
         )
         known, _, ours = await asyncio.gather(
-            self._wire.ask(*asked, read=_parse_grains), asyncio.to_thread(cargo.described), hashing
+            self._wire.ask(*asked, read=_parse_grains),
+            asyncio.to_thread(cargo.describe_tree),
+            hashing,
         )
         if known is not None:
             cargo.missing = {
@@ -90,12 +92,12 @@ class Likeness:
             }
             cargo.links = [entry for entry in cargo.links if entry.path not in same]
             for entry, own in zip(alike, ours, strict=True):
-                grains = Grains(*known[entry.path], own) if entry.path in known else None
-                cargo.older[entry.path] = Older(
+                grains = GrainDigests(*known[entry.path], own) if entry.path in known else None
+                cargo.bases[entry.path] = BaseFile(
                     f"{object_path(f't:{best[:64]}')}/{entry.path}", values[entry.path], grains
                 )
 
-    async def build_files_on(self, cargo: Cargo, free: int, began: Collection[str]) -> None:
+    async def choose_file_bases(self, cargo: Upload, free: int, began: Collection[str]) -> None:
         """Start each large file with the most similar one on the host.
 
         That file is chosen by samples, because the names differ, and is compared by chunks.
@@ -119,9 +121,9 @@ class Likeness:
             }
             best = max(likeness, key=lambda name: likeness[name], default="")
             if best and likeness[best] >= _ALIKE:
-                cargo.older[entry.path] = Older(f"objects/{best[:2]}/{best}", best[:64])
+                cargo.bases[entry.path] = BaseFile(f"objects/{best[:2]}/{best}", best[:64])
 
-    async def _manifest(self, name: str) -> Sequence[Entry]:
+    async def _load_manifest(self, name: str) -> Sequence[Entry]:
         """Return the manifest of a tree on the host; empty if unknown."""
         content = f"t:{name[:64]}"
         if (known := self._manifests.get(content)) is None:

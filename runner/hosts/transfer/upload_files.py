@@ -21,7 +21,7 @@ GRAINS = 4
 """Grains per chunk.  A grain is the unit in which large files are compared and repeated."""
 
 
-class Grains(NamedTuple):
+class GrainDigests(NamedTuple):
     """The grain digests of a large file: its bytes on the host, the digests there, and the local digests."""
 
     size: int
@@ -29,18 +29,18 @@ class Grains(NamedTuple):
     ours: Sequence[str]
 
 
-class Older(NamedTuple):
+class BaseFile(NamedTuple):
     """A large file on the host, which an upload can build on."""
 
     path: str
     """Path relative to the root."""
     digest: str
-    grains: Grains | None = None
+    grains: GrainDigests | None = None
     """The grain digests if they are known and not used yet."""
 
 
 @dataclass(slots=True)
-class Cargo:
+class Upload:
     """Files to upload into one directory of the host."""
 
     name: str
@@ -51,8 +51,8 @@ class Cargo:
     content: str = ""
     manifest: Sequence[Entry] = ()
     missing: dict[str, Entry] = field(default_factory=dict)
-    loose: dict[str, Entry] = field(default_factory=dict)  # all files, if this is no tree
-    older: dict[str, Older] = field(
+    files: dict[str, Entry] = field(default_factory=dict)  # all files, if this is no tree
+    bases: dict[str, BaseFile] = field(
         default_factory=dict
     )  # large file -> a similar file on the host
     grains: dict[str, dict[int, str]] = field(
@@ -62,24 +62,24 @@ class Cargo:
         default_factory=dict
     )  # large file -> (first grain, number of grains) that are missing
     links: list[Entry] = field(default_factory=list)  # including empty directories
-    bare: bool = False  # the links and the manifest are still missing
-    rough: bool = False  # a part existed on the host, or was damaged
-    placed: bool = False
+    lacks_manifest: bool = False  # the links and the manifest are still missing
+    had_data: bool = False  # a part existed on the host, or was damaged
+    is_named: bool = False
     _described: tuple[bytes, str] | None = None
 
-    def owed(self, grain: int) -> int:
+    def missing_bytes(self, grain: int) -> int:
         """Return the missing bytes."""
-        return sum(self._left(entry, grain) for entry in self.missing.values())
+        return sum(self._missing_bytes_of(entry, grain) for entry in self.missing.values())
 
-    def needs(self) -> int:
+    def required_space(self) -> int:
         """Return the bytes of disk space required on the host."""
         return sum(entry.size for entry in self.missing.values())
 
-    def _left(self, entry: Entry, grain: int) -> int:
+    def _missing_bytes_of(self, entry: Entry, grain: int) -> int:
         holes = self.holes.get(entry.path)
         return min(entry.size, grain * sum(count for _, count in holes)) if holes else entry.size
 
-    def described(self) -> tuple[bytes, str]:
+    def describe_tree(self) -> tuple[bytes, str]:
         """Return a tree's manifest as stored beside it, and the digest of its names and links."""
         if self._described is None:
             text = json.dumps(self.manifest, ensure_ascii=False, separators=(",", ":"))
@@ -87,20 +87,20 @@ class Cargo:
         return self._described
 
 
-def grain_of(wire: Wire) -> int:
+def grain_size(wire: Wire) -> int:
     """Return the bytes of a grain."""
     return max(1, wire.chunk // GRAINS)
 
 
-class Arrivals:
+class UploadChecker:
     """The uploaded data on one host."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
-    async def survey(self, cargo: Cargo) -> None:
+    async def survey(self, cargo: Upload) -> None:
         """Ask which missing files have arrived, and remove correct ones from `missing`."""
-        cargo.rough = True
+        cargo.had_data = True
         small = [entry for entry in cargo.missing.values() if entry.size <= self._wire.chunk]
         if small:
             there = await self._wire.ask(
@@ -112,22 +112,22 @@ class Arrivals:
             for entry, (kind, value) in zip(small, there, strict=False):
                 if kind == entry.kind and value == entry.value:
                     del cargo.missing[entry.path]
-        await self.compare_all(
+        await self.compare_files(
             cargo, [path for path, entry in cargo.missing.items() if entry.size > self._wire.chunk]
         )
 
-    async def compare_all(self, cargo: Cargo, paths: Sequence[str]) -> None:
+    async def compare_files(self, cargo: Upload, paths: Sequence[str]) -> None:
         todo = iter([cargo.missing[path] for path in paths])
 
         async def some() -> None:
             for entry in todo:
                 await self._compare(cargo, entry)
 
-        await asyncio.gather(*(some() for _ in range(self._wire.lanes(0, len(paths)))))
+        await asyncio.gather(*(some() for _ in range(self._wire.open_lanes(0, len(paths)))))
 
-    async def _compare(self, cargo: Cargo, entry: Entry) -> None:
+    async def _compare(self, cargo: Upload, entry: Entry) -> None:
         """Find the grains of a large file that differ on the host.  A file with an older version starts with its data."""
-        size, theirs, ours = await self._grains(cargo, entry)
+        size, theirs, ours = await self._digest_grains(cargo, entry)
         cargo.grains[entry.path] = dict(enumerate(ours))
         if size > entry.size:
             await self._wire.ask("delete", cargo.folder, [entry.path], read=ignore_answer)
@@ -138,7 +138,7 @@ class Arrivals:
         wrong = [at for at, digest in enumerate(ours) if at >= len(theirs) or theirs[at] != digest]
         if not wrong and await asyncio.to_thread(digest_of, cargo.origin(entry)) != entry.value:
             raise Changed(cargo.origin(entry))
-        if not wrong and entry.path in cargo.older:
+        if not wrong and entry.path in cargo.bases:
             wrong = [
                 len(ours) - 1
             ]  # the bytes are equal, but the mode may differ: the last grain sets it
@@ -154,11 +154,11 @@ class Arrivals:
                 holes.append((at, 1))
         cargo.holes[entry.path] = holes
 
-    async def _grains(self, cargo: Cargo, entry: Entry) -> Grains:
+    async def _digest_grains(self, cargo: Upload, entry: Entry) -> GrainDigests:
         """Return the digests of a large file on the host and here.  Known digests of its base are used once."""
-        grain, older = grain_of(self._wire), cargo.older.get(entry.path, Older("", ""))
+        grain, older = grain_size(self._wire), cargo.bases.get(entry.path, BaseFile("", ""))
         if older.grains is not None:
-            cargo.older[entry.path] = older._replace(grains=None)
+            cargo.bases[entry.path] = older._replace(grains=None)
             size = min(older.grains.size, entry.size)
             return older.grains._replace(size=size, theirs=older.grains.theirs[: -(-size // grain)])
         asked = self._wire.ask(
@@ -174,9 +174,9 @@ class Arrivals:
         (size, theirs), ours = await asyncio.gather(
             asked, asyncio.to_thread(hash_chunks, cargo.origin(entry), entry.size, grain)
         )
-        return Grains(size, theirs, ours)
+        return GrainDigests(size, theirs, ours)
 
-    async def tidy(self, cargo: Cargo) -> None:
+    async def delete_extra(self, cargo: Upload) -> None:
         """Delete entries that do not belong to a tree, and find its missing links and empty directories."""
         below, pointing = await self._wire.ask("listing", cargo.folder, read=_parse_listing)
         above = set(list_folders(cargo.manifest))
@@ -201,7 +201,7 @@ class Arrivals:
             for entry in cargo.manifest
             if entry.kind in "ld" and (entry.path not in below or entry.path in gone)
         ]
-        cargo.bare = True
+        cargo.lacks_manifest = True
 
 
 def _parse_listing(answer: Any) -> tuple[dict[str, str], dict[str, str]]:

@@ -14,8 +14,8 @@ from ...language.units import money_text
 from ...paths import from_here, is_path
 from ...storage.workspace import Workspace
 from ..tail import safe_line
-from .chosen import open_to_work
 from .flags import add_request, color, request_of
+from .targets import open_for_run
 
 if TYPE_CHECKING:
     from ...advice.rules import Verdict
@@ -50,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     request = request_of(args)
-    with open_to_work(args.workspace, request) as ws:
+    with open_for_run(args.workspace, request) as ws:
         ws.share(args.store)
         host = _host(ws, args)
         found, verdict = _check_asked(ws, request, args, host)
@@ -102,11 +102,11 @@ def _host(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | None:
     from drivers.base import DriverError
 
     from ...advice.facts import machine
-    from ...hosts.renting.leases import driver_of
+    from ...hosts.renting.leases import create_driver
 
     try:
         return asyncio.run(
-            machine.ask(driver_of(name, ws.config.driver(name), args.hosts, str(ws.home)))
+            machine.ask(create_driver(name, ws.config.driver(name), args.hosts, str(ws.home)))
         )
     except DriverError as error:
         print(f"recipe: cannot get facts from the host: {error}", file=sys.stderr)

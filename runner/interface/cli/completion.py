@@ -121,23 +121,29 @@ def candidates(words: list[str]) -> Iterator[str]:
         return
     before.remove(verb)
     parser, _ = parser_of(verb)
-    taking = {
+    value_flags = _flags_with_value(parser)
+    flag, equals, value = word.partition("=")
+    if before and before[-1] in value_flags:
+        last = before.pop()
+        yield from _values(value_flags[last], last, word, before)
+    elif word.startswith("--") and equals and flag in value_flags:
+        for found in _values(value_flags[flag], flag, value, before):
+            if not found.startswith(":"):
+                yield f"{flag}={found}"
+    elif word.startswith("-"):
+        yield from _flags(parser, word)
+    else:
+        positionals = _positional_words(before, value_flags)
+        yield from _positional_candidates(verb, parser, word, positionals, _location_of(before))
+
+
+def _flags_with_value(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    return {
         option: action
         for action in parser._actions
         for option in action.option_strings
         if action.nargs != 0
     }
-    flag, equals, value = word.partition("=")
-    if before and before[-1] in taking:
-        flag = before[-1]
-        yield from _values(verb, taking[flag], flag, word, before[:-1])
-    elif word.startswith("--") and equals and flag in taking:
-        found = _values(verb, taking[flag], flag, value, before)
-        yield from (f"{flag}={each}" for each in found if not each.startswith(":"))
-    elif word.startswith("-"):
-        yield from _flags(parser, word)
-    else:
-        yield from _words(verb, parser, word, _loose(before, taking), _location_of(before))
 
 
 def _verbs(word: str) -> Iterator[str]:
@@ -159,9 +165,7 @@ def _flags(parser: argparse.ArgumentParser, word: str) -> Iterator[str]:
     yield from _starting_with(word, known)
 
 
-def _values(
-    verb: str, action: argparse.Action, flag: str, word: str, before: list[str]
-) -> Iterator[str]:
+def _values(action: argparse.Action, flag: str, word: str, before: list[str]) -> Iterator[str]:
     """Yield completions for the value of a flag."""
     place = _location_of(before)
     if action.choices is not None:
@@ -171,11 +175,9 @@ def _values(
     elif flag in ("-f", "--file", "-i", "--inputs"):
         yield ":files"
     elif flag == "--preset":
-        done, comma, last = word.rpartition(",")
-        yield from (
-            f"{done}{comma}{name}"
-            for name in _starting_with(last, _names(_recipe(before, place), "presets"))
-        )
+        complete, comma, last = word.rpartition(",")
+        for name in _starting_with(last, _names(_recipe(before, place), "presets")):
+            yield f"{complete}{comma}{name}"
     elif action.metavar == "STEP":
         yield from _starting_with(word, _names(_recipe(before, place), "steps"))
     elif flag == "--driver":
@@ -184,36 +186,49 @@ def _values(
         yield from _starting_with(word, extensions.drivers(""))
 
 
-def _words(
-    verb: str, parser: argparse.ArgumentParser, word: str, loose: list[str], place: Location
+def _positional_candidates(
+    verb: str,
+    parser: argparse.ArgumentParser,
+    word: str,
+    positionals: list[str],
+    place: Location,
 ) -> Iterator[str]:
-    """Yield completions for a positional argument: choices, input values, steps, inputs, recipes."""
-    places = [action for action in parser._actions if not action.option_strings]
-    choice = next((action.choices for action in places if action.choices is not None), None)
-    if choice is not None:
-        yield from _starting_with(word, map(str, choice))
-        return
-    steps = any("STEP" in str(action.metavar) or action.dest == "step" for action in places)
-    takes_recipe = any(action.dest in ("recipe", "words") for action in places)
+    """Yield completions for a positional argument: choices, input values, steps, inputs, recipes.
+
+    `positionals` are the earlier ones on the command line.
+    """
+    actions = [action for action in parser._actions if not action.option_strings]
+    choices = next((action.choices for action in actions if action.choices is not None), None)
     name, equals, value = word.partition("=")
-    if equals:
-        yield from _input_values(_recipe(loose, place), name, value)
-        return
-    if steps:
-        yield from _starting_with(word, _names(_recipe(loose, place), "steps"))
-    if not takes_recipe:
-        return
-    if verb != "show" and loose:
-        yield from _input_names(word, loose, place)
-    has_recipe = any("=" not in each for each in loose)
+    if choices is not None:
+        yield from _starting_with(word, map(str, choices))
+    elif equals:
+        yield from _input_values(_recipe(positionals, place), name, value)
+    else:
+        if any("STEP" in str(action.metavar) or action.dest == "step" for action in actions):
+            yield from _starting_with(word, _names(_recipe(positionals, place), "steps"))
+        if any(action.dest in ("recipe", "words") for action in actions):
+            yield from _recipes_and_inputs(verb, word, positionals, place)
+
+
+def _recipes_and_inputs(
+    verb: str, word: str, positionals: list[str], place: Location
+) -> Iterator[str]:
+    """Yield inputs after a recipe or an input value, and recipes until one is named.
+
+    `validate` takes several recipes, and `show` takes no inputs.
+    """
+    if verb != "show" and positionals:
+        yield from _input_names(word, positionals, place)
+    has_recipe = any("=" not in each for each in positionals)
     if verb == "validate" or not has_recipe:
         yield from _recipes(word, place)
 
 
-def _input_names(word: str, loose: list[str], place: Location) -> Iterator[str]:
-    """Yield `NAME=` for the recipe's inputs that have no value in `loose`, except secrets."""
-    inputs = _section(_recipe(loose, place), "inputs")
-    given = {each.partition("=")[0] for each in loose}
+def _input_names(word: str, positionals: list[str], place: Location) -> Iterator[str]:
+    """Yield `NAME=` for the recipe's inputs that have no value yet, except secrets."""
+    inputs = _section(_recipe(positionals, place), "inputs")
+    given = {each.partition("=")[0] for each in positionals}
     names = (
         f"{name}=\t{_describe_input(spec)}"
         for name, spec in inputs.items()
@@ -238,35 +253,27 @@ def _recipes(word: str, place: Location) -> Iterator[str]:
 
 
 def _input_values(recipe: Any, name: str, value: str) -> Iterator[str]:
+    """Yield `NAME=VALUE` for a choice or boolean, and paths for inputs that take files."""
     spec = _section(recipe, "inputs").get(name)
     if not isinstance(spec, dict):
         return
-    kind = spec.get("type")
-    if kind == "choice" and isinstance(spec.get("choices"), list):
-        yield from _starting_with(
-            f"{name}={value}", (f"{name}={choice}" for choice in spec["choices"])
-        )
+    kind, choices = spec.get("type"), spec.get("choices")
+    if kind == "choice" and isinstance(choices, list):
+        yield from _starting_with(f"{name}={value}", (f"{name}={choice}" for choice in choices))
     elif kind == "boolean":
         yield from _starting_with(f"{name}={value}", (f"{name}=true", f"{name}=false"))
     elif kind in ("file", "dataset", "model") or spec.get("items") == "file":
         yield ":files"
 
 
-# -- the recipe that is meant ----------------------------------------------------------------------------------------------------------------------
+# -- the recipe of the command line  ----------------------------------------------------------------------------------------------------------------
 
 
 def _recipe(words: Sequence[str], place: Location) -> Any:
     """Return the unvalidated content of the first readable recipe; an empty mapping if none is."""
     from ...language import document, library
 
-    named = [word for before, word in pairwise(words) if before in ("-f", "--file")]
-    named += [
-        word
-        for word in words
-        if "=" not in word and not word.startswith("-") and (is_path(word) or "@" in word)
-    ]
-    named += [word for word in words if word.isidentifier()]
-    for name in [*named, None]:
+    for name in [*_possible_recipes(words), None]:
         try:
             return document.read(library.find(library.resolve(place, name), place.root)).value
         except RecipeError:
@@ -274,13 +281,20 @@ def _recipe(words: Sequence[str], place: Location) -> Any:
     return {}
 
 
+def _possible_recipes(words: Sequence[str]) -> list[str]:
+    """Return the words that may name the recipe: values of `--file`, then paths and ids, then names."""
+    files = [word for before, word in pairwise(words) if before in ("-f", "--file")]
+    positionals = [word for word in words if "=" not in word and not word.startswith("-")]
+    ids = [word for word in positionals if is_path(word) or "@" in word]
+    return files + ids + [word for word in words if word.isidentifier()]
+
+
 def _section(recipe: Any, name: str) -> dict[str, Any]:
+    """Return a mapping of the recipe, without keys that are no texts; empty if it is missing."""
     found = recipe.get(name) if isinstance(recipe, dict) else None
-    return (
-        {key: spec for key, spec in found.items() if isinstance(key, str)}
-        if isinstance(found, dict)
-        else {}
-    )
+    if not isinstance(found, dict):
+        return {}
+    return {key: value for key, value in found.items() if isinstance(key, str)}
 
 
 def _names(recipe: Any, section: str) -> list[str]:
@@ -292,26 +306,28 @@ def _is_secret(spec: Any) -> bool:
 
 
 def _describe_input(spec: Any) -> str:
-    return (
-        " ".join(str(spec.get("doc") or spec.get("type") or "").split())
-        if isinstance(spec, dict)
-        else ""
-    )
+    """Return the doc text or the type of an input on one line."""
+    if not isinstance(spec, dict):
+        return ""
+    return " ".join(str(spec.get("doc") or spec.get("type") or "").split())
 
 
 def _location_of(words: Sequence[str]) -> Location:
+    """Return the location of `-C`, otherwise of the current directory."""
     given = next((word for before, word in pairwise(words) if before == "-C"), None)
     return location(os.environ) if given is None else Location(Path(given).expanduser())
 
 
-def _loose(words: list[str], taking: dict[str, argparse.Action]) -> list[str]:
+def _positional_words(words: list[str], value_flags: dict[str, argparse.Action]) -> list[str]:
     """Return the positional words, and the value of `--file` as a path."""
     found = []
-    for before, word in zip(["", *words], words, strict=False):
+    for before, word in pairwise(["", *words]):
         if word.startswith("-"):
             continue
-        if before not in taking or before in ("-f", "--file"):
-            found.append(word if before not in taking or "/" in word else f"./{word}")
+        if before not in value_flags:
+            found.append(word)
+        elif before in ("-f", "--file"):
+            found.append(word if "/" in word else f"./{word}")
     return found
 
 

@@ -16,11 +16,11 @@ from ...errors import Busy, Invalid, Problem
 from ...execution.terms import choice_of_run, request_of_run, settings_of_run
 from ...planning.ids import stored_form
 from ...storage.records.runs import FINAL
-from ..handle.here import Here
+from ..handle.local_transport import LocalTransport
 from ..tail import safe_line
 from .flags import EVENTS_HELP, RUN_HELP, check_driver
-from .places import place_of
-from .run import carried_out
+from .places import transport_for_changes
+from .run import execute_and_print
 
 if TYPE_CHECKING:
     from ...execution.terms import Choice
@@ -70,11 +70,14 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.epilog = "Examples:\n  recipe pause\n  recipe resume"
     elif verb == "prioritize":
         parser.add_argument(
-            "priority", type=int, metavar="N", help="Priority; workers claim higher ones first"
+            "priority",
+            type=int,
+            metavar="N",
+            help="New priority; workers claim runs with a higher number first",
         )
         parser.description = (
-            "Change the priority of a run that is not over. A run that a worker has keeps its "
-            "worker; the priority counts when it waits again."
+            "Change the priority of an unfinished run. If a worker already executes the run, the new "
+            "priority applies when the run is queued again."
         )
         parser.epilog = "Examples:\n  recipe prioritize last 5\n  recipe prioritize 3f1035 -1"
     else:
@@ -84,7 +87,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument(
             "--queue",
             action="store_true",
-            help="Queue the run for a worker (default: only if it was submitted)",
+            help="Queue the run for a worker instead of executing it here (default for runs of `recipe submit`)",
         )
         parser.add_argument("--json", action="store_true", help=EVENTS_HELP)
         if verb == "retry":
@@ -104,13 +107,13 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with closing(place_of(args)) as place:
+    with closing(transport_for_changes(args)) as place:
         run = place.find(args.run)
         if args.verb in ENDS:
             return _stop(place, run, args)
         if args.verb == "prioritize":
             return _prioritize(place, run, args)
-        if isinstance(place, Here):
+        if isinstance(place, LocalTransport):
             return _continue_here(place, run, args)
         return _continue(place, run, args)
 
@@ -191,7 +194,7 @@ def _continue(place: Transport, run: str, args: argparse.Namespace) -> int:
     return 0
 
 
-def _continue_here(place: Here, run: str, args: argparse.Namespace) -> int:
+def _continue_here(place: LocalTransport, run: str, args: argparse.Namespace) -> int:
     """Resume or retry a run of this workspace: in this terminal, or queued if it was submitted.
 
     Raises Invalid if `--driver` is given for a queued run.
@@ -235,4 +238,4 @@ def _carry_out(
     if args.driver is not None and args.driver != settings.driver:
         settings = replace(settings, driver=args.driver, hosts=(), stack="")
     ws.share(settings.store or None)
-    return carried_out(ws, request, choice, settings, args, resumed)
+    return execute_and_print(ws, request, choice, settings, args, resumed)

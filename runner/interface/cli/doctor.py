@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         action="append",
         default=[],
         metavar="USER@NAME",
-        help="Host to check instead of those in recipe.toml. Repeatable",
+        help="Host to check instead of the hosts in recipe.toml. Repeatable",
     )
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
 
@@ -66,7 +66,7 @@ def _away(args: argparse.Namespace) -> list[Finding]:
     import asyncio
 
     from ...hosts.probe import examine
-    from ...hosts.renting.leases import driver_of
+    from ...hosts.renting.leases import create_driver
     from ...hosts.renting.several import driver_names
     from ...settings import load
     from ...storage.records.store import home
@@ -79,7 +79,7 @@ def _away(args: argparse.Namespace) -> list[Finding]:
     names = driver_names(config, name)
     found: list[Finding] = []
     for each in names:
-        seen = asyncio.run(examine(driver_of(each, config.driver(each), args.host, at)))
+        seen = asyncio.run(examine(create_driver(each, config.driver(each), args.host, at)))
         if len(names) > 1:
             seen = [finding._replace(host=finding.host or each) for finding in seen]
         found += seen

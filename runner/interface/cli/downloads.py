@@ -15,18 +15,18 @@ from pathlib import Path
 from ...language.units import about
 from ...paths import beside
 from ...storage.records.runs import FINAL
+from ..handle.http_transport import HttpTransport
 from ..handle.shells import Run
-from ..handle.there import There
 from ..tail import safe_line
 
 
 def run(args: argparse.Namespace) -> int:
     """Download a run's outputs from the server `args.server`.  Raises RecipeError."""
-    with closing(There(args.server)) as there:
+    with closing(HttpTransport(args.server)) as there:
         return _fetch(there, args)
 
 
-def _fetch(there: There, args: argparse.Namespace) -> int:
+def _fetch(there: HttpTransport, args: argparse.Namespace) -> int:
     run = Run(there, there.find(args.run))
     now = run.status()
     folder = (

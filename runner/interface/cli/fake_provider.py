@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="Port on 127.0.0.1 (default: a free one)",
+        help="Port on 127.0.0.1 (default: a free port)",
     )
     parser.add_argument(
         "--faults",

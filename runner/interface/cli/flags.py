@@ -60,19 +60,22 @@ def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> N
     request = section(parser, REQUEST)
     request.add_argument("recipe", nargs="?", metavar="RECIPE", help=RECIPE)
     request.add_argument("inputs", nargs="*", metavar="INPUT=VALUE", help="Input values")
-    request.add_argument("-f", "--file", metavar="FILE", help="Path of the recipe file")
+    request.add_argument(
+        "-f", "--file", metavar="FILE", help="Path of the recipe file, instead of RECIPE"
+    )
     add_values(parser)
     request.add_argument(
         "--update",
         action="store_true",
-        help=f"Resolve branches and tags again and update recipe.lock{also_updates}",
+        help=f"Resolve branches, tags and URLs of inputs again, and update recipe.lock{also_updates}",
     )
     section(parser, EXECUTION).add_argument(
         "--python",
         default="",
         metavar="PYTHON",
-        help="Python of steps without a lock: a path, a virtual environment or a command (default: .venv, $VIRTUAL_ENV, python3 on PATH). "
-        "`current` uses the packages of recipe's own Python and ignores locks and images",
+        help="Python for steps without a lock file: a path, a virtual environment or a command (default: "
+        ".venv, $VIRTUAL_ENV, python3 on PATH). `current` uses the packages of recipe's own Python "
+        "and ignores locks and images",
     )
     where = section(parser, WHERE)
     where.add_argument(
@@ -94,7 +97,7 @@ def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> N
         "--out",
         type=results_place,
         metavar="PLACE",
-        help="Directory for the recipe's outputs; s3://, gs:// and hf:// addresses upload them",
+        help="Directory to publish the outputs to, or an s3://, gs:// or hf:// address to upload them to",
     )
     results.add_argument(
         "--store",
@@ -109,7 +112,7 @@ def add_where(parser: argparse.ArgumentParser) -> None:
         "--stack",
         default="",
         metavar="NAME",
-        help="Use the driver, filters and limits of [stacks.NAME] in recipe.toml; other flags override them",
+        help="Use the driver, filters and limits of [stacks.NAME] in recipe.toml; other flags override these settings",
     )
     section(parser, COST).add_argument(
         "--where",

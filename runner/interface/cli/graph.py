@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ...execution.session import preview
 from ...planning.ids import names, readable
 from ..tail import safe_ids, safe_line
-from .chosen import add_words, open_to_look, requests, title
+from .targets import add_request_words, describe_request, open_for_reading, resolve_requests
 
 if TYPE_CHECKING:
     from ...survey.survey import Survey
@@ -34,7 +34,7 @@ _COLOURS: Final = {
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    add_words(parser)
+    add_request_words(parser)
     parser.add_argument(
         "--format",
         choices=["tree", "mermaid", "dot", "json"],
@@ -45,15 +45,15 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with open_to_look(args.workspace) as ws:
-        surveys = [preview(ws, request) for request in requests(ws, args)]
+    with open_for_reading(args.workspace) as ws:
+        surveys = [preview(ws, request) for request in resolve_requests(ws, args)]
     if args.format == "json":
         print(json.dumps([as_json(found) for found in surveys], indent=2))
         return 0
     for found in surveys:
         drawing = draw(found)
         if args.format == "tree":
-            print("\n".join([title(found), *tree(drawing)]))
+            print("\n".join([describe_request(found), *tree(drawing)]))
         else:
             print(
                 "\n".join(

@@ -16,21 +16,22 @@ from ...errors import NotFound, did_you_mean
 from ...planning.ids import names, readable, stored_form
 from ...planning.waiting import WaitKind
 from ..handle import core
-from ..handle.here import Here
+from ..handle.local_transport import LocalTransport
 from ..handle.shells import carry_out, runs_of
 from ..handle.transport import Listing, LogPart
 from ..logs import Follower, for_stdout, show
 from ..tables import align
 from ..tail import safe_line, span
-from .chosen import has_run, makers, near_step
-from .compared import tell
 from .flags import JSON_HELP, positive
 from .one_run import moment_of
 from .overview import overview
-from .places import looked_at, recipe_at, whereabouts
+from .places import describe_place, resolve_recipe, transport_for_reading
+from .run_differences import print_differences
+from .targets import find_producers, has_recent_step, suggest_step
 
 if TYPE_CHECKING:
     from ...api.values import Status
+    from ...storage.records.runs import AttemptRow
     from ..handle.core import Attempt
     from ..handle.transport import Transport
     from ..logs import Writer
@@ -70,8 +71,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             default="last",
             metavar="RUN[/STEP]",
             help=(
-                "Run (ID, part of it, `last`, `last~1`; default: last), a step of it, or a step "
-                "of the last run"
+                "RUN or RUN/STEP, with a run ID, a unique part of an ID, `last` or `last~1` (default: last); or STEP, a step of the last run"
             ),
         )
         parser.add_argument(
@@ -109,7 +109,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with closing(looked_at(args)) as place:
+    with closing(transport_for_reading(args)) as place:
         return {"runs": _runs, "logs": _logs, "diff": _diff}[args.verb](place, args)
 
 
@@ -117,25 +117,29 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _runs(place: Transport, args: argparse.Namespace) -> int:
-    recipe = recipe_at(place, args) if args.recipe is not None else ""
-    chosen = bool(recipe or args.failed or args.tag is not None)
-    listing = Listing(
-        _ALL if args.failed else args.last,
-        BROKEN if args.failed else (),
-        recipe,
-        tag=args.tag or "",
-    )
-    rows = (row for row in runs_of(place, listing) if not args.failed or _is_broken(row))
-    found = [*islice(rows, args.last)]
+    recipe = resolve_recipe(place, args) if args.recipe is not None else ""
+    found = _list_runs(place, recipe, args)
     if args.json:
         print(json.dumps([overview(row) for row in found], indent=2))
     elif found:
         print("\n".join(_table(found)))
     else:
-        where = whereabouts(place)
-        none = f"no matching run {where}" if chosen else f"no runs {where} yet"
-        print(none, file=sys.stderr)
+        where = describe_place(place)
+        has_filter = bool(recipe or args.failed or args.tag is not None)
+        message = f"no matching run {where}" if has_filter else f"no runs {where} yet"
+        print(message, file=sys.stderr)
     return 0
+
+
+def _list_runs(place: Transport, recipe: str, args: argparse.Namespace) -> list[Status]:
+    """Return the runs that match the flags, newest first."""
+    tag = args.tag or ""
+    if not args.failed:
+        rows = runs_of(place, Listing(args.last, recipe=recipe, tag=tag))
+    else:
+        candidates = runs_of(place, Listing(_ALL, BROKEN, recipe, tag=tag))
+        rows = (row for row in candidates if _is_broken(row))
+    return list(islice(rows, args.last))
 
 
 def _is_broken(row: Status) -> bool:
@@ -152,23 +156,17 @@ RIGHT: Final = frozenset({"RAN", "FRESH", "FAILED", "TIME", "COST"})
 
 def _table(found: Sequence[Status]) -> list[str]:
     """Return the table of runs, one line per run."""
-    users = {row.user for row in found}
-    rows = [_cells(row, several=len(users) > 1) for row in found]
-    shown_columns = [
-        name for name in COLUMNS if name not in SOMETIMES or any(row[name] for row in rows)
-    ]
-    right = [n for n, name in enumerate(shown_columns) if name in RIGHT]
-    return align([shown_columns, *([row[name] for name in shown_columns] for row in rows)], right)
+    has_several_users = len({row.user for row in found}) > 1
+    rows = [_cells(row, with_user=has_several_users) for row in found]
+    columns = [name for name in COLUMNS if name not in SOMETIMES or any(row[name] for row in rows)]
+    cells = [[row[name] for name in columns] for row in rows]
+    right = [n for n, name in enumerate(columns) if name in RIGHT]
+    return align([columns, *cells], right)
 
 
-def _cells(row: Status, *, several: bool) -> dict[str, str]:
-    """Return the table cells of a run; the user only if runs of several users are listed."""
-    took = overview(row)["seconds"]
-    words = [*([row.name] if row.name else []), *(f"#{tag}" for tag in row.tags)]
-    words += [f"({row.note})"] if row.note else []
-    given = [*([f"--preset {row.preset}"] if row.preset else [])]
-    given += [f"{name}={value}" for name, value in row.given.items()]
-    given += [_axis(name, values) for name, values in row.tried.items()]
+def _cells(row: Status, *, with_user: bool) -> dict[str, str]:
+    """Return the table cells of a run."""
+    seconds = overview(row)["seconds"]
     return {
         "RUN": row.id,
         "BEGAN": moment_of(row.created),
@@ -176,13 +174,27 @@ def _cells(row: Status, *, several: bool) -> dict[str, str]:
         "RAN": str(row.counts.ran),
         "FRESH": str(row.counts.fresh),
         "FAILED": str(row.counts.failed),
-        "TIME": span(took) if took is not None else "",
+        "TIME": span(seconds) if seconds is not None else "",
         "COST": f"${row.cost:.2f}" if row.cost else "",
         "RECIPE": safe_line(row.recipe),
-        "INPUTS": safe_line(" ".join(given)),
-        "USER": safe_line(row.user) if several else "",
-        "LABEL": safe_line(" ".join(words)),
+        "INPUTS": safe_line(" ".join(_given_words(row))),
+        "USER": safe_line(row.user) if with_user else "",
+        "LABEL": safe_line(" ".join(_label_words(row))),
     }
+
+
+def _given_words(row: Status) -> list[str]:
+    """Return the preset and the input values of a run as words of a command line."""
+    words = [f"--preset {row.preset}"] if row.preset else []
+    words += [f"{name}={value}" for name, value in row.given.items()]
+    return words + [_axis(name, values) for name, values in row.tried.items()]
+
+
+def _label_words(row: Status) -> list[str]:
+    """Return the name of a run, its tags as `#TAG`, and its note in brackets."""
+    words = [row.name] if row.name else []
+    words += [f"#{tag}" for tag in row.tags]
+    return [*words, f"({row.note})"] if row.note else words
 
 
 def _axis(name: str, values: Sequence[str]) -> str:
@@ -207,7 +219,7 @@ def _logs(place: Transport, args: argparse.Namespace) -> int:
         return _follow(place, run, step, writer, args.node)
     chosen = _choose_attempts(place, run, step, args)
     if step and not chosen:
-        return _logs_of_others(place, args, run, step, writer)
+        return _show_producer_logs(place, args, run, step, writer)
     any_shown = show(place, run, chosen, writer, _say, heads=not step or len(chosen) > 1)
     if not any_shown and not args.quiet:
         _say("no output")
@@ -218,47 +230,60 @@ def _choose_attempts(
     place: Transport, run: str, step: str, args: argparse.Namespace
 ) -> list[LogPart]:
     """Return the last attempt of each step, or attempt `--attempt`.  Raises NotFound if missing."""
-    found: list[Attempt] = []
-    going: dict[str, Attempt] = {}
-    for event in carry_out(place, core.events(run, 0, False)):
-        core.hear(event, found, going, lambda id, _number: not step or step in names(id))
+    attempts = _list_attempts(place, run, step)
     if args.attempt is None:
-        found = list({each.step: each for each in found}.values())
-    elif found:
-        found = [each for each in found if each.number == args.attempt]
-        if not found:
+        chosen = list({each.step: each for each in attempts}.values())
+    else:
+        chosen = [each for each in attempts if each.number == args.attempt]
+        if attempts and not chosen:
             of = step or "any step"
             raise NotFound(f"there is no attempt {args.attempt} of {of} in {run}")
-    return [LogPart(each.step, each.number, 0, False, args.node) for each in found]
+    return [LogPart(each.step, each.number, 0, False, args.node) for each in chosen]
 
 
-def _logs_of_others(
+def _list_attempts(place: Transport, run: str, step: str) -> list[Attempt]:
+    """Return the attempts of a step and its matrix instances in a run; of all steps for ""."""
+    found: list[Attempt] = []
+    running: dict[str, Attempt] = {}
+    for event in carry_out(place, core.events(run, 0, False)):
+        core.hear(event, found, running, lambda id, _number: not step or step in names(id))
+    return found
+
+
+def _show_producer_logs(
     place: Transport, args: argparse.Namespace, run: str, step: str, writer: Writer
 ) -> int:
     """Print the logs of the earlier attempts that produced the step's cached result.
 
     Raises NotFound if the step is not part of the run and never ran here.
     """
-    steps = {each.id: each.state for each in place.run(run).steps}
-    state = next((each for id, each in steps.items() if step in names(id)), "")
-    made = []
-    if isinstance(place, Here) and state in ("", "FRESH"):
-        made = makers(place.ws, place.ws.store.runs.get(run), step)
-        made = [each for each in made if args.attempt in (None, each.n)]
-    if not made and state:
+    states = {each.id: each.state for each in place.run(run).steps}
+    state = next((each for id, each in states.items() if step in names(id)), "")
+    producers = _find_producers(place, run, step, args) if state in ("", "FRESH") else []
+    if not producers and state:
         _say(f"{readable(step)} did not start (state: {state})")
         return 0
-    if not made:
-        raise NotFound(f'"{step}" did not run in {run}', fix=near_step(step, list(steps)))
+    if not producers:
+        raise NotFound(f'"{step}" did not run in {run}', fix=suggest_step(step, list(states)))
     any_shown = False
-    for maker in dict.fromkeys(each.run for each in made):
-        mine = [each for each in made if each.run == maker]
-        _say(earlier(max(each.ended or 0.0 for each in mine), maker))
-        chosen = [LogPart(each.step, each.n, 0, False, args.node) for each in mine]
-        any_shown |= show(place, maker, chosen, writer, _say, heads=len(made) > 1)
+    for earlier_run in dict.fromkeys(each.run for each in producers):
+        attempts = [each for each in producers if each.run == earlier_run]
+        _say(earlier(max(each.ended or 0.0 for each in attempts), earlier_run))
+        parts = [LogPart(each.step, each.n, 0, False, args.node) for each in attempts]
+        any_shown |= show(place, earlier_run, parts, writer, _say, heads=len(producers) > 1)
     if not any_shown and not args.quiet:
         _say("no output, or the log is no longer stored")
     return 0
+
+
+def _find_producers(
+    place: Transport, run: str, step: str, args: argparse.Namespace
+) -> list[AttemptRow]:
+    """Return the attempts that produced a step's cached result; empty for a server's runs."""
+    if not isinstance(place, LocalTransport):
+        return []
+    attempts = find_producers(place.ws, place.ws.store.runs.get(run), step)
+    return [each for each in attempts if args.attempt in (None, each.n)]
 
 
 def earlier(ended: float, run: str) -> str:
@@ -272,24 +297,31 @@ def _run_and_step(place: Transport, word: str) -> tuple[str, str]:
     The step is empty for RUN, which means all steps. Raises NotFound.
     """
     word = stored_form(word)
-    is_of_last = word.partition("/")[0].partition("~")[0] == "last"
-    newest = [] if is_of_last else place.list_runs(Listing(1)).runs
-    ids = [each.id for each in place.run(newest[0].id).steps] if newest else []
-    if newest and (any(word in names(id) for id in ids) or _has_run(place, word, newest[0].recipe)):
-        return newest[0].id, word  # or the step ran only in an earlier run of this recipe
     name, slash, step = word.partition("/")
+    last = None if name.partition("~")[0] == "last" else _last_run(place)
+    steps = [each.id for each in place.run(last.id).steps] if last is not None else []
+    # The step may have run only in an earlier run of the same recipe.
+    if last is not None and (
+        any(word in names(id) for id in steps) or _has_run(place, word, last.recipe)
+    ):
+        return last.id, word
     try:
         return place.find(name), step if slash else ""
     except NotFound as error:
-        if newest and not slash and _has_run(place, word, None):
-            return newest[0].id, word  # a step of another recipe
-        near = did_you_mean(word, [id.partition("[")[0] for id in ids] + ids)
+        if last is not None and not slash and _has_run(place, word, None):
+            return last.id, word  # a step of another recipe
+        near = did_you_mean(word, [id.partition("[")[0] for id in steps] + steps)
         raise NotFound(str(error), fix=near or error.fix) from error
+
+
+def _last_run(place: Transport) -> Status | None:
+    newest = place.list_runs(Listing(1)).runs
+    return newest[0] if newest else None
 
 
 def _has_run(place: Transport, word: str, recipe: str | None) -> bool:
     """Return True if a recent local run has a step named `word`; always False for a server's runs."""
-    return isinstance(place, Here) and has_run(place.ws, word, recipe)
+    return isinstance(place, LocalTransport) and has_recent_step(place.ws, word, recipe)
 
 
 def _follow(place: Transport, run: str, step: str, writer: Writer, node: int) -> int:
@@ -316,8 +348,8 @@ def _follow(place: Transport, run: str, step: str, writer: Writer, node: int) ->
 
 
 def _did_not_run(place: Transport, run: Status, step: str, known: list[str]) -> NotFound:
-    fix = near_step(step, known)
-    if isinstance(place, Here):
+    fix = suggest_step(step, known)
+    if isinstance(place, LocalTransport):
         before = place.ws.store.runs.latest_attempts(run.recipe, [step]).get(step)
         if before is not None:
             fix = f"show its last log with `recipe logs {before.run}/{step}`"
@@ -333,7 +365,7 @@ def _say(text: str) -> None:
 
 def _diff(place: Transport, args: argparse.Namespace) -> int:
     first, second = _runs_to_compare(place, args.a, args.b)
-    tell(place.run(first), place.run(second), place.differences(first, second), args)
+    print_differences(place.run(first), place.run(second), place.differences(first, second), args)
     return 0
 
 
@@ -350,7 +382,7 @@ def _runs_to_compare(place: Transport, a: str | None, b: str | None) -> tuple[st
     before = [*runs_of(place, Listing(1, recipe=recipe, after=second))]
     if not before:
         raise NotFound(
-            f"{second} is the only run of {recipe} {whereabouts(place)}",
+            f"{second} is the only run of {recipe} {describe_place(place)}",
             fix="name two runs; `recipe runs` lists them",
         )
     return before[0].id, second

@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "file",
         nargs="?",
         metavar="FILE",
-        help=f"File to lock (default: the first existing one of {', '.join(_NAMES)})",
+        help=f"File to lock (default: the first of these that exists: {', '.join(_NAMES)})",
     )
     parser.add_argument(
         "--upgrade",

@@ -40,13 +40,13 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--script",
         type=Path,
         metavar="FILE",
-        help="Training script to draft the recipe from; it is read, not executed",
+        help="Training script to draft the recipe from; recipe reads the script without executing it",
     )
     parser.add_argument(
         "inputs",
         nargs="*",
         metavar="INPUT=VALUE",
-        help="Input values to fix, with --from",
+        help="Input values that --gpu must not change, with --from",
     )
     parser.add_argument(
         "--from",

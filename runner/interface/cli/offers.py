@@ -21,8 +21,8 @@ from ...hosts.renting.several import driver_names
 from ...storage.workspace import Workspace
 from ..pairs import filters
 from ..shelves import Asked, lines, on_market_of, pricing_of, rank_for_programs, wishes
-from .chosen import open_to_work
 from .flags import JSON_HELP, add_request, add_where, request_of, take_stack
+from .targets import open_for_run
 
 SHOWN: Final = 15
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
             )
     else:
         request = request_of(args)
-        with open_to_work(args.workspace, request) as ws:
+        with open_for_run(args.workspace, request) as ws:
             if args.stack:
                 ws.on(args.stack)
             survey = preview(ws, request, Choice())

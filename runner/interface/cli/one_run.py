@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ...language.units import about
 from ..tables import align
 from ..tail import safe_ids, safe_line, span
-from .chosen import moment
+from .targets import format_time
 
 if TYPE_CHECKING:
     from ...api.values import Failed, Status, StepStatus
@@ -133,7 +133,7 @@ def inputs_as_typed(found: Status) -> str:
 
 def moment_of(text: str) -> str:
     """Format an RFC 3339 time in the local time zone."""
-    return moment(datetime.fromisoformat(text).timestamp()) if text else ""
+    return format_time(datetime.fromisoformat(text).timestamp()) if text else ""
 
 
 def took_of(found: Status) -> str:

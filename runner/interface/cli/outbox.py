@@ -29,14 +29,13 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         nargs="*",
         type=int,
         metavar="NUMBER",
-        help="Deliveries to retry (default: all dead ones)",
+        help="Deliveries to retry (default: all dead deliveries)",
     )
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.description = (
         "List webhook deliveries that are pending or dead. A delivery is dead after "
         "eight attempts in 34 hours, or if its endpoint is no longer configured. `retry` "
-        "schedules dead deliveries again. `deliver` sends pending ones now, on a machine "
-        "without a worker or server."
+        "schedules dead deliveries again. `deliver` sends pending deliveries now, on a machine without a worker or server."
     )
     parser.epilog = "Examples:\n  recipe outbox\n  recipe outbox retry\n  recipe outbox deliver"
 

@@ -25,8 +25,8 @@ from ...storage.content.pack import Shard, shards
 from ...storage.workspace import Workspace, local_folder
 from ...survey import input_manifests
 from ..tail import canvas, safe_line
-from .chosen import open_to_look
 from .flags import JSON_HELP
+from .targets import open_for_reading
 
 TRIES = 3
 
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
             return _pack(ws, args)
     if args.out is not None:
         raise NotFound("--verify and --out exclude each other", fix="remove one of the two flags")
-    with open_to_look(args.workspace) as ws:
+    with open_for_reading(args.workspace) as ws:
         return _check(ws, args) if args.path is None else _compare(ws, args)
 
 
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _pack(ws: Workspace, args: argparse.Namespace) -> int:
-    path = _there(ws, args)
+    path = _fetch_dataset(ws, args)
     out = None if args.out is None else ws.absolute(args.location.typed(str(args.out)))
     if out is not None and (out == path or path in out.parents):
         raise NotFound(
@@ -93,7 +93,7 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
     def pack() -> tuple[Content, list[Entry], list[Shard]]:
         with Bar(args, "hashing") as bar:
             ws.cache.progress = bar
-            content, manifest = _look(ws, path)
+            content, manifest = _read_manifest(ws, path)
         ws.save_cache()
         cut = shards(manifest)
         if out is not None:
@@ -111,16 +111,16 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
         input_manifests.store_entries(ws, content, manifest)
     doubts = packed.doubts(manifest)
     if args.json:
-        _tell_json(content, manifest, cut, doubts, out)
+        _print_json(content, manifest, cut, doubts, out)
     else:
-        _tell(args, content, manifest, cut, out)
+        _print_summary(args, content, manifest, cut, out)
     if args.quiet < 2:
         for doubt in doubts:
             print(f"recipe: warning: {safe_line(doubt)}", file=sys.stderr)
     return 0
 
 
-def _there(ws: Workspace, args: argparse.Namespace) -> Path:
+def _fetch_dataset(ws: Workspace, args: argparse.Namespace) -> Path:
     """Return the dataset's path; download the current version of an address unless already here.
 
     Raises NotFound.
@@ -152,7 +152,7 @@ def _address(word: str) -> str:
         raise NotFound(f"{word} {error.message}", fix=error.fix) from error
 
 
-def _look(ws: Workspace, path: Path) -> tuple[Content, list[Entry]]:
+def _read_manifest(ws: Workspace, path: Path) -> tuple[Content, list[Entry]]:
     """Return the content id and manifest of `path`; only files that may have changed are hashed.
 
     Raises Changed if the file disappears.
@@ -166,7 +166,7 @@ def _look(ws: Workspace, path: Path) -> tuple[Content, list[Entry]]:
     return content, packed.file_manifest(path.resolve().name, content, path.stat().st_size)
 
 
-def _tell(
+def _print_summary(
     args: argparse.Namespace,
     content: Content,
     manifest: Sequence[Entry],
@@ -178,15 +178,15 @@ def _tell(
         return
     files = [entry.size for entry in manifest if entry.kind in "fx"]
     print(
-        f"{_many(len(files), 'file')}, {about(sum(files))}, in {_many(len(cut), 'shard')}"
+        f"{_format_count(len(files), 'file')}, {about(sum(files))}, in {_format_count(len(cut), 'shard')}"
         + (f", written to {safe_line(str(args.out))}" if out else "")
     )
     for shard in cut:
-        count, first = _many(len(shard.entries), "entry", "entries"), shard.entries[0].path
+        count, first = _format_count(len(shard.entries), "entry", "entries"), shard.entries[0].path
         print(f"  {shard.name[:12]}  {about(shard.size):>8}  {count:>14}  from {safe_line(first)}")
 
 
-def _tell_json(
+def _print_json(
     content: Content,
     manifest: Sequence[Entry],
     cut: Sequence[Shard],
@@ -214,7 +214,7 @@ def _tell_json(
     print(json.dumps(facts, indent=2))
 
 
-def _many(count: int, word: str, plural: str = "") -> str:
+def _format_count(count: int, word: str, plural: str = "") -> str:
     return f"{count:,} {word if count == 1 else plural or word + 's'}"
 
 
@@ -234,14 +234,14 @@ def _check(ws: Workspace, args: argparse.Namespace) -> int:
             print(safe_line(fault))
         if not wrong and not args.quiet:
             print(
-                f"{pack.content} is intact: {_many(len(pack.manifest), 'entry', 'entries')} in {_many(len(pack.shards), 'shard')}"
+                f"{pack.content} is intact: {_format_count(len(pack.manifest), 'entry', 'entries')} in {_format_count(len(pack.shards), 'shard')}"
             )
     return 1 if wrong else 0
 
 
 def _compare(ws: Workspace, args: argparse.Namespace) -> int:
     """Compare a dataset with an archive or an id; return 1 if they differ."""
-    path = _there(ws, args)
+    path = _fetch_dataset(ws, args)
     wanted, before = _expected_content(ws, args)
     if path.is_dir():
         now = entries(path)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 HERE: Final = "here"
 """Value of `--to` that selects this workspace even if RECIPE_SERVER is set."""
-SERVERS_TAKE: Final[Mapping[str, frozenset[str]]] = {
+SERVER_ARGUMENTS: Final[Mapping[str, frozenset[str]]] = {
     "submit": frozenset(
         {
             "recipe",
@@ -49,7 +49,7 @@ SERVERS_TAKE: Final[Mapping[str, frozenset[str]]] = {
 _ALWAYS: Final = frozenset({"to", "quiet", "verbose", "workspace", "help"})
 
 
-def choose(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def choose_server(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     """Set `args.server` to the URL of `--to` or RECIPE_SERVER; empty for a workspace or database.
 
     A database URL is stored in RECIPE_RUNS, which selects the database for runs.
@@ -62,7 +62,7 @@ def choose(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         return
     if address.startswith(("http://", "https://")):
         args.server = address
-        _refuse_what_servers_ignore(args, parser)
+        _refuse_ignored_arguments(args, parser)
     elif address.startswith(("postgresql://", "postgres://")):
         os.environ["RECIPE_RUNS"] = address
     else:
@@ -70,55 +70,63 @@ def choose(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
         raise Invalid([Problem("bad-address", "--to is neither a server nor a database", fix=fix)])
 
 
-def place_of(args: argparse.Namespace) -> Transport:
+def transport_for_changes(args: argparse.Namespace) -> Transport:
     """Return a Transport to the server `args.server` or the workspace, for changes.
 
     Raises RecipeError.
     """
-    from ..handle.here import Here
-    from ..handle.there import There
-    from .chosen import open_existing
+    from ..handle.http_transport import HttpTransport
+    from ..handle.local_transport import LocalTransport
+    from .targets import open_for_changes
 
-    return There(args.server) if args.server else Here(open_existing(args.workspace))
+    return (
+        HttpTransport(args.server)
+        if args.server
+        else LocalTransport(open_for_changes(args.workspace))
+    )
 
 
-def looked_at(args: argparse.Namespace) -> Transport:
+def transport_for_reading(args: argparse.Namespace) -> Transport:
     """Return a Transport to the server `args.server` or the workspace, for reading.
 
     Raises RecipeError.
     """
-    from ..handle.here import Here
-    from ..handle.there import There
-    from .chosen import open_to_look
+    from ..handle.http_transport import HttpTransport
+    from ..handle.local_transport import LocalTransport
+    from .targets import open_for_reading
 
-    return There(args.server) if args.server else Here(open_to_look(args.workspace))
+    return (
+        HttpTransport(args.server)
+        if args.server
+        else LocalTransport(open_for_reading(args.workspace))
+    )
 
 
-def recipe_at(place: Transport, args: argparse.Namespace) -> str:
+def resolve_recipe(place: Transport, args: argparse.Namespace) -> str:
     """Return the recipe id for `args.recipe`; a name that the server does not know is unchanged.
 
     Raises NotFound, Invalid.
     """
-    from ..handle.here import Here
-    from .chosen import recipe_of
+    from ..handle.local_transport import LocalTransport
+    from .targets import find_recipe
 
-    if isinstance(place, Here):
-        return recipe_of(place.ws, args.location, args.recipe)
+    if isinstance(place, LocalTransport):
+        return find_recipe(place.ws, args.location, args.recipe)
     known = [each.id for each in place.recipes()]
     named = [id for id in known if args.recipe in (id, id.partition("@")[0])]
     return named[0] if named else str(args.recipe)
 
 
-def whereabouts(place: Transport) -> str:
+def describe_place(place: Transport) -> str:
     """Describe the searched run storage in a message: `at NAME` or `in this workspace`."""
     return f"at {place.name}" if place.name else "in this workspace"
 
 
-def _refuse_what_servers_ignore(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+def _refuse_ignored_arguments(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
     given = [
         action
         for action in parser._actions
-        if action.dest not in SERVERS_TAKE[args.verb] | _ALWAYS
+        if action.dest not in SERVER_ARGUMENTS[args.verb] | _ALWAYS
         and getattr(args, action.dest, action.default) not in (action.default, [], None)
     ]
     if given:

@@ -23,12 +23,12 @@ from ...settings import ANY
 from ...storage.records.runs import LIMITED, Offer
 from ...survey.request import Request
 from ..console import for_stream
-from ..handle.here import Here
-from ..handle.there import There
+from ..handle.http_transport import HttpTransport
+from ..handle.local_transport import LocalTransport
 from ..handle.transport import New, Transport
 from . import run as run_verb
-from .chosen import open_to_work
 from .flags import EVENTS_HELP, check_driver, positive, request_of, split_words, values_of
+from .targets import open_for_run
 
 ENDS = (signal.SIGTERM, signal.SIGINT)
 END_WITHIN = 28
@@ -47,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             type=int,
             default=0,
             metavar="N",
-            help="Priority of the run; workers claim higher priorities first (default: 0)",
+            help="Priority of the run; workers claim runs with a higher number first (default: 0)",
         )
         parser.add_argument(
             "--not-before",
@@ -67,12 +67,12 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             action="append",
             default=[],
             metavar="K=V",
-            help="Require a worker with this label",
+            help="Only workers with this label execute the run",
         )
         parser.add_argument(
             "--here",
             action="store_true",
-            help="Queue for a worker of this directory, which uses its files at the time it starts",
+            help="Let only workers of this directory execute the run, with the files at the start of the run",
         )
         parser.add_argument(
             "--user",
@@ -127,15 +127,15 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             const=OWN,
             metavar="DIR",
             help=(
-                "Execute runs of all directories and machines that use the same shared store, in "
-                "DIR (default: $RECIPE_HOME/worker)"
+                "Execute runs submitted from any directory or machine with the same shared store. DIR is "
+                "the working directory (default: $RECIPE_HOME/worker)"
             ),
         )
         parser.add_argument(
             "--store",
             default="",
             metavar="NAME",
-            help="Shared store of --workspace (default: the store in recipe.toml)",
+            help="Shared store for --workspace, by its name or URL (default: the store in recipe.toml)",
         )
         words = (
             "Limit concurrent runs per `user`, `recipe` or `driver` across all workers, for "
@@ -212,9 +212,9 @@ def _new(args: argparse.Namespace) -> New:
 def _place_for(new: New, args: argparse.Namespace) -> Transport:
     """Return the server or workspace that stores the run; create the workspace's store if missing."""
     if args.server:
-        return There(args.server)
+        return HttpTransport(args.server)
     secrets = args.here or not os.environ.get("RECIPE_RUNS")
-    return Here(open_to_work(args.workspace, new.request, secrets=secrets))
+    return LocalTransport(open_for_run(args.workspace, new.request, secrets=secrets))
 
 
 def _work(args: argparse.Namespace) -> int:

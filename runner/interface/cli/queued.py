@@ -12,7 +12,7 @@ from ..tables import align
 from ..tail import safe_line
 from .flags import JSON_HELP
 from .one_run import moment_of, plain
-from .places import place_of
+from .places import transport_for_changes
 
 if TYPE_CHECKING:
     from ...api.values import QueuedRun, WorkerStatus
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.description = (
-        "Show the runs that wait, in the order in which workers take them, each with the reason, "
-        "and the workers. `recipe prioritize` changes the order."
+        "List the queued runs in the order in which workers claim them, with the reason why each "
+        "run waits, and list the workers. To change the order, use `recipe prioritize`."
     )
     parser.epilog = "Examples:\n  recipe queue\n  recipe queue --json"
 
 
 def run(args: argparse.Namespace) -> int:
-    with closing(place_of(args)) as place:
+    with closing(transport_for_changes(args)) as place:
         runs, workers = place.queue(), place.workers()
     if args.json:
         found = {

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from drivers.base import DriverError, Lease
@@ -18,7 +18,7 @@ from ... import settings
 from ...api.leases import OpenLease, end_leases, find_endable_lease, open_leases
 from ...errors import CannotRun, Invalid, NotFound, Problem, did_you_mean
 from ...hosts.renting import reaper
-from ...hosts.renting.leases import Leases, driver_of, rents
+from ...hosts.renting.leases import Leases, create_driver, rents
 from ...storage.records.ledger import Ledger, of_user
 from ...storage.records.store import home
 from .flags import JSON_HELP, ask_consent
@@ -31,34 +31,34 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "keys",
         nargs="*",
         metavar="KEY",
-        help="Lease to terminate, even if an interrupted run could resume on it",
+        help="Key of a machine to terminate, even if an interrupted run could resume on this machine",
     )
     parser.add_argument(
         "-n",
         "--dry-run",
         action="store_true",
-        help="List leases and planned terminations without terminating anything",
+        help="List machines and planned terminations without terminating machines",
     )
-    parser.add_argument("--driver", metavar="NAME", help="Only leases of this driver")
+    parser.add_argument("--driver", metavar="NAME", help="Only machines of this driver")
     parser.add_argument(
         "--dead",
         action="store_true",
-        help="Terminate machines of runs whose worker is gone too; asks first",
+        help="Also terminate machines of killed runs, which these runs could still use; asks for confirmation",
     )
     parser.add_argument(
         "--adopt",
         metavar="KEY",
-        help="Add an untracked machine of this installation to the lease ledger",
+        help="Add an unknown machine to the list of rented machines, by its key",
     )
     parser.add_argument(
         "--unknown",
         action="store_true",
-        help="Terminate all untracked machines of this installation; asks first",
+        help="Terminate all unknown machines: tagged by this installation, but missing from its list; asks for confirmation",
     )
     parser.add_argument(
         "--installation",
         metavar="ID",
-        help="Only machines rented by another installation of yours, named recipe-ID-KEY",
+        help="List or terminate machines of another installation of yours, whose names start with recipe-ID",
     )
     parser.add_argument(
         "-y", "--yes", action="store_true", help="Skip the confirmation of --dead and --unknown"
@@ -73,86 +73,89 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    _check_installation(args)
     root = Path(os.path.abspath(args.workspace))
-    if args.installation is not None and (
-        not _ID.fullmatch(args.installation) or args.adopt or args.dead
-    ):
-        words = "--installation requires the eight-digit ID of another installation, and excludes --adopt and --dead"
-        raise Invalid(
-            [
-                Problem(
-                    "bad-input",
-                    words,
-                    None,
-                    "find the ID in the machine name at the provider: recipe-ID-KEY",
-                )
-            ]
-        )
-    strange, silent = asyncio.run(_strange(args.driver, root, args.installation))
-    entered = _enter_in_ledger(args, strange)
-    strange = [lease for lease in strange if lease not in entered]
-    own = {lease.key for lease in entered}
+    untracked, silent = asyncio.run(_find_untracked(args.driver, root, args.installation))
+    entered = _enter_in_ledger(args, untracked)
+    untracked = [lease for lease in untracked if lease not in entered]
+    entered_keys = [lease.key for lease in entered]
     known = [
         each
         for each in open_leases(root, os.environ, args.driver)
-        if args.installation is None or each.row.key in own
+        if args.installation is None or each.row.key in entered_keys
     ]
-    ends = _choose_leases(
-        args, known, [*args.keys, *(lease.key for lease in entered if args.unknown)]
-    )
+    keys = [*args.keys, *entered_keys] if args.unknown else args.keys
+    ends = _choose_leases(args, known, keys)
     left = {} if args.dry_run else asyncio.run(end_leases(ends, root, os.environ))
     if args.json:
-        unknown = [
-            {
-                "key": each.key,
-                "driver": each.driver,
-                "machine": each.id,
-                "price": each.price,
-                "done": "unknown",
-            }
-            for each in strange
-        ]
-        print(
-            json.dumps(
-                [*(_as_json(each, ends, left, args.dry_run) for each in known), *unknown], indent=2
-            )
-        )
+        rows = [_as_json(each, ends, left, args.dry_run) for each in known]
+        print(json.dumps([*rows, *map(_untracked_as_json, untracked)], indent=2))
         return 5 if left else 0
-    now = time.time()
     for why in silent:
         print(f"warning: {why}", file=sys.stderr)
-    for lease in strange:
-        remedy = (
-            f"`recipe reap --adopt {lease.key}` adds it to the ledger, `--unknown` terminates it"
-        )
-        if args.installation is not None:
-            remedy = f"`recipe reap --installation {args.installation} {lease.key}` terminates it, `--unknown` terminates all of them"
-        print(f"{'unknown':11}  {reaper.describe_stranger(lease, args.installation)}; {remedy}")
-    if not known and not strange and not args.quiet:
-        print(
-            "no leases"
-            if args.installation is None
-            else f"no machines of the installation {args.installation}"
-        )
-    for each in known:
-        words = f"{reaper.describe_lease(each.row, now)}: {each.fate.why}"
-        if each.row.key in left:
-            print(f"still there  {words}; {left[each.row.key]}", file=sys.stderr)
-        elif each in ends:
-            print(f"{'would end' if args.dry_run else 'ended':11}  {words}")
-        elif not args.quiet:
-            print(
-                f"{'kept':11}  {words}"
-                + (
-                    ""
-                    if _left_alone(each.fate)
-                    else f"; `recipe reap {each.row.key}` terminates it"
-                )
-            )
+    for lease in untracked:
+        print(_describe_untracked(lease, args.installation))
+    if not known and not untracked and not args.quiet:
+        if args.installation is None:
+            print("no leases")
+        else:
+            print(f"no machines of the installation {args.installation}")
+    _print_leases(args, known, ends, left)
     return 5 if left else 0
 
 
-async def _strange(
+def _check_installation(args: argparse.Namespace) -> None:
+    """Raise Invalid for a bad `--installation`, or one with `--adopt` or `--dead`."""
+    if args.installation is None:
+        return
+    if not _ID.fullmatch(args.installation) or args.adopt or args.dead:
+        words = "--installation requires the eight-digit ID of another installation, and excludes --adopt and --dead"
+        fix = "find the ID in the machine name at the provider: recipe-ID-KEY"
+        raise Invalid([Problem("bad-input", words, None, fix)])
+
+
+def _describe_untracked(lease: Lease, installation: str | None) -> str:
+    """Return the line of an untracked machine, with the commands that terminate it."""
+    if installation is None:
+        remedy = (
+            f"`recipe reap --adopt {lease.key}` adds it to the ledger, `--unknown` terminates it"
+        )
+    else:
+        remedy = f"`recipe reap --installation {installation} {lease.key}` terminates it, `--unknown` terminates all of them"
+    return f"{'unknown':11}  {reaper.describe_stranger(lease, installation)}; {remedy}"
+
+
+def _untracked_as_json(lease: Lease) -> dict[str, object]:
+    return {
+        "key": lease.key,
+        "driver": lease.driver,
+        "machine": lease.id,
+        "price": lease.price,
+        "done": "unknown",
+    }
+
+
+def _print_leases(
+    args: argparse.Namespace,
+    known: Sequence[OpenLease],
+    ends: Sequence[OpenLease],
+    left: Mapping[str, str],
+) -> None:
+    """Print a line per lease.  `ends` are the terminated leases, `left` the failures by key."""
+    now = time.time()
+    for each in known:
+        key = each.row.key
+        words = f"{reaper.describe_lease(each.row, now)}: {each.fate.why}"
+        if key in left:
+            print(f"still there  {words}; {left[key]}", file=sys.stderr)
+        elif each in ends:
+            print(f"{'would end' if args.dry_run else 'ended':11}  {words}")
+        elif not args.quiet:
+            remedy = "" if _is_spared(each.fate) else f"; `recipe reap {key}` terminates it"
+            print(f"{'kept':11}  {words}{remedy}")
+
+
+async def _find_untracked(
     only: str | None, root: Path, installation: str | None
 ) -> tuple[list[Lease], list[str]]:
     """Return machines that are missing in the ledger, and a message per provider that fails to answer.
@@ -166,7 +169,7 @@ async def _strange(
     silent: list[str] = []
     for name in sorted({*names, *config.drivers} if only is None else {only}):
         try:
-            driver = driver_of(name, config.driver(name), (), str(home(root, os.environ)))
+            driver = create_driver(name, config.driver(name), (), str(home(root, os.environ)))
         except CannotRun:
             continue  # it has no lease in the ledger, or `end_leases` reports the problem
         except Invalid as error:
@@ -179,7 +182,7 @@ async def _strange(
             has_marks = installation is None or driver.look_for(installation)
             if driver.traits.priced and has_marks:
                 with Ledger.open(of_user(os.environ)) as ledger:
-                    found += await Leases(driver, name, ledger, "", str(root)).strangers()
+                    found += await Leases(driver, name, ledger, "", str(root)).find_strangers()
         except DriverError as error:
             silent.append(f"cannot list the machines of this installation at {name}: {error}")
         finally:
@@ -187,27 +190,24 @@ async def _strange(
     return found, silent
 
 
-def _enter_in_ledger(args: argparse.Namespace, strange: Sequence[Lease]) -> list[Lease]:
+def _enter_in_ledger(args: argparse.Namespace, untracked: Sequence[Lease]) -> list[Lease]:
     """Add untracked machines to the ledger, and return their leases.
 
     These are the machines of `--adopt` (with `--installation`, of the given keys), or with
     `--unknown` all of them, for termination. Raises NotFound, Invalid.
     """
     named = [args.adopt] if args.installation is None else args.keys
-    chosen = [lease for lease in strange if args.unknown or lease.key in named]
+    chosen = [lease for lease in untracked if args.unknown or lease.key in named]
     if args.adopt and not chosen:
-        known = [lease.key for lease in strange]
-        raise NotFound(
-            f"no untracked machine {args.adopt}",
-            fix=did_you_mean(args.adopt, known)
-            or "list the untracked machines with `recipe reap -n`",
-        )
+        near = did_you_mean(args.adopt, [lease.key for lease in untracked])
+        fix = near or "list the untracked machines with `recipe reap -n`"
+        raise NotFound(f"no untracked machine {args.adopt}", fix=fix)
     if args.dry_run or not chosen:
         return []
-    if args.unknown and not _ask_to_end(
-        args, [reaper.describe_stranger(lease, args.installation) for lease in chosen], "--unknown"
-    ):
-        return []
+    if args.unknown:
+        lines = [reaper.describe_stranger(lease, args.installation) for lease in chosen]
+        if not _ask_to_end(args, lines, "--unknown"):
+            return []
     with Ledger.open(of_user(os.environ)) as ledger:
         for lease in chosen:
             reaper.add_stranger(ledger, lease, os.path.abspath(args.workspace))
@@ -235,39 +235,35 @@ def _choose_leases(
     """Return the leases to terminate.  Raises NotFound, CannotRun, Invalid."""
     for key in keys:
         find_endable_lease(known, key)
-    ends = [each for each in known if (each.fate.end and not args.keys) or each.row.key in keys]
-    dead = [each for each in known if args.dead and each not in ends and not _left_alone(each.fate)]
-    if (
-        dead
-        and not args.dry_run
-        and not _ask_to_end(
-            args, [reaper.describe_lease(each.row, time.time()) for each in dead], "--dead"
-        )
-    ):
-        dead = []
+    ends = [each for each in known if each.row.key in keys or (each.fate.end and not args.keys)]
+    if not args.dead:
+        return ends
+    dead = [each for each in known if each not in ends and not _is_spared(each.fate)]
+    if dead and not args.dry_run:
+        now = time.time()
+        lines = [reaper.describe_lease(each.row, now) for each in dead]
+        if not _ask_to_end(args, lines, "--dead"):
+            return ends
     return [*ends, *dead]
 
 
-def _left_alone(fate: reaper.Fate) -> bool:
+def _is_spared(fate: reaper.Fate) -> bool:
     """Return True if a run uses the lease or a stack keeps it, so that `--dead` must spare it."""
     return fate.reason in ("at-work", "kept")
 
 
 def _as_json(
-    each: OpenLease, ends: Sequence[OpenLease], left: dict[str, str], dry: bool
+    each: OpenLease, ends: Sequence[OpenLease], left: Mapping[str, str], dry: bool
 ) -> dict[str, object]:
     row = each.row
-    done = (
-        "still there"
-        if row.key in left
-        else "kept"
-        if each not in ends
-        else "would end"
-        if dry
-        else "ended"
-    )
     facts = {
         name: getattr(row, name)
         for name in ("key", "driver", "run", "workspace", "state", "price", "asked", "until")
     }
+    if row.key in left:
+        done = "still there"
+    elif each not in ends:
+        done = "kept"
+    else:
+        done = "would end" if dry else "ended"
     return {**facts, "done": done, "why": left.get(row.key, each.fate.why)}

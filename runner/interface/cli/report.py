@@ -28,10 +28,10 @@ from ...survey.results import reported_metrics, summarize_points
 from .. import costs as told
 from ..tables import align
 from ..tail import safe_ids, safe_line, span
-from .chosen import makers, moment, near_step, open_to_look
 from .flags import JSON_HELP, RUN_HELP
 from .history import earlier
 from .overview import ProgressOverview
+from .targets import find_producers, format_time, open_for_reading, suggest_step
 
 if TYPE_CHECKING:
     from ...api.logs import AttemptLog as Attempt
@@ -76,7 +76,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--step",
         type=stored_form,
         metavar="STEP",
-        help="Only this step; a matrix step includes all its instances",
+        help="Show only this step; for a matrix step, all its instances",
     )
     parser.add_argument(
         "--html",
@@ -102,7 +102,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.cost and args.month:
         return _costs(costs.of_month(), args)
-    with open_to_look(args.workspace) as ws:
+    with open_for_reading(args.workspace) as ws:
         row = find_run(ws.store, args.run)
         if args.cost:
             return _costs(costs.of_run(row.id), args)
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             found = describe_run(ws, row, args.step)
         except NotFound:
-            made = makers(ws, row, args.step)
+            made = find_producers(ws, row, args.step)
             if not made:
                 raise
             last = max(made, key=lambda attempt: attempt.ended or 0.0)
@@ -231,7 +231,7 @@ def describe_run(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
     if step is not None and not chosen:
         raise NotFound(
             f'"{step}" did not run in {row.id}',
-            fix=near_step(step, [each.view.id for each in done])
+            fix=suggest_step(step, [each.view.id for each in done])
             if done
             else "its result was up to date; choose a run in which the step ran",
         )
@@ -363,7 +363,7 @@ def _first(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
 def as_text(run: RunReport) -> list[str]:
     took = f" in {span(run['seconds'])}" if run["seconds"] is not None else ""
     text = [
-        f"{run['id']}  {run['recipe']}  {moment(run['created'])}  {run['state']}{took}"
+        f"{run['id']}  {run['recipe']}  {format_time(run['created'])}  {run['state']}{took}"
         + (f"  {run['reason']}" if run["reason"] else "")
     ]
     if run["failure"] in causes.REMEDIES:

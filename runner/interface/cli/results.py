@@ -14,8 +14,8 @@ from ...survey import comparison
 from ...survey.comparison import OWN, Cell, Comparison, Result
 from ..tables import align, cell, markdown
 from ..tail import safe_ids, safe_line, span
-from .chosen import moment, near_step, open_to_look, recipe_of, sweep_name
 from .flags import JSON_HELP
+from .targets import find_recipe, format_time, open_for_reading, suggest_step, sweep_name
 
 _LISTED = 60  # table rows per step
 _COMPARED = 20  # maximum number of runs that the web page compares
@@ -28,13 +28,13 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "recipe",
         nargs="?",
         metavar="RECIPE",
-        help="Recipe that ran here, by its name or path (default: that of the last run)",
+        help="Recipe whose runs to compare, by its name or path (default: the recipe of the last run)",
     )
     parser.add_argument(
         "--step",
         type=stored_form,
         metavar="STEP",
-        help="Only this step; a matrix step includes all its instances",
+        help="Show only this step; for a matrix step, all its instances",
     )
     parser.add_argument(
         "--sort",
@@ -66,14 +66,14 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--open",
         dest="opens",
         action="store_true",
-        help="Compare the newest of these runs in a browser, as `recipe ui` does",
+        help="Open a comparison of the newest of these runs in the web interface",
     )
     parser.epilog = "Examples:\n  recipe results\n  recipe results sweep@1 --sort eval_loss\n  recipe results --columns lr,seed,eval_loss,time --md"
 
 
 def run(args: argparse.Namespace) -> int:
-    with open_to_look(args.workspace) as ws:
-        recipe = recipe_of(ws, args.location, args.recipe)
+    with open_for_reading(args.workspace) as ws:
+        recipe = find_recipe(ws, args.location, args.recipe)
         found = comparison.collect_results(ws, recipe)
         found += comparison.collect_results(ws, sweep_name(recipe))
         chosen = comparison.read_criteria(ws, recipe)
@@ -110,7 +110,7 @@ def _choose_step(found: Sequence[Result], step: str, recipe: str) -> list[Result
         known = [result.step for result in found]
         raise NotFound(
             f'no result of "{step}" in the runs of {recipe}',
-            fix=near_step(step, known) if known else _NONE,
+            fix=suggest_step(step, known) if known else _NONE,
         )
     return chosen
 
@@ -305,7 +305,7 @@ def _cell_text(name: str, value: Cell) -> str:
     if name == "time" and isinstance(value, (int, float)):
         return span(value)
     if name == "made" and isinstance(value, (int, float)):
-        return moment(value)
+        return format_time(value)
     if name == "step" and isinstance(value, str):
         return safe_ids(value)
     if name == "where" and not value:

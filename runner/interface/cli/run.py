@@ -21,7 +21,6 @@ from ...planning.ids import stored_form
 from ...survey.empty_globs import empty_warnings
 from ..pairs import filters
 from ..tail import safe_ids, safe_line, span
-from .chosen import answers, in_all, open_to_work
 from .flags import (
     COST,
     EVENTS_HELP,
@@ -39,6 +38,7 @@ from .flags import (
     request_of,
     section,
 )
+from .targets import count_verdicts, describe_counts, open_for_run
 
 if TYPE_CHECKING:
     from drivers.base import Driver
@@ -95,14 +95,14 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         metavar="RULE",
         action="append",
         default=[],
-        help="Run although RULE of `recipe check` reports an error; `all` skips every rule",
+        help="Ignore errors of this `recipe check` rule; `all` ignores every rule",
     )
     execution.add_argument(
         "--nodes",
         type=positive,
         default=0,
         metavar="N",
-        help="Node count for `accelerate` steps without `nodes`; not part of the cache key",
+        help="Number of nodes for `accelerate` steps without `nodes`; a new number does not rerun steps",
     )
     output = section(parser, OUTPUT)
     output.add_argument(
@@ -120,7 +120,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--format",
         default="text",
         choices=["text", "json", "github", "sarif"],
-        help="Format of error messages about the recipe (default: text)",
+        help="Format of errors in the recipe: text, json, or github and sarif for CI (default: text)",
     )
     if verb == "run":
         section(parser, WHERE).add_argument(
@@ -173,7 +173,7 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
         action="append",
         default=[],
         metavar="NAME=N",
-        help="Capacity of a pool (default: 1), or of cpus, gpus or memory",
+        help="Capacity of a pool that running steps share (default: 1), for example licence=2. Also sets cpus, gpus or memory",
     )
     section(parser, WHERE).add_argument(
         "--everything-there",
@@ -185,7 +185,7 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
         "--max-cost",
         type=usd,
         metavar="USD",
-        help="End the run when its rented machines have cost this much; a lower limit of the recipe holds",
+        help="Stop the run before its rented machines cost more than this; if the recipe has a lower limit, that limit applies",
     )
     cost.add_argument(
         "--keep-alive",
@@ -195,7 +195,7 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
     cost.add_argument(
         "--unattended",
         action="store_true",
-        help="Allow rentals without automatic shutdown when not run from a terminal; see `recipe offers`",
+        help="Outside a terminal, also rent machines that keep running if recipe is killed; see `recipe offers`",
     )
     cost.add_argument(
         "-y",
@@ -228,17 +228,19 @@ def usd(text: str) -> float:
 
 def run(args: argparse.Namespace) -> int:
     request = request_of(args)
-    with open_to_work(args.workspace, request) as ws:
+    with open_for_run(args.workspace, request) as ws:
         ws.share(args.store)
         if args.stack:
             ws.on(args.stack)
-        return done(ws, request, args)
+        return execute_request(ws, request, args)
 
 
-def done(ws: Workspace, request: Request, args: argparse.Namespace, *, more: bool = False) -> int:
+def execute_request(
+    ws: Workspace, request: Request, args: argparse.Namespace, *, more: bool = False
+) -> int:
     """Execute a request, or print its plan with `--dry-run` and `plan`; return the exit code.
 
-    Rentals above the cost setting `confirm` need the user's consent. `more` is as in `carried_out`.
+    Rentals above the cost setting `confirm` need the user's consent. `more` is as in `execute_and_print`.
     """
     choice = choice_of(args)
     if args.verb == "plan" or args.dry_run:
@@ -251,7 +253,7 @@ def done(ws: Workspace, request: Request, args: argparse.Namespace, *, more: boo
     settings = settings_of(args)
     if getattr(args, "in_cluster", False) and preview(ws, request, choice).todo:
         return _in_cluster(ws, args)
-    return carried_out(ws, request, choice, settings, args, more=more)
+    return execute_and_print(ws, request, choice, settings, args, more=more)
 
 
 def _in_cluster(ws: Workspace, args: argparse.Namespace) -> int:
@@ -265,9 +267,9 @@ def _in_cluster(ws: Workspace, args: argparse.Namespace) -> int:
 
     from drivers.base import DriverError
 
-    from ...hosts.renting.leases import driver_of
+    from ...hosts.renting.leases import create_driver
 
-    driver = driver_of(args.driver, ws.config.driver(args.driver), args.hosts, str(ws.home))
+    driver = create_driver(args.driver, ws.config.driver(args.driver), args.hosts, str(ws.home))
     if not driver.traits.works:
         raise CannotRun(
             f"--in-cluster requires --driver slurm (driver: {args.driver})",
@@ -353,7 +355,7 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
         return [
             *describe_choice(shelves),
             *filter(None, [data_notice(ws.config, args.driver)]),
-            *_crews(ws, found, args),
+            *_describe_worker_groups(ws, found, args),
             *(
                 [f"secrets sent to {args.driver} machines: {', '.join(sorted(taken))}"]
                 if taken
@@ -364,17 +366,17 @@ def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
         return [f"rents: {error}"]
 
 
-def _head(ws: Workspace, args: argparse.Namespace) -> Head | None:
+def _head_of_stack(ws: Workspace, args: argparse.Namespace) -> Head | None:
     return ws.config.stack(args.stack).head if args.stack else None
 
 
-def _crews(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
+def _describe_worker_groups(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
     """Return plan lines with the number of machines of each multi-node step.
 
     If the stack has a head, they list the head and the number of rented workers instead. Empty if
     the machines cannot work together.
     """
-    head = _head(ws, args)
+    head = _head_of_stack(ws, args)
     if head is None and not any(each.traits.joins for each in _renting_drivers(ws, args).values()):
         return []
     counts = {found.plan.nodes[n].id: found.plan.specs()[n].node_count for n in found.todo}
@@ -388,16 +390,16 @@ def _crews(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
     return [f"head: {head}", *crews] if head is not None else crews
 
 
-def _refuse_alone(
+def _check_multi_node(
     ws: Workspace, found: Survey, args: argparse.Namespace, drivers: Mapping[str, Driver]
 ) -> None:
     """Reject multi-node steps if their machines cannot work together.  Raises CannotRun."""
-    from ...hosts.renting.needs import why_alone
+    from ...hosts.renting.needs import why_no_group
 
     stack = ws.config.stack(args.stack) if args.stack else None
     traits = [driver.traits for driver in drivers.values()]
     words = [
-        why_alone(
+        why_no_group(
             safe_ids(found.plan.nodes[n].id),
             found.plan.specs()[n],
             args.driver,
@@ -421,7 +423,7 @@ def _renting_drivers(ws: Workspace, args: argparse.Namespace) -> dict[str, Drive
     from ...hosts.renting.several import driver_names
 
     made = {
-        name: offering.driver_that_rents(ws, name, args.hosts)
+        name: offering.create_renter(ws, name, args.hosts)
         for name in driver_names(ws.config, args.driver)
     }
     return {name: driver for name, driver in made.items() if driver is not None}
@@ -441,7 +443,7 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
     where = filters(args.where)
     if not drivers:
         return {}
-    _refuse_alone(ws, found, args, drivers)
+    _check_multi_node(ws, found, args, drivers)
     cluster = any(driver.traits.allocates for driver in drivers.values())
     asked = wishes(ws, found, args.driver, args.stack, cluster=cluster)
     wanted = {
@@ -494,7 +496,7 @@ def _ask_about_cost(
         return True
     found = preview(ws, request, choice)
     limits = lower_limits(found.plan.settings.limits, apply_stack(ws, settings_of(args)).limits)
-    beside = int(_head(ws, args) is not None)
+    beside = int(_head_of_stack(ws, args) is not None)
     joins = beside or any(driver.traits.joins for driver in drivers.values())
     counts = [found.plan.specs()[n].node_count - beside for n in found.todo]
     at_once = max(counts, default=1) if joins else 1
@@ -549,7 +551,7 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
             print(f"results will be uploaded to {safe_line(args.out)}")
 
 
-def carried_out(
+def execute_and_print(
     ws: Workspace,
     request: Request,
     choice: Choice,
@@ -606,7 +608,7 @@ def as_text(
     from ...survey.explain import describe_replaced, describe_resume, shown_command
 
     lines = []
-    why = reasons(ws, found)
+    why = reasons_by_node(ws, found)
     estimated = _estimate_steps(ws, found)
     width = min(40, max((len(safe_ids(node.id)) for node in found.plan.nodes), default=0))
     for n, node in enumerate(found.plan.nodes):
@@ -643,7 +645,7 @@ def as_text(
     cost = found.plan.settings.limits.cost
     if cost is not None and found.todo:
         lines.append(f"limits: cost {money_text(cost)}")
-    lines.append(f"{found.plan.recipe}: {in_all(answers(found))}")
+    lines.append(f"{found.plan.recipe}: {describe_counts(count_verdicts(found))}")
     return "\n".join(lines)
 
 
@@ -662,7 +664,7 @@ def _first_lines(text: str) -> list[str]:
     return lines if len(lines) <= LINES else [*lines[:LINES], f"… {len(lines) - LINES} more lines"]
 
 
-def reasons(ws: Workspace, found: Survey) -> dict[int, list[str]]:
+def reasons_by_node(ws: Workspace, found: Survey) -> dict[int, list[str]]:
     """Return the reasons for each verdict; for a step to run, the changes since its last run here."""
     from ...survey.explain import find_changes
 
@@ -676,7 +678,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
     from ...survey.explain import describe_resume
 
     steps = []
-    why = reasons(ws, found)
+    why = reasons_by_node(ws, found)
     estimated = _estimate_steps(ws, found)
     for n, node in enumerate(found.plan.nodes):
         verdict = found.verdicts[n]

@@ -20,7 +20,7 @@ from ...errors import CannotRun, Infrastructure
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     port = 8765 if verb == "serve" else 0
     known = os.environ if verb == "serve" else {}
-    words = f"Port; 0 picks a free one (default: {'$PORT, otherwise ' if verb == 'serve' else ''}{port})"
+    words = f"Port to listen on; 0 picks a free port (default: {'$PORT, otherwise ' if verb == 'serve' else ''}{port})"
     parser.add_argument(
         "--port", type=int, default=known.get("PORT") or port, metavar="N", help=words
     )
@@ -30,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             nargs="?",
             default="",
             metavar="RUN",
-            help="Run to show, or `last` (default: the list of runs)",
+            help="Run to show: a run ID, or `last` (default: the list of runs)",
         )
         parser.add_argument(
             "--no-open",
@@ -41,9 +41,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.description = (
             "Open the web interface, to start, watch, pause and cancel runs of this "
             "workspace. Requires the extra `server`.\n\n"
-            "If a server already runs here, its page is opened. Otherwise a server with a "
-            "worker is started on loopback, until Ctrl-C. The URL contains an access token "
-            "that expires after a day."
+            "If a server for this workspace is running, the command opens its page. Otherwise the "
+            "command starts a server with a worker on a loopback address, until Ctrl-C. The URL "
+            "contains an access token that expires after a day."
         )
         parser.epilog = "Examples:\n  recipe ui\n  recipe ui last --no-open"
         return
@@ -143,9 +143,9 @@ def _place(args: argparse.Namespace) -> str:
     if not args.run:
         return ""
     from ...api.finding import find_run
-    from .chosen import open_to_look
+    from .targets import open_for_reading
 
-    with open_to_look(args.workspace) as ws:
+    with open_for_reading(args.workspace) as ws:
         return f"&run={find_run(ws.store, args.run).id}"
 
 

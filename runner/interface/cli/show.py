@@ -122,9 +122,9 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, word: str) -> int:
     """Print the state of a run from the workspace, a database or a server."""
     from . import one_run
-    from .places import place_of
+    from .places import transport_for_changes
 
-    with closing(place_of(args)) as place:
+    with closing(transport_for_changes(args)) as place:
         return one_run.show(place.run(place.find(word)), args)
 
 
@@ -168,12 +168,12 @@ def _show_value(value: Tree) -> str:
 def took(root: Path, recipe: str) -> dict[str | None, Took]:
     """Return durations and peak memory of complete runs by preset, without runs with cached steps."""
     from ..datasheet import Took
-    from .chosen import open_to_look
+    from .targets import open_for_reading
 
     seconds: dict[str | None, list[float]] = {}
     memory: dict[str | None, int] = {}
     try:
-        with open_to_look(root) as ws:
+        with open_for_reading(root) as ws:
             rows = [
                 row
                 for row in ws.store.runs.latest(recipe=recipe, last=_LISTED)

@@ -17,11 +17,11 @@ from drivers.base import DriverError, Host
 from ...api.finding import find_run
 from ...errors import CannotRun, Infrastructure, Invalid, NotFound, Problem
 from ...execution.terms import apply_stack, settings_of_run
-from ...hosts.renting.leases import driver_of, lease_of
+from ...hosts.renting.leases import create_driver, lease_of
 from ...hosts.renting.several import alternatives
 from ...planning.ids import names
 from ...storage.records.ledger import LeaseRow, Ledger, of_user, of_workspace
-from .chosen import open_to_look
+from .targets import open_for_reading
 
 if TYPE_CHECKING:
     from ...storage.records.runs import RunRow
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         raise Invalid(
             [Problem("bad-input", f'"{args.place}" is not RUN/STEP', fix=f"write last/{word}")]
         )
-    with open_to_look(args.workspace) as ws:
+    with open_for_reading(args.workspace) as ws:
         row = find_run(ws.store, word)
         return asyncio.run(_enter(ws, row, _place(ws, row, step), args))
 
@@ -74,7 +74,7 @@ async def _enter(ws: Workspace, row: RunRow, place: str, args: argparse.Namespac
     settings = apply_stack(ws, settings_of_run(row))
     name = place.split(" ", 1)[0] if alternatives(ws.config, settings.driver) else settings.driver
     lease = _lease(ws, row.id, name, place)
-    driver = driver_of(name, ws.config.driver(name), settings.hosts, str(ws.home))
+    driver = create_driver(name, ws.config.driver(name), settings.hosts, str(ws.home))
     try:
         found = await driver.hosts(lease_of(lease))
         return enter(place, found[0] if found else None, args.forwards, args.command)

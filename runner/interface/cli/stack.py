@@ -14,9 +14,9 @@ from drivers.base import DriverError
 from ...errors import Infrastructure, Invalid, Problem
 from ...hosts import stacks
 from ...storage.workspace import Workspace
-from .chosen import moment
 from .flags import JSON_HELP
 from .ssh import add_way, enter
+from .targets import format_time
 
 if TYPE_CHECKING:
     from ...hosts.renting.kept import KeptLeases
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 ACTIONS = {
-    "show": "Show its settings: driver, head, limits, storage; contacts no provider",
+    "show": "Show the stack's settings without contacting the provider",
     "up": "Create its machine and cloud resources, and start the machine",
     "down": "Terminate its machine, and delete its disk and the resources that `up` created",
     "start": "Start its machine (runs do this automatically)",
@@ -48,7 +48,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
         "--pulumi",
         action="store_true",
-        help="Export as a Pulumi program, the only format",
+        help="Export the stack as a Pulumi program (required)",
     )
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.description = (
@@ -114,7 +114,7 @@ async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
             )
         with stacks.hold_stack(stack, ws.environ):
             if args.action in ("up", "start"):
-                if args.action == "start" and leases.machine() is None:
+                if args.action == "start" and leases.find_machine() is None:
                     raise Infrastructure(
                         f"the stack {stack.name} has no machine yet",
                         fix=f"create it with `recipe stack up {stack.name}`",
@@ -122,9 +122,9 @@ async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
                 for made in await stacks.ensure(ws, stack, leases) if args.action == "up" else ():
                     say(f"created {made}")
                 row = await stacks.start_machine(leases, say)
-                leases.leave(row)
+                leases.release_hold(row)
                 print(
-                    f"{stack.name} runs until {moment(row.until)}; stop it with `recipe stack stop {stack.name}`"
+                    f"{stack.name} runs until {format_time(row.until)}; stop it with `recipe stack stop {stack.name}`"
                 )
                 return 0
             proved = await (
@@ -176,10 +176,10 @@ def _lines(stack: Stack, leases: KeptLeases, found: stacks.StackState) -> list[s
         f"{stack.name}: {stack.driver} {machine.lease.get('id', 'starting')}, {found.stands or machine.state.lower()}, {disk}"
     ]
     words += [
-        f"  used by {f'run {row.run}' if row.run else 'no run'} until {moment(row.until)}, ${row.price:.2f} an hour"
+        f"  used by {f'run {row.run}' if row.run else 'no run'} until {format_time(row.until)}, ${row.price:.2f} an hour"
         for row in found.uses
     ]
-    return [*words, f"  created {moment(machine.asked)}, ${leases.cost(machine):.2f} so far"]
+    return [*words, f"  created {format_time(machine.asked)}, ${leases.cost(machine):.2f} so far"]
 
 
 def _as_json(leases: KeptLeases, found: stacks.StackState) -> str:

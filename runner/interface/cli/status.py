@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
 
@@ -14,18 +14,26 @@ from ...planning.judge import FRESH, SKIPPED
 from ...planning.waiting import WaitKind
 from ...survey.upkeep import examine_published, find_stale
 from ..differences import lines
-from ..handle.here import Here
+from ..handle.local_transport import LocalTransport
 from ..handle.shells import runs_of
 from ..handle.transport import Listing
 from ..tail import safe_ids, safe_line, span
-from .chosen import add_words, answers, in_all, moment, requests, title
 from .flags import JSON_HELP
 from .overview import overview
-from .places import looked_at
+from .places import transport_for_reading
+from .targets import (
+    add_request_words,
+    count_verdicts,
+    describe_counts,
+    describe_request,
+    format_time,
+    resolve_requests,
+)
 from .why import differences, explain_unremembered
 
 if TYPE_CHECKING:
     from ...api.values import Status, StepProgress
+    from ...storage.records.runs import AttemptRow
     from ...storage.workspace import Workspace
     from ...survey.survey import Survey
     from ..handle.transport import Transport
@@ -40,7 +48,7 @@ SOME = 3
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    add_words(parser)
+    add_request_words(parser)
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.description = (
         "Show which outputs are up to date, out of date or stale (left by earlier runs "
@@ -53,51 +61,51 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with closing(looked_at(args)) as place:
+    with closing(transport_for_reading(args)) as place:
         # A server has no workspace whose outputs could be up to date.
-        here = place.ws if isinstance(place, Here) else None
-        reports = (
-            [report(here, preview(here, each)) for each in requests(here, args)] if here else []
-        )
-        found = find_unfinished(place)
+        ws = place.ws if isinstance(place, LocalTransport) else None
+        requests = resolve_requests(ws, args) if ws is not None else []
+        reports = [report(ws, preview(ws, each)) for each in requests] if ws is not None else []
+        unfinished = find_unfinished(place)
     if args.json:
-        print(json.dumps({"recipes": reports, **found._asdict()}, indent=2))
+        print(json.dumps({"recipes": reports, **unfinished._asdict()}, indent=2))
     elif not args.quiet:
-        for each in reports:
-            print("\n".join(as_text(each, all=bool(args.verbose))))
-        told = runs_as_text(found) or ([] if here else ["no run is under way or waits"])
-        print("\n".join(told), end="\n" if told else "")
+        lines = [line for each in reports for line in as_text(each, all=bool(args.verbose))]
+        lines += runs_as_text(unfinished)
+        print("\n".join(lines or ["no run is under way or waits"]))
     return 0 if all(each["fresh"] for each in reports) else 1
 
 
 def runs_as_text(found: Unfinished) -> list[str]:
     """Format the unfinished runs."""
-    text = []
+    lines = []
     for row in found.running:
-        since = f"since {moment(row['created'])}{_far(row)}{_cost_so_far(row)}"
-        text.append(
-            f"running: {row['run']} {safe_line(row['recipe'])}, {since} (recipe logs {row['run']} -f)"
-        )
-        text += [
-            f"  {safe_ids(id)}: {pulse(each, _last_numbers(row, id))}"
-            for id, each in row["steps"].items()
-        ]
-        text += [
-            f"  {safe_ids(link['step'])}: {safe_line(link['name'])} {safe_line(link['to'])}"
-            for link in row["links"]
-        ]
+        lines += _running_lines(row)
     for row in found.queued:
-        text.append(f"queued: {_since(row)}; execute it with `recipe worker`")
+        lines.append(f"queued: {_since(row)}; execute it with `recipe worker`")
     for row in found.paused:
-        text.append(f"paused: {_since(row)}; `recipe resume {row['run']}` continues it")
+        lines.append(f"paused: {_since(row)}; `recipe resume {row['run']}` continues it")
     for row in found.died:
-        begun = f"{row['run']} {safe_line(row['recipe'])}, begun {moment(row['created'])}"
-        text.append(f"died: {begun}{_cost_so_far(row)}; resume it with `recipe run`")
-    return text
+        begun = f"{row['run']} {safe_line(row['recipe'])}, begun {format_time(row['created'])}"
+        lines.append(f"died: {begun}{_cost_so_progress_text(row)}; resume it with `recipe run`")
+    return lines
+
+
+def _running_lines(row: Begun) -> list[str]:
+    """Return lines for a running run, its running steps and its links."""
+    since = f"since {format_time(row['created'])}{_progress_text(row)}{_cost_so_progress_text(row)}"
+    recipe, logs = safe_line(row["recipe"]), f"recipe logs {row['run']} -f"
+    lines = [f"running: {row['run']} {recipe}, {since} ({logs})"]
+    for id, sample in row["steps"].items():
+        lines.append(f"  {safe_ids(id)}: {pulse(sample, _last_numbers(row, id))}")
+    for link in row["links"]:
+        name, url = safe_line(link["name"]), safe_line(link["to"])
+        lines.append(f"  {safe_ids(link['step'])}: {name} {url}")
+    return lines
 
 
 def _since(row: Begun) -> str:
-    return f"{row['run']} {safe_line(row['recipe'])}, since {moment(row['created'])}"
+    return f"{row['run']} {safe_line(row['recipe'])}, since {format_time(row['created'])}"
 
 
 class StepStatus(TypedDict):
@@ -139,69 +147,79 @@ class Begun(TypedDict):
 
 def report(ws: Workspace, found: Survey) -> RecipeStatus:
     """Return the status of a recipe."""
-    steps: list[StepStatus] = []
-    going = [
-        n for n, verdict in enumerate(found.verdicts) if verdict.answer not in (FRESH, SKIPPED)
-    ]
-    nodes = found.plan.nodes
-    rows = ws.store.runs.latest_attempts(
-        found.plan.recipe, [nodes[n].id for n in going if found.verdicts[n].answer == "run"]
-    )
-    for n in going:
-        verdict, row = found.verdicts[n], rows.get(nodes[n].id)
-        reasons = list(verdict.reasons)
-        if verdict.answer == "run":
-            changes = differences(found, n, row)
-            reasons += [lines(without_files(change))[0] for change in changes or ()]
-            if not reasons:
-                reasons.append(
-                    "no earlier run in this workspace" if row is None else explain_unremembered(row)
-                )
-        steps.append({"id": nodes[n].id, "answer": verdict.answer, "reasons": reasons})
-    steps += [
-        {"id": later.shown, "answer": "maybe", "reasons": [later.why]} for later in found.later
-    ]
-    old = examine_published(ws, find_stale(ws, found))
+    steps = [*_outdated_steps(ws, found)]
+    for later in found.later:
+        steps.append({"id": later.shown, "answer": "maybe", "reasons": [later.why]})
+    stale = examine_published(ws, find_stale(ws, found))
     # Stored contents come from a run: of two concurrent runs, the last recorded need not be the last to publish.
     edited = [
         path for path in found.facts.there if path in found.facts.ours and found.facts.strange(path)
     ]
     return {
         "recipe": found.plan.recipe,
-        "title": title(found),
+        "title": describe_request(found),
         "fresh": not steps,
-        "counts": answers(found),
+        "counts": count_verdicts(found),
         "steps": steps,
         "edited": sorted(edited),
-        "stale": [item.row.path for item in old if item.now != "gone"],
+        "stale": [item.row.path for item in stale if item.now != "gone"],
     }
 
 
+def _outdated_steps(ws: Workspace, found: Survey) -> Iterator[StepStatus]:
+    """Yield the steps that are neither up to date nor skipped, with the reasons."""
+    nodes = found.plan.nodes
+    to_run = [nodes[n].id for n, verdict in enumerate(found.verdicts) if verdict.answer == "run"]
+    attempts = ws.store.runs.latest_attempts(found.plan.recipe, to_run)
+    for n, verdict in enumerate(found.verdicts):
+        if verdict.answer in (FRESH, SKIPPED):
+            continue
+        id, reasons = nodes[n].id, list(verdict.reasons)
+        if verdict.answer == "run":
+            reasons += _reasons_to_run(found, n, attempts.get(id), is_explained=bool(reasons))
+        yield {"id": id, "answer": verdict.answer, "reasons": reasons}
+
+
+def _reasons_to_run(
+    found: Survey, n: int, last: AttemptRow | None, *, is_explained: bool
+) -> list[str]:
+    """Return the changes since a step's last attempt.
+
+    Without changes, return why no result is stored, unless the verdict `is_explained`.
+    """
+    changes = differences(found, n, last) or ()
+    reasons = [lines(without_files(change))[0] for change in changes]
+    if reasons or is_explained:
+        return reasons
+    return ["no earlier run in this workspace" if last is None else explain_unremembered(last)]
+
+
 def as_text(report: RecipeStatus, *, all: bool) -> list[str]:
-    total = in_all(report["counts"])
+    """Format the status of a recipe; at most FEW steps unless `all`."""
+    total = describe_counts(report["counts"])
     state = f"everything is fresh ({total})" if report["fresh"] else total
     text = [f"{safe_line(report['title'])}: {state}"]
     steps = report["steps"] if all else report["steps"][:FEW]
     width = min(40, max((len(safe_ids(step["id"])) for step in steps), default=0))
-    for step in steps:
-        first, *more = step["reasons"] or [""]
-        text.append(
-            f"  {step['answer']:8} {safe_ids(step['id']):<{width}}  {safe_ids(first)}"
-            + (f" (and {len(more)} more reasons: run `recipe why`)" if more else "")
-        )
+    text += [_step_line(step, width) for step in steps]
     if len(report["steps"]) > len(steps):
         text.append(f"  … and {len(report['steps']) - len(steps)} more (-v lists all)")
     if report["edited"]:
-        text += [
+        text.append(
             "edited outputs (`recipe adopt STEP` accepts them, `recipe run --overwrite` replaces them):"
-        ]
+        )
         text += [f"  {safe_line(path)}" for path in report["edited"]]
     if report["stale"]:
-        text += [
-            "stale outputs of earlier runs (`recipe clean --stale` removes them):",
-            *(f"  {safe_line(path)}" for path in report["stale"]),
-        ]
+        text.append("stale outputs of earlier runs (`recipe clean --stale` removes them):")
+        text += [f"  {safe_line(path)}" for path in report["stale"]]
     return text
+
+
+def _step_line(step: StepStatus, width: int) -> str:
+    """Format a step with its first reason."""
+    first, *others = step["reasons"] or [""]
+    more = f" (and {len(others)} more reasons: run `recipe why`)" if others else ""
+    return f"  {step['answer']:8} {safe_ids(step['id']):<{width}}  {safe_ids(first)}{more}"
 
 
 class Unfinished(NamedTuple):
@@ -225,30 +243,36 @@ def find_unfinished(place: Transport) -> Unfinished:
             found.running.append(_begun_of(run))
         elif run.waits.kind != WaitKind.SUBMITTER:
             found.queued.append(_begun_of(run))
-        elif run.state == "ACTIVE" and not _made_good(place, run):
+        elif run.state == "ACTIVE" and not _has_later_success(place, run):
             found.died.append(_begun_of(run))
     return found
 
 
-def _made_good(place: Transport, run: Status) -> bool:
+def _has_later_success(place: Transport, run: Status) -> bool:
     """Return True if a later run of the same recipe is COMPLETED."""
     newest = [*runs_of(place, Listing(1, ("COMPLETED",), run.recipe))]
     return bool(newest) and newest[0].created > run.created
 
 
 def _begun_of(run: Status) -> Begun:
-    short = overview(run)
-    going = [each for each in run.steps if each.state == "RUNNING"]
-    pace = {each.id: _pace(each.progress) | dict(each.machine) for each in going}
-    told = {each.id for each in going if pace[each.id] or each.values}
+    summary = overview(run)
+    steps: dict[str, dict[str, float]] = {}
+    numbers: dict[str, dict[str, float]] = {}
+    for step in run.steps:
+        if step.state != "RUNNING":
+            continue
+        sample = _pace(step.progress) | dict(step.machine)
+        if sample or step.values:
+            steps[step.id] = sample
+            numbers[step.id] = dict(step.values)
     return {
         "run": run.id,
         "recipe": run.recipe,
-        "created": short["created"],
+        "created": summary["created"],
         "state": run.word,
-        "progress": short["progress"],
-        "steps": {id: each for id, each in pace.items() if id in told},
-        "numbers": {each.id: dict(each.values) for each in going if each.id in told},
+        "progress": summary["progress"],
+        "steps": steps,
+        "numbers": numbers,
         "usd": run.cost,
         "links": [each._asdict() for each in run.links],
     }
@@ -266,17 +290,12 @@ def pulse(sample: Mapping[str, float], numbers: Sequence[str]) -> str:
     """
     from ...survey.samples import describe_samples
 
-    said = []
-    if "step" in sample:
-        of = (
-            f"/{sample['total']:.0f} {sample['percent']:.0f}%"
-            if "total" in sample and "percent" in sample
-            else ""
-        )
-        said.append(f"step {sample['step']:.0f}{of}")
-    if "eta" in sample:
-        said.append(f"ETA {span(sample['eta'])}")
-    return ", ".join(filter(None, [*said, *numbers, describe_samples(sample)]))
+    progress = f"step {sample['step']:.0f}" if "step" in sample else ""
+    if progress and "total" in sample and "percent" in sample:
+        progress += f"/{sample['total']:.0f} {sample['percent']:.0f}%"
+    remaining = f"ETA {span(sample['eta'])}" if "eta" in sample else ""
+    parts = [progress, remaining, *numbers, describe_samples(sample)]
+    return ", ".join(part for part in parts if part)
 
 
 def _last_numbers(row: Begun, step: str) -> list[str]:
@@ -286,12 +305,13 @@ def _last_numbers(row: Begun, step: str) -> list[str]:
     ]
 
 
-def _far(row: Begun) -> str:
+def _progress_text(row: Begun) -> str:
     """Format the progress of a run."""
     percent, eta = row["progress"]["percent"], row["progress"]["eta"]
-    said = f", {percent:.0f}%" if percent else ""
-    return f"{said}, {span(eta)} left" if eta else said
+    fraction = f", {percent:.0f}%" if percent else ""
+    remaining = f", {span(eta)} left" if eta else ""
+    return fraction + remaining
 
 
-def _cost_so_far(row: Begun) -> str:
+def _cost_so_progress_text(row: Begun) -> str:
     return f", ${row['usd']:.2f} so far" if row["usd"] else ""

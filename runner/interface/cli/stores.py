@@ -23,9 +23,9 @@ from ...storage.remote.cache import RemoteCache, Tally, push
 from ...storage.workspace import Workspace, local_folder
 from ...survey.remote_results import local_traces, pull
 from ..tail import canvas, safe_ids, safe_line
-from . import saved
-from .chosen import add_words, open_to_look, requests
+from . import saved_inputs
 from .flags import JSON_HELP, RUN_HELP
+from .targets import add_request_words, open_for_reading, resolve_requests
 
 if TYPE_CHECKING:
     from ...storage.records.index import Trace
@@ -37,10 +37,10 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.add_argument(
             "what",
             nargs="?",
-            choices=saved.VERBS,
-            help="Manage saved inputs; without it, show the settings",
+            choices=saved_inputs.VERBS,
+            help="Action for saved inputs (default: show the settings)",
         )
-        add_words(parser)
+        add_request_words(parser)
         parser.add_argument("--note", default="", metavar="TEXT", help="Note to store, with save")
         parser.add_argument(
             "--replace",
@@ -82,7 +82,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         )
         parser.epilog = "Examples:\n  recipe fetch\n  recipe fetch 3f1035 --out ./results"
     else:
-        add_words(parser)
+        add_request_words(parser)
     parser.add_argument(
         "--store",
         metavar="NAME",
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
         return downloads.run(args)
     if args.verb == "config":
-        return saved.run(args) if args.what is not None else _config(args)
+        return saved_inputs.run(args) if args.what is not None else _config(args)
     with Workspace.open(args.workspace) as ws:
         if args.verb == "fetch":
             return _fetch(ws, args)
@@ -134,7 +134,7 @@ def _push(ws: Workspace, args: argparse.Namespace) -> int:
     if args.all:
         traces = {trace.key: (trace, frozenset()) for trace in ws.store.index.every_trace()}
     else:
-        for request in requests(ws, args):
+        for request in resolve_requests(ws, args):
             traces |= {
                 trace.key: (trace, kept) for trace, kept in local_traces(ws, preview(ws, request))
             }
@@ -149,7 +149,7 @@ def _pull(ws: Workspace, args: argparse.Namespace) -> int:
     remote_cache.remote.check()
     tally = Tally()
     with _meter(args, lambda: remote_cache.remote.received) as progress:
-        for request in requests(ws, args):
+        for request in resolve_requests(ws, args):
             found = preview(ws, request)
             tally += pull(ws, remote_cache, found, progress)
     ws.save_cache()
@@ -272,7 +272,7 @@ def _meter(
 def _config(args: argparse.Namespace) -> int:
     from ...settings import list_settings
 
-    with open_to_look(args.workspace) as ws:
+    with open_for_reading(args.workspace) as ws:
         config = ws.config
         files = settings_files(ws.root, os.environ)
     rows = list_settings(config)

@@ -177,7 +177,9 @@ def _try_combinations(ws: Workspace, asked: _Asked) -> int:
     if not path.exists():
         ws.write(path, swept.text.encode())
     request = asked.request(path, swept.fixed)
-    code = _round(ws, request, args) if args.stop_early else running.done(ws, request, args)
+    code = (
+        _round(ws, request, args) if args.stop_early else running.execute_request(ws, request, args)
+    )
     if code in (0, 1) and not (args.dry_run or args.json or args.quiet > 1):
         _print(ws, request, asked.metric, least=args.min is not None)
     return code
@@ -245,7 +247,7 @@ def _round(ws: Workspace, request: Request, args: argparse.Namespace, *, more: b
             file=sys.stderr,
         )
     open = {found.plan.nodes[n].id for n in preview(ws, request, running.choice_of(args)).todo}
-    return running.done(ws, request, args, more=more) if open or args.dry_run else 0
+    return running.execute_request(ws, request, args, more=more) if open or args.dry_run else 0
 
 
 def _results(ws: Workspace, found: Survey, metric: str) -> dict[int, float]:

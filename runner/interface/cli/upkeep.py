@@ -30,16 +30,16 @@ from ...survey.upkeep import (
 )
 from ..differences import brief
 from ..tail import safe_ids, safe_line
-from .chosen import (
-    add_words,
-    find_nodes,
-    moment,
-    one_request,
-    open_existing,
-    open_to_work,
-    requests,
-)
 from .flags import JSON_HELP, RUN_HELP, ask_consent
+from .targets import (
+    add_request_words,
+    find_nodes,
+    format_time,
+    open_for_changes,
+    open_for_run,
+    resolve_request,
+    resolve_requests,
+)
 
 if TYPE_CHECKING:
     from ...storage.workspace import Workspace
@@ -51,9 +51,12 @@ KEEP_DAYS, KEEP_RUNS = 30.0, 20
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     if verb == "adopt":
         parser.add_argument(
-            "step", type=stored_form, metavar="STEP", help="Step to adopt the files as outputs of"
+            "step",
+            type=stored_form,
+            metavar="STEP",
+            help="Step whose outputs the edited files become",
         )
-        add_words(parser)
+        add_request_words(parser)
         parser.epilog = (
             "Examples:\n  recipe adopt clean_data\n  recipe adopt train ./pipeline.yaml lr=0.2"
         )
@@ -80,7 +83,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         return
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     if verb == "clean":
-        add_words(parser)
+        add_request_words(parser)
         parser.add_argument(
             "--stale",
             action="store_true",
@@ -128,14 +131,14 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.verb == "rm":
-        with open_existing(args.workspace) as ws:
+        with open_for_changes(args.workspace) as ws:
             return _rm(ws, args)
     if args.verb != "adopt":
-        with open_existing(args.workspace) as ws:
+        with open_for_changes(args.workspace) as ws:
             return _clean(ws, args) if args.verb == "clean" else _gc(ws, args)
-    with open_existing(args.workspace) as ws:
-        request = one_request(ws, args)
-    with open_to_work(args.workspace, request) as ws:
+    with open_for_changes(args.workspace) as ws:
+        request = resolve_request(ws, args)
+    with open_for_run(args.workspace, request) as ws:
         return _adopt(ws, args, request)
 
 
@@ -183,7 +186,7 @@ def _clean(ws: Workspace, args: argparse.Namespace) -> int:
 def _examine_outputs(ws: Workspace, args: argparse.Namespace) -> list[PublishedPath]:
     """Return the published paths of the recipes to clean; with `--stale`, only stale paths."""
     examined: list[PublishedPath] = []
-    for request in requests(ws, args):
+    for request in resolve_requests(ws, args):
         if args.stale:
             found = preview(ws, request)
             recipe, rows = found.plan.recipe, find_stale(ws, found)
@@ -283,7 +286,7 @@ def _rm(ws: Workspace, args: argparse.Namespace) -> int:
         if not args.quiet:
             size = about(sum(item.size for item in left))
             print(
-                f"{row.id}  {safe_line(row.recipe)}  {moment(row.created)}  {row.state}  {size} of logs and failed attempts"
+                f"{row.id}  {safe_line(row.recipe)}  {format_time(row.created)}  {row.state}  {size} of logs and failed attempts"
             )
     if args.dry_run:
         return 0

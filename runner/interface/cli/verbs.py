@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
     "Write recipes": {
         "new": ("new", "Create a recipe, from scratch or from a script"),
-        "import": ("imported", "Convert a dvc.yaml or SkyPilot task"),
+        "import": ("import_verb", "Convert a dvc.yaml or SkyPilot task"),
         "validate": ("catalog", "Check recipe files for errors"),
         "check": ("check", "Find known problems with these inputs"),
         "lock": ("lock", "Lock Python dependencies"),
@@ -59,11 +59,11 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "cancel": ("control", "Cancel a run"),
         "retry": ("control", "Rerun a finished run"),
         "prioritize": ("control", "Change the priority of a run"),
-        "checkpoints": ("kept", "List, export or roll back checkpoints"),
+        "checkpoints": ("checkpoints", "List, export or roll back checkpoints"),
         "ssh": ("ssh", "Open a shell or forward a port to a running step"),
     },
     "Results and storage": {
-        "path": ("kept", "Print the path of an output"),
+        "path": ("path", "Print the path of an output"),
         "adopt": ("upkeep", "Accept edited files as a step's outputs"),
         "clean": ("upkeep", "Remove published outputs"),
         "gc": ("upkeep", "Delete unused cached data"),
@@ -99,7 +99,7 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     verb: entry for group in GROUPS.values() for verb, entry in group.items()
 }
 
-KEPT_ELSEWHERE: Final = frozenset(
+REMOTE_VERBS: Final = frozenset(
     {
         "submit",
         "runs",
@@ -214,8 +214,10 @@ def run(words: Sequence[str]) -> int:
         from ...logs import begin
 
         begin(args.verbose, os.environ.get("RECIPE_LOG", ""))
-    if verb in KEPT_ELSEWHERE:
-        import_module(".places", __package__).choose(args, parser)
+    if verb in REMOTE_VERBS:
+        from . import places
+
+        places.choose_server(args, parser)
     return int(module.run(args))
 
 
@@ -290,7 +292,7 @@ def parser_of(verb: str) -> tuple[Parser, Any]:
         default=0,
         help="Increase output; -vv includes debug logs",
     )
-    if verb in KEPT_ELSEWHERE:
+    if verb in REMOTE_VERBS:
         parser.add_argument(
             "--to",
             default="",

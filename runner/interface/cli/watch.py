@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from ...errors import CannotRun, RecipeError
 from ...execution.session import preview
 from . import run as running
-from .chosen import open_to_work
 from .flags import request_of
 from .main import explain
+from .targets import open_for_run
 
 if TYPE_CHECKING:
     from ...execution.terms import Choice
@@ -64,9 +64,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _once(args: argparse.Namespace, request: Request, choice: Choice) -> int:
     try:
-        with open_to_work(args.workspace, request) as ws:
+        with open_for_run(args.workspace, request) as ws:
             ws.share(args.store)
-            return running.carried_out(
+            return running.execute_and_print(
                 ws, request, choice, running.settings_of(args), args, more=True
             )
     except RecipeError as error:
@@ -100,7 +100,7 @@ def _look(args: argparse.Namespace, request: Request, choice: Choice) -> tuple[_
     """Return the verdicts and cache keys of the recipe or its error, and the elapsed seconds."""
     began = time.monotonic()
     try:
-        with open_to_work(args.workspace, request) as ws:
+        with open_for_run(args.workspace, request) as ws:
             ws.share(args.store)
             found: _Seen = tuple(
                 (verdict.answer, verdict.key) for verdict in preview(ws, request, choice).verdicts

@@ -19,8 +19,15 @@ from ...planning.ids import stored_form
 from ...survey.explain import describe_end, describe_replaced, preimage_of
 from ..differences import all_of, as_json, text
 from ..tail import safe_ids, safe_line, span
-from .chosen import add_words, find_nodes, moment, one_request, open_to_look, title
 from .flags import JSON_HELP, RUN_HELP
+from .targets import (
+    add_request_words,
+    describe_request,
+    find_nodes,
+    format_time,
+    open_for_reading,
+    resolve_request,
+)
 
 if TYPE_CHECKING:
     from ...storage.records.index import Trace
@@ -45,9 +52,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "step",
         type=stored_form,
         metavar="STEP",
-        help="Step, one matrix instance (`train[lr=0.1]`), or all instances (`train`)",
+        help="Name of a step, such as `train`, or of one matrix instance, such as `train[lr=0.1]`",
     )
-    add_words(parser)
+    add_request_words(parser)
     parser.add_argument(
         "--vs",
         metavar="RUN",
@@ -62,9 +69,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def run(args: argparse.Namespace) -> int:
     from ...survey import input_manifests
 
-    with open_to_look(args.workspace) as ws:
+    with open_for_reading(args.workspace) as ws:
         against = find_run(ws.store, args.vs).id if args.vs else None
-        found = preview(ws, one_request(ws, args))
+        found = preview(ws, resolve_request(ws, args))
         answers = explain_nodes(ws, found, find_nodes(found, args.step), against)
 
         def held(content: str) -> Any:
@@ -81,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
                 )
             )
             return 0
-        print(title(found))
+        print(describe_request(found))
         shown_answers = answers if args.verbose else answers[:MANY]
         for answer in shown_answers:
             print("\n".join(answer.lines(held)))
@@ -131,7 +138,7 @@ class Answer:
         how = row.reason if row.outcome == STOPPED else how
         end = f", {how}" if row.outcome != "done" else ""
         by = f", by {row.exit['python']}" if row.outcome != "done" and "python" in row.exit else ""
-        when = f"in run {row.run}, {moment(row.started or 0)}{end}{by}"
+        when = f"in run {row.run}, {format_time(row.started or 0)}{end}{by}"
         if self.changes is None:
             return [f"  it last ran {when}"]
         if not self.changes:
@@ -284,7 +291,7 @@ def _describe_origin(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
         if facts.pop("adopted", False)
         else f"created by run {trace.run}"
     )
-    lines = [f"  key {trace.key[:16]}…, {who}, {moment(trace.made_at)}"]
+    lines = [f"  key {trace.key[:16]}…, {who}, {format_time(trace.made_at)}"]
     words = [span(trace.seconds)] if trace.seconds else []
     for name, value in facts.items():
         if name == "peak_memory" and isinstance(value, int):

@@ -16,9 +16,9 @@ from ...errors import Invalid, Problem, did_you_mean
 from ...execution.terms import Choice, Settings
 from ...storage.workspace import Workspace
 from . import core
-from .here import AsyncHere, Here
+from .http_transport import AsyncHttpTransport, HttpTransport, is_server
+from .local_transport import AsyncLocalTransport, LocalTransport
 from .shells import AsyncRun, Run, carry_out, carry_out_async
-from .there import AsyncThere, There, is_server
 from .transport import AsyncTransport, New, Transport
 
 LIMITS = ("time", "cost")
@@ -112,7 +112,11 @@ def _is_limit(limit: object) -> bool:
 
 def open_transport(to: str | None, root: Path) -> Transport:
     """Open the transport to an address.  Raises RecipeError."""
-    return There(to) if to is not None and is_server(to) else Here(_workspace(to, root))
+    return (
+        HttpTransport(to)
+        if to is not None and is_server(to)
+        else LocalTransport(_workspace(to, root))
+    )
 
 
 def _workspace(to: str | None, root: Path) -> Workspace:
@@ -213,5 +217,5 @@ def _submit(new: New) -> core.Talk:
 
 def _open_transport_async(to: str | None, root: Path) -> AsyncTransport:
     if to is not None and is_server(to):
-        return AsyncThere(to)
-    return AsyncHere(Here(_workspace(to, root)))
+        return AsyncHttpTransport(to)
+    return AsyncLocalTransport(LocalTransport(_workspace(to, root)))

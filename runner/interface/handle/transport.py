@@ -1,7 +1,8 @@
 """The interface to stored runs, with one method per request.
 
-`Here` reads a workspace of this machine, `There` calls a server, and `AsyncHere` and `AsyncThere` are their asynchronous versions.  Each method tries
-once.  `core` adds retries, and builds the operations of the handles from these requests.
+`LocalTransport` reads a local workspace and `HttpTransport` calls a server. Both have an
+asynchronous version. Each method tries once. `core` adds retries, and builds the operations of the
+handles from these requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The bucket interface of shared stores, its errors, and its retry policy.
+"""Bucket interface of shared stores, its errors, and its retry policy.
 
 A `Bucket` is used from several threads. Its errors are `Infrastructure` with a fix. Requests with
 temporary errors are retried with increasing waits.
@@ -31,7 +31,10 @@ Spread: TypeAlias = "Callable[[Callable[[Any], Any], Sequence[Any]], list[Any]]"
 
 
 class Stat(NamedTuple):
-    """An existing object: its size in bytes, and its last modification by the server's clock."""
+    """Status of an existing object: name, size in bytes, and modification time.
+
+    The time is by the server's clock.
+    """
 
     name: str
     size: int
@@ -47,34 +50,37 @@ class Unreachable(StoreError):
 
 
 class Bucket(Protocol):
-    """Object storage by name. Names are relative to the store's prefix."""
+    """Interface of object storage, with object names relative to the store's prefix."""
 
     url: str
     width: int  # useful number of concurrent requests
 
     def load(self) -> None:
-        """Import the client library. Raises StoreError if it is not installed."""
+        """Import the client library.
+
+        Raises StoreError if it is not installed.
+        """
         ...
 
     def check(self, marker: str) -> bytes | None:
-        """Read the object `marker`; None if it does not exist.
+        """Read the object `marker`; return None if it does not exist.
 
         Raises StoreError if the bucket is unusable.
         """
         ...
 
     def make(self) -> bool:
-        """Create the bucket or directory. Returns False if it exists."""
+        """Create the bucket or directory; return False if it exists."""
         ...
 
     def head(self, name: str) -> Stat | None: ...
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
-        """Read an object or a range of it; None if it does not exist."""
+        """Read an object or a byte range of it; return None if it does not exist."""
         ...
 
     def create(self, name: str, data: bytes) -> bool:
-        """Create an object; False if it already exists."""
+        """Create an object; return False if it already exists."""
         ...
 
     def write(self, name: str, data: bytes) -> None:
@@ -92,12 +98,12 @@ class Bucket(Protocol):
         ...
 
     def abandon(self, before: float, *, dry: bool = False) -> int:
-        """Abort unfinished uploads that started before the time `before`, and return their number."""
+        """Abort unfinished uploads started before the time `before`; return their number."""
         ...
 
 
 class CloudBucket:
-    """Common base of the S3 and Google clients."""
+    """Common base class of the S3 and Google Cloud Storage clients."""
 
     width = HTTP_WIDTH
     page = 1000  # names per listing request, the servers' maximum
@@ -110,7 +116,7 @@ class CloudBucket:
         self._opened: Any = None
 
     def _client(self) -> Any:
-        """Return the client, opened on first use."""
+        """Return the bucket's client, opened on first use."""
         with self._opening:
             if self._opened is None:
                 self._opened = self._open()
@@ -121,7 +127,7 @@ class CloudBucket:
 
 
 def client_options(scheme: str, store: StoreSettings) -> dict[str, Any]:
-    """Return the options of fsspec's client for a scheme, `s3` or `gs`.
+    """Return the options of the fsspec client for a URL scheme, `s3` or `gs`.
 
     The caller may modify the result.
     """
@@ -159,18 +165,21 @@ def client_options(scheme: str, store: StoreSettings) -> dict[str, Any]:
 
 
 class Again(Exception):
-    """A retryable error; `__cause__` holds the original exception."""
+    """Retryable error; `__cause__` holds the original exception."""
 
 
 def tries(count: int = ATTEMPTS) -> Policy:
-    """Return the retry policy: `count` attempts with exponential, randomized waits."""
+    """Return the retry policy for requests: `count` attempts with exponential, randomized waits."""
     from random import random
 
     return backoff(Again, count, FIRST_WAIT, LONGEST_WAIT, random)
 
 
 def retry_request(do: Callable[[], T], policy: Policy, where: str) -> T:
-    """Return the result of a request, retried on Again by the policy. Raises Unreachable."""
+    """Return the result of a request, retrying temporary errors by the policy.
+
+    Raises Unreachable.
+    """
     try:
         return retry(do, policy)
     except Again as error:
@@ -182,11 +191,11 @@ def retry_request(do: Callable[[], T], policy: Policy, where: str) -> T:
 
 
 class Exists(Exception):
-    """The object already exists."""
+    """Error for an object that already exists."""
 
 
 class Short(Exception):
-    """The object ends before the requested range."""
+    """Error for an object that ends before the requested range."""
 
 
 async def await_result(asked: Any) -> Any:
@@ -204,7 +213,10 @@ def words_of(error: BaseException) -> str:
 
 
 def module_of_extra(name: str, url: str, extra: str) -> Any:
-    """Import the client module of an optional extra. Raises StoreError if it is not installed."""
+    """Import the client module of an optional extra.
+
+    Raises StoreError if it is not installed.
+    """
     from importlib import import_module
 
     try:

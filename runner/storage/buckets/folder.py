@@ -1,4 +1,4 @@
-"""A shared directory as a bucket. Each object is a file, written atomically."""
+"""Shared directory as a bucket, with one atomically written file per object."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ..content.disk import SYNCED
 from .bucket import COUNT, Spread, Stat, StoreError, Unreachable
 
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
-"""Flags that keep a named pipe from blocking the open call."""
+"""Open flags that keep a named pipe from blocking the open call."""
 
 
 class Folder:
-    """A local or network directory as a bucket.
+    """Local or network directory as a bucket.
 
     Objects appear by one rename or link. `partial/` has unfinished files.
     """

@@ -1,4 +1,7 @@
-"""Google Cloud Storage buckets. gcsfs provides credentials and retries; requests bypass its caches."""
+"""Google Cloud Storage buckets.
+
+gcsfs provides credentials and retries; requests bypass its caches.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ from .bucket import (
 
 
 class Google(CloudBucket):
-    """A Google Cloud Storage bucket. gcsfs has its own retries."""
+    """Google Cloud Storage bucket, accessed with gcsfs and its own retries."""
 
     def load(self) -> None:
         self._client()
@@ -111,7 +114,7 @@ class Google(CloudBucket):
         )
 
     def write_file(self, name: str, path: str, size: int, crew: Spread) -> None:
-        """Upload with one resumable upload, whose parts must be sent in order.
+        """Upload a large file with one resumable upload, whose parts must be sent in order.
 
         An interrupted upload expires after a week.
         """
@@ -150,7 +153,7 @@ class Google(CloudBucket):
         return 0  # unfinished uploads cannot be listed, are not billed, and expire after a week
 
     def _ask(self, do: Callable[[Any], Any], *, missing: bool = True) -> Any:
-        """Return the result of a request; None for a 404 if `missing` allows that."""
+        """Return the result of a request; None for a 404 response if `missing` allows that."""
         from fsspec.asyn import sync
 
         fs = self._client()
@@ -232,7 +235,7 @@ _GOOGLE_LOGIN = (
 
 
 def _chunk(data: bytes) -> int:
-    """Return the chunk size that makes gcsfs avoid a MIME message for data with its MIME boundary."""
+    """Return an upload chunk size that avoids MIME messages for data with gcsfs's MIME boundary."""
     return len(data) if b"--==0==" in data else PART
 
 

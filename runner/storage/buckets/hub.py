@@ -19,7 +19,10 @@ T = TypeVar("T")
 
 
 def parse_repository(address: str) -> tuple[str, str]:
-    """Return the repository's type, `model` or `dataset`, and its name. Raises Invalid."""
+    """Return the type (`model` or `dataset`) and the name of a Hub repository.
+
+    Raises Invalid.
+    """
     found = _NAME.fullmatch(address.removeprefix("hf://").rstrip("/"))
     if found is None:
         raise Invalid(
@@ -35,12 +38,12 @@ def parse_repository(address: str) -> tuple[str, str]:
 
 
 def offline(environ: Mapping[str, str]) -> bool:
-    """Return True if HF_HUB_OFFLINE is set, as the Hub's client reads it."""
+    """Return True if HF_HUB_OFFLINE is set, by the rules of the Hub's client."""
     return environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
 
 
 def snapshots(name: str) -> Path:
-    """Return the directory with a model's snapshots in the Hub's cache."""
+    """Return the directory with a model's snapshots in the local Hub cache."""
     home = os.environ.get("HF_HUB_CACHE") or os.path.join(
         os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"), "hub"
     )
@@ -48,7 +51,10 @@ def snapshots(name: str) -> Path:
 
 
 def check(address: str, environ: Mapping[str, str]) -> None:
-    """Check the Hub login before a run. Raises CannotRun, Infrastructure."""
+    """Check the Hub login before a run.
+
+    Raises CannotRun, Infrastructure.
+    """
     if offline(environ):
         raise CannotRun(
             f"cannot reach {address}: HF_HUB_OFFLINE is set",
@@ -58,7 +64,10 @@ def check(address: str, environ: Mapping[str, str]) -> None:
 
 
 def is_there(address: str, environ: Mapping[str, str]) -> bool:
-    """Return True if the repository has a results manifest. Raises Infrastructure."""
+    """Return True if the Hub repository has a results manifest.
+
+    Raises Infrastructure.
+    """
     kind, name = parse_repository(address)
     api = _api(environ)
     return bool(_ask_hub(address, lambda: api.file_exists(name, MANIFEST, repo_type=kind)))
@@ -71,7 +80,7 @@ def upload(
     environ: Mapping[str, str],
     beside: Path,
 ) -> int:
-    """Commit files and their manifest to the repository, which is created as private if missing.
+    """Commit files and their manifest to a Hub repository, created as private if missing.
 
     Returns the total bytes.
 
@@ -129,7 +138,7 @@ def _api(environ: Mapping[str, str]) -> Any:
 
 
 def _ask_hub(address: str, ask: Callable[[], T]) -> T:
-    """Return the Hub's response.
+    """Return the Hub's response to a request.
 
     Raises Infrastructure with a fix, Unreachable for temporary errors.
     """

@@ -1,4 +1,4 @@
-"""Open the bucket or directory of a store URL."""
+"""Opening of the bucket or directory of a store URL."""
 
 from __future__ import annotations
 

@@ -23,13 +23,13 @@ from .bucket import PART, Bucket
 MANIFEST: Final = "_RECIPE.json"
 FORMAT: Final = 1
 _NOTED: Final = 256 << 20
-"""Bytes between two updates of the manifest, the most that an interrupted upload repeats."""
+"""Maximum bytes between two updates of the manifest, which an interrupted upload repeats."""
 _TOGETHER: Final = 200
-"""Files between two updates of the manifest."""
+"""Maximum number of files between two updates of the manifest."""
 
 
 class File(NamedTuple):
-    """A file to upload: name in the bucket's directory, local path, bytes, SHA-256 in hex."""
+    """File to upload: name in the bucket's directory, local path, size in bytes, and SHA-256."""
 
     name: str
     path: str
@@ -43,7 +43,7 @@ def upload(
     facts: Mapping[str, object],
     progress: Callable[[int], object],
 ) -> int:
-    """Upload missing files and a manifest with `facts`, and return the sent bytes.
+    """Upload missing files and a manifest with `facts`, and return the number of sent bytes.
 
     `progress` receives the bytes of each file.
 
@@ -91,7 +91,7 @@ def point(bucket: Bucket, name: str, folder: str, facts: Mapping[str, object]) -
 def files_at(
     name: str, path: Path, content: str, entries: Callable[[], Sequence[Entry]]
 ) -> list[File]:
-    """Return the files of an output at `path`, named below `name`, with links resolved.
+    """Return the files of an output as upload entries below `name`, with links resolved.
 
     Links to missing files, to directories or out of the tree are omitted.
     """
@@ -111,7 +111,10 @@ def files_at(
 
 
 def of_path(name: str, path: Path) -> File:
-    """Return the current file with its digest. Raises OSError."""
+    """Return a local file as an upload entry with its current digest.
+
+    Raises OSError.
+    """
     data = path.read_bytes()
     return File(name, str(path), len(data), hashlib.sha256(data).hexdigest())
 
@@ -140,7 +143,7 @@ def _damage_error(each: File) -> Corrupt:
 
 
 def _some(missing: Sequence[File]) -> tuple[list[File], list[File]]:
-    """Split off the next batch of files, either small or large ones."""
+    """Split off the next batch of files to upload, which are all small or all large."""
     size = count = 0
     for each in missing:
         if count and (
@@ -152,7 +155,7 @@ def _some(missing: Sequence[File]) -> tuple[list[File], list[File]]:
 
 
 def manifest(held: Sequence[File], facts: Mapping[str, object], *, complete: bool) -> bytes:
-    """Return the text of `_RECIPE.json`."""
+    """Return the content of `_RECIPE.json` for the uploaded files."""
     listed = {each.name: {"size": each.size, "sha256": each.sha256} for each in sorted(held)}
     return (
         json.dumps(
@@ -163,9 +166,9 @@ def manifest(held: Sequence[File], facts: Mapping[str, object], *, complete: boo
 
 
 def _read_manifest(data: bytes | None) -> tuple[bool, dict[str, tuple[int, str]]]:
-    """Parse a manifest: whether the upload is complete, and the size and digest of each file.
+    """Parse `_RECIPE.json`: completeness of the upload, and size and digest of each file.
 
-    An invalid manifest is empty.
+    An invalid manifest counts as empty.
     """
     try:
         parsed = json.loads(data or b"{}")

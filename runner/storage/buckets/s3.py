@@ -86,7 +86,7 @@ _MD5 = re.compile(r'"?([0-9a-f]{32})"?')
 
 
 class _Upload(NamedTuple):
-    """An unfinished multipart upload."""
+    """Unfinished multipart upload."""
 
     key: str
     id: str
@@ -94,7 +94,7 @@ class _Upload(NamedTuple):
 
 
 class S3(CloudBucket):
-    """A bucket of Amazon S3 or an S3-compatible server."""
+    """Bucket of Amazon S3 or an S3-compatible server."""
 
     def __init__(self, url: str, bucket: str, prefix: str, settings: StoreSettings) -> None:
         super().__init__(url, bucket, prefix, settings)
@@ -130,7 +130,7 @@ class S3(CloudBucket):
         )
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
-        """Read an object or a range. An interrupted response resumes where it broke off."""
+        """Read an object or a byte range, resuming an interrupted response."""
         return self._read(name, start, length, self._policy)
 
     def _read(self, name: str, start: int, length: int | None, policy: Policy) -> bytes | None:
@@ -200,7 +200,7 @@ class S3(CloudBucket):
         _demand_etag(name, answer, md5.hexdigest())
 
     def write_file(self, name: str, path: str, size: int, crew: Spread) -> None:
-        """Upload in parts.
+        """Upload a large file in parts.
 
         Parts from an earlier interrupted upload of the same bytes are reused, and a failed upload
         is aborted.
@@ -358,7 +358,10 @@ class S3(CloudBucket):
     # -- single requests
 
     def _ask(self, method: str, *, absent: bool = False, **words: Any) -> Mapping[str, Any] | None:
-        """Return the result of a request, with retries. With `absent`, None for a missing object."""
+        """Return the result of a request, with retries.
+
+        With `absent`, return None for a missing object.
+        """
         return retry_request(
             lambda: self._once(method, absent=absent, **words), self._policy, self._where
         )
@@ -413,7 +416,7 @@ class S3(CloudBucket):
             ) from error
 
     def _raise(self, error: Any, method: str, *, absent: bool) -> None:
-        """Raise the error for a server response.
+        """Raise the exception for an error response of the server.
 
         Returns if the object is missing and `absent` allows that.
         """
@@ -493,7 +496,7 @@ _RIGHTS = "the login requires s3:ListBucket on the bucket, and s3:GetObject and 
 
 
 def _demand_etag(name: str, answer: Mapping[str, object], md5: str) -> None:
-    """Raise Again if the ETag is an MD5 that differs from the sent bytes.
+    """Raise Again if the ETag is an MD5 that differs from that of the sent bytes.
 
     With KMS or customer keys, an ETag is not the MD5 of the plain bytes.
     """

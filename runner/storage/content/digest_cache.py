@@ -42,7 +42,7 @@ _SQLITE_MAX = 1 << 63
 
 
 class DigestCache:
-    """Digests of workspace files.
+    """Cache of the digests of workspace files and trees.
 
     Paths are relative to `root` or absolute, and are stored as given.
 
@@ -51,7 +51,7 @@ class DigestCache:
     """
 
     progress: Progress | None
-    """Receives the hashing progress."""
+    """Callback for the hashing progress."""
 
     def __init__(
         self, root: str | Path, rows: Iterable[FileRow] = (), listings: str | Path | None = None
@@ -64,11 +64,11 @@ class DigestCache:
         self.progress: Progress | None = None
 
     def content_of(self, path: str) -> Content | None:
-        """Return the content of `path`, hashing only if necessary; None if nothing exists there."""
+        """Return the content id of a path, hashing if necessary; None if nothing exists there."""
         return self.contents((path,))[path]
 
     def contents(self, paths: Iterable[str]) -> dict[str, Content | None]:
-        """Return the content of each path.
+        """Return the content id of each path.
 
         Unknown files are hashed together, large files on two threads.
         """
@@ -107,7 +107,7 @@ class DigestCache:
         return answer
 
     def entries(self, path: str) -> list[Entry]:
-        """Return the manifest of the tree at `path`, and remember its files."""
+        """Return the manifest of the tree at `path`, and cache the digests of its files."""
         sight = see(self._full(path))
         return (
             self._digest_rows(path, sight)
@@ -116,7 +116,7 @@ class DigestCache:
         )
 
     def note(self, path: str, content: Content) -> None:
-        """Remember a file that recipe just wrote at `path`.
+        """Cache the digest of a file that recipe just wrote at `path`.
 
         Such a file has an mtime older than its creation (see `disk.backdated_times`), so that any
         later write is visible. A file without this margin is hashed on the next request.
@@ -126,7 +126,7 @@ class DigestCache:
             self._note(path, found, content)
 
     def note_tree(self, path: str, manifest: Sequence[Entry]) -> None:
-        """Remember the files of a tree that recipe just wrote at `path`."""
+        """Cache the digests of a tree that recipe just wrote at `path`."""
         if len(manifest) <= FEW:
             for entry in manifest:
                 if entry.kind in "fx":
@@ -139,7 +139,7 @@ class DigestCache:
         self._large().note(path, sight, manifest)
 
     def changes(self) -> list[FileRow]:
-        """Return the new rows since the last call, for the store's `files` table.
+        """Return the new digest rows since the last call, for the store's `files` table.
 
         Also saves the listings.
         """
@@ -154,14 +154,17 @@ class DigestCache:
         return rows
 
     def _tree(self, path: str) -> Content:
-        """Return the content of the tree at `path`. An unchanged large tree needs no manifest."""
+        """Return the content id of the tree at `path`.
+
+        An unchanged large tree needs no manifest.
+        """
         sight = see(self._full(path))
         if sight.files <= FEW:
             return tree_id(self._digest_rows(path, sight))
         return self._large().content(path, self._full(path), sight, self.progress)
 
     def _digest_rows(self, path: str, sight: Sight) -> list[Entry]:
-        """Return the manifest of a tree with a row for each file."""
+        """Return the manifest of a tree, and cache a digest row for each file."""
         known: dict[str, list[str]] = {}
         recall = self._rows.get
         for folder, seen in sight.folders.items():
@@ -182,7 +185,7 @@ class DigestCache:
         return manifest
 
     def _large(self) -> Listings:
-        """Return the listings, created on first use."""
+        """Return the listings of large trees, created on first use."""
         if self._listings is None:
             from .listings import Listings
 

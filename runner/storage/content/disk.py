@@ -38,15 +38,15 @@ _NETWORK = (
 )
 """Name prefixes of network file systems."""
 SYNCED = 1 << 20
-"""Minimum bytes of files that are synced to disk before use."""
+"""Minimum size of files that are synced to disk before use, in bytes."""
 MODE = {"f": 0o444, "x": 0o555}
 """File modes of stored objects, by kind."""
 WRITABLE = 0o222
 """Write permission bits of a mode."""
 MakeFile: TypeAlias = Callable[[str, str, str], object]
-"""Creates a file from another: source, target, kind."""
+"""Function that creates a file from another: source, target, kind."""
 _NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
-"""Errors of file systems that refuse a hard link."""
+"""Error codes of file systems that refuse a hard link."""
 _NO_CLONE = (
     errno.EXDEV,
     errno.EINVAL,
@@ -55,7 +55,7 @@ _NO_CLONE = (
     errno.EOPNOTSUPP,
     errno.EPERM,
 )
-"""Errors of file systems that refuse a clone."""
+"""Error codes of file systems that refuse a clone."""
 _FICLONE = 0x40049409
 """Linux ioctl that clones a file (shared blocks)."""
 _BACKDATE_NS = 2 * files.SLACK_NS  # see DigestCache.note
@@ -63,7 +63,7 @@ _count = itertools.count(1)
 
 
 class Disk:
-    """Creates files and trees below `root`, or next to the replaced file."""
+    """Creator of files and trees below `root`, or next to the replaced file."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -76,7 +76,7 @@ class Disk:
         return f"{self._root}/partial/{os.getpid()}-{time.time_ns():x}-{next(_count)}"
 
     def place(self, source: str, target: str) -> None:
-        """Rename, creating missing parent directories and replacing an existing target."""
+        """Rename a file or tree, creating missing parent directories and replacing the target."""
         aside: list[str] = []
         while True:
             try:
@@ -105,9 +105,9 @@ class Disk:
             unlink(name)
 
     def _set_aside(self, target: str) -> list[str]:
-        """Move the existing target aside, and return its new name.
+        """Rename an existing target so that it can be replaced, and return its new name.
 
-        The name is empty if another process was faster.
+        The list is empty if another process was faster.
         """
         aside = f"{self._beside(target)}.old"
         try:
@@ -134,7 +134,10 @@ class Disk:
     def copy_tree(
         self, manifest: Sequence[Entry], source: str, target: str, make_file: MakeFile
     ) -> None:
-        """Copy a tree, with `make_file` for its files. Symbolic links are kept."""
+        """Copy a directory tree, with `make_file` for its files.
+
+        Symbolic links are kept.
+        """
         os.makedirs(target)
         made = {""}
         for entry in manifest:
@@ -163,7 +166,10 @@ class Disk:
             self.copy_file(source, target, kind)
 
     def clone_file(self, source: str, target: str, kind: str) -> None:
-        """Clone a file: both share their blocks until one changes. Raises OSError."""
+        """Clone a file, so that both share their disk blocks until one changes.
+
+        Raises OSError.
+        """
         if sys.platform == "darwin":
             _clone_on_apfs(source, target)
             os.chmod(target, 0o755 if kind == "x" else 0o644)
@@ -212,7 +218,10 @@ def link(source: str, target: str) -> bool:
 
 
 def _clone_on_apfs(source: str, target: str) -> None:
-    """Call macOS `clonefile`, which Python lacks. Raises OSError."""
+    """Clone a file with macOS `clonefile`, which Python lacks.
+
+    Raises OSError.
+    """
     import ctypes
 
     system = ctypes.CDLL(None, use_errno=True)
@@ -244,9 +253,9 @@ def delete_whole(path: Path) -> None:
 
 
 def overwrite(path: str, data: bytes, mode: int = 0o644) -> os.stat_result:
-    """Overwrite an existing file with `data`.
+    """Overwrite an existing file with `data`, without truncating it first.
 
-    Never truncates to zero first, because file systems then flush the file at once.
+    File systems flush a truncated file at once.
     """
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
@@ -338,7 +347,7 @@ def _backdate(handle: int) -> None:
 
 
 def backdated_times() -> tuple[int, int]:
-    """Return access and modification times in nanoseconds for a new file of recipe.
+    """Return access and modification times in nanoseconds for a new file written by recipe.
 
     The mtime is in the recent past.
     """
@@ -348,7 +357,7 @@ def backdated_times() -> tuple[int, int]:
 
 
 def below(path: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield `path` and everything below, directories before their contents."""
+    """Yield a path and all paths below it, directories before their contents."""
     waiting = [path]
     while waiting:
         name = waiting.pop()
@@ -359,9 +368,9 @@ def below(path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def alone(name: str, device: int) -> bool:
-    """Return True if a path is on the device `device`, without other hard links to its files.
+    """Return True if a path is on the device `device`, and its files have no other hard links.
 
-    A symbolic link gives False.
+    Return False for a symbolic link.
     """
     if os.path.islink(name):
         return False
@@ -381,7 +390,10 @@ def protect(name: str) -> None:
 
 
 def total(path: str | Path) -> int:
-    """Return the bytes of a file or of all files in a directory; 0 if missing or unreadable."""
+    """Return the size in bytes of a file or of all files in a directory.
+
+    Return 0 if missing or unreadable.
+    """
     try:
         return sum(found.st_size for _, found in below(str(path)) if stat.S_ISREG(found.st_mode))
     except OSError:
@@ -389,7 +401,7 @@ def total(path: str | Path) -> int:
 
 
 def mark(name: str, *, moves: bool = False) -> tuple[int, str]:
-    """Return the size in bytes and a fingerprint of the file status.
+    """Return the size in bytes and a status fingerprint of a file or tree, to detect changes.
 
     The fingerprint is empty if nothing exists.
 
@@ -418,7 +430,7 @@ def mark(name: str, *, moves: bool = False) -> tuple[int, str]:
 
 
 def _last(found: os.stat_result) -> str:
-    """Return the status that changes on a write, apart from size and mtime."""
+    """Return the file status, apart from size and mtime, that changes on a write."""
     if stat.S_ISLNK(found.st_mode):
         return "l"  # symbolic links cannot be written to
     if found.st_mode & WRITABLE or not stat.S_ISREG(found.st_mode):

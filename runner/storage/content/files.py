@@ -23,13 +23,13 @@ from ... import digest
 from ...errors import CannotRun, DiskFull, Infrastructure
 
 Content = NewType("Content", str)
-"""`f:`, `x:` or `t:` and 64 lowercase hex digits."""
+"""Content id: `f:`, `x:` or `t:` and 64 lowercase hex digits."""
 
 Progress: TypeAlias = "Callable[[int, int], None]"
-"""Receives the finished and total bytes, from any thread but never concurrently."""
+"""Callback for finished and total bytes, from any thread but never concurrently."""
 
 FileRow: TypeAlias = "tuple[str, int, int, int, int, int, str]"
-"""A stored digest: path, dev, ino, size, mtime_ns, ctime_ns, content."""
+"""Stored file digest: path, dev, ino, size, mtime_ns, ctime_ns, content."""
 
 SLACK_NS = 20_000_000  # longer than a tick of any kernel's file clock
 COARSE_SLACK_NS = 2_000_000_000  # FAT has a resolution of two seconds
@@ -59,7 +59,7 @@ class Changed(Unhashable):
 
 
 class Identity(NamedTuple):
-    """File status fields that change with the bytes."""
+    """File status fields that change when the bytes of the file change."""
 
     dev: int
     ino: int
@@ -69,7 +69,7 @@ class Identity(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One manifest entry.
+    """Manifest entry of one file, link or empty directory.
 
     `kind`: f plain, x executable, l link, d empty directory. `value`: the SHA-256, or the link's
     target.
@@ -82,7 +82,7 @@ class Entry(NamedTuple):
 
 
 def identity(path: str | Path) -> Identity | None:
-    """Return the identity of the file at `path` (links followed), None if nothing exists."""
+    """Return the status fields of the file at `path` (links followed), or None if missing."""
     try:
         return identity_of(os.stat(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -90,7 +90,10 @@ def identity(path: str | Path) -> Identity | None:
 
 
 def scan(path: str | Path) -> Content:
-    """Hash the file or tree at `path`. A link at the top is followed."""
+    """Hash the file or tree at `path`, and return its content id.
+
+    A link at the top is followed.
+    """
     name = str(path)
     found = stat_of(name)
     if found is None:
@@ -112,9 +115,9 @@ def tree_id(manifest: Sequence[Entry]) -> Content:
 
 
 def is_settled(found: Identity, at_ns: int) -> bool:
-    """Return True if a digest started at `at_ns` can be stored for this identity.
+    """Return True if a file is old enough that any change after `at_ns` alters its status.
 
-    Then any later change alters the identity.
+    A digest whose read started at `at_ns` can then be cached.
     """
     return at_ns - max(found.mtime_ns, found.ctime_ns) > slack(found.mtime_ns)
 
@@ -188,7 +191,7 @@ def _hash(
 
 
 def _hash_large(handle: int, size: int, done: Callable[[int], None]) -> str:
-    """Hash block by block. Holes of sparse files are hashed as zeros without reading."""
+    """Hash a large file block by block, and holes of sparse files as zeros without reading."""
     hasher = hashlib.sha256()
     if os.fstat(handle).st_blocks * 512 < size:
         end = 0
@@ -211,7 +214,7 @@ def _hash_large(handle: int, size: int, done: Callable[[int], None]) -> str:
 
 
 def _seek(handle: int, at: int, whence: int, size: int) -> int:
-    """Return the offset of the next data or hole, at most `size`."""
+    """Return the offset of the next data or hole in a sparse file, at most `size`."""
     try:
         return min(size, os.lseek(handle, at, whence))
     except OSError as error:
@@ -251,21 +254,24 @@ def _batches(files: Sequence[tuple[str, Identity]]) -> Iterator[range]:
 
 
 _Row: TypeAlias = "tuple[int, int, int, int, int, int]"
-"""Device, inode, size, mtime, ctime, and 64 if executable."""
+"""File status: device, inode, size, mtime, ctime, and 64 if executable."""
 
 Read: TypeAlias = "tuple[str, int, os.stat_result, str]"
-"""A hashed file: its directory, its index there, its status, and its SHA-256."""
+"""Hashed file: its directory, its index there, its status, and its SHA-256."""
 
 
 class Folder(NamedTuple):
-    """The files of one directory, from a directory scan."""
+    """Names and status of one directory's files, from a directory scan."""
 
     names: list[str]
     rows: list[_Row]
 
 
 class Sight(NamedTuple):
-    """A tree scan before any file is opened. `files` is the file count."""
+    """Directory scan of a tree, before any file is opened.
+
+    `files` is the file count.
+    """
 
     folders: dict[str, Folder]
     links: dict[str, str]
@@ -383,7 +389,7 @@ def read_manifest(
 
 
 def sort(manifest: list[Entry]) -> list[Entry]:
-    """Sort entries by the bytes of their paths, in place."""
+    """Sort manifest entries by the bytes of their paths, in place."""
     try:
         for entry in manifest:
             entry.path.encode()  # valid text sorts like its UTF-8 encoding
@@ -394,7 +400,7 @@ def sort(manifest: list[Entry]) -> list[Entry]:
 
 
 def link_leads_out(top: str, name: str, target: str, links: Container[str]) -> bool:
-    """Return True if a link leaves the tree.
+    """Return True if a symbolic link points out of its tree.
 
     It may do so by its text (the tree may be moved), or through other `links`.
     """
@@ -428,7 +434,7 @@ def _kind(mode: int) -> str:
 
 
 def is_full(error: OSError) -> bool:
-    """Return True for a full disk or an exceeded quota."""
+    """Return True if the error means a full disk or an exceeded quota."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

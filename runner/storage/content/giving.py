@@ -1,7 +1,7 @@
-"""Provide stored files and trees to attempts: new directories with hard links to the stored files.
+"""Hard links from attempt directories to stored files and trees.
 
-If the file system refuses hard links, a file becomes a copy or a symbolic link, and the caller gets
-the reason.
+Directories are new. If the file system refuses hard links, a file becomes a copy or a symbolic
+link, and the caller gets the reason.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _REFUSALS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENO
 
 
 def give_file(disk: Disk, source: str, target: str) -> str:
-    """Hard-link a stored file. Returns the reason for a copy or symbolic link, else an empty text."""
+    """Hard-link a stored file to `target`.
+
+    Returns the reason for a copy or symbolic link; otherwise "".
+    """
     try:
         os.link(source, target)
         return ""
@@ -29,7 +32,10 @@ def give_file(disk: Disk, source: str, target: str) -> str:
 
 
 def give_tree(disk: Disk, manifest: Sequence[Entry], source: str, target: str) -> str:
-    """Create a tree of hard links to the tree at `source`. Returns a reason like `give_file`."""
+    """Create a tree of hard links to the files of a stored tree.
+
+    Returns a reason like `give_file`.
+    """
     why = ""
     for name, entries in _by_folder(manifest, target):
         there = f"{source}/{name}" if name else source

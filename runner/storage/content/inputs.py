@@ -24,14 +24,17 @@ from .manifests import SUFFIX
 from .objects import Objects
 
 COPIED = 64 << 20
-"""Maximum bytes of an input that is copied if it cannot be cloned."""
+"""Maximum size in bytes of an input that is copied if it cannot be cloned."""
 EACH_FILE = 4 << 10
 """Additional bytes counted per file: creating a file costs as much as writing this many bytes."""
 _LARGE = f"larger than {COPIED >> 20} MiB"
 
 
 class Source(NamedTuple):
-    """An input of the caller: `at` is its name in the digest cache, `path` its real path."""
+    """Input file or directory of the caller.
+
+    `at` is its name in the digest cache, `path` its real path.
+    """
 
     at: str
     path: str
@@ -39,7 +42,7 @@ class Source(NamedTuple):
 
 
 class StoredInputs:
-    """Stored inputs of one workspace."""
+    """Stored copies of the caller's inputs in one workspace."""
 
     def __init__(self, objects: Objects, cache: DigestCache) -> None:
         self.objects, self._cache = objects, cache
@@ -48,9 +51,7 @@ class StoredInputs:
         """The last directory that `keep` rejected, and its manifest."""
 
     def keep(self, source: Source, together: int = 0) -> str:
-        """Store an input as an object.
-
-        Returns the reason if that is not possible, else an empty text.
+        """Store an input as an object; return the reason if that is not possible, or "".
 
         `together` is the combined size of all inputs of the step.
         """
@@ -68,9 +69,7 @@ class StoredInputs:
             return f"cannot copy: {error.strerror}"
 
     def link_to(self, source: Source, target: str) -> int:
-        """Create a directory `target` of links to the caller's files, and return their number.
-
-        The links are symbolic.
+        """Create a directory of symbolic links to the caller's files, and return their number.
 
         The tree of links is itself stored as an object and hard-linked, because a hard link is much
         faster than a symbolic link. Raises OSError.
@@ -110,7 +109,7 @@ class StoredInputs:
         return ""
 
     def _not_cloned(self, path: str, manifest: Sequence[Entry] | None) -> str:
-        """Return the reason why a large input cannot be cloned, else an empty text."""
+        """Return the reason why a large input cannot be cloned; otherwise ""."""
         if manifest is not None:
             path = next(f"{path}/{entry.path}" for entry in manifest if entry.kind in "fx")
         device = os.stat(path).st_dev
@@ -138,7 +137,7 @@ def _no_file(source: str, _target: str, _kind: str) -> None:
 
 
 def size_of(cache: DigestCache, source: Source) -> int:
-    """Return the counted size of an input: its bytes plus `EACH_FILE` per file."""
+    """Return the size of an input for limits: its bytes plus `EACH_FILE` per file."""
     manifest = cache.entries(source.at) if source.content[0] == "t" else None
     return _size_of(source, manifest)
 

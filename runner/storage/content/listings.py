@@ -1,4 +1,4 @@
-"""Listings: digest files for large trees.
+"""Listings: files with the digests of large trees.
 
 Only operations on the tree load its listing, and an unchanged tree costs one directory scan without
 per-file lookups.
@@ -36,11 +36,11 @@ _UNKNOWN_HEX = _UNKNOWN.hex()
 _HEAD = "recipe-listing 1"
 
 _Packed: TypeAlias = "tuple[bytes, bytes]"
-"""The files of a directory: NUL-separated names, and one `_STATS` record per file."""
+"""Files of a directory in packed form: NUL-separated names, and one `_STATS` record per file."""
 
 
 class _Listing(NamedTuple):
-    """The stored digests of a large tree: 32 bytes per file in `digests`, zeros if unknown.
+    """Stored digests of a large tree: 32 bytes per file in `digests`, zeros if unknown.
 
     `content` is the tree's content id if all digests are known.
     """
@@ -53,7 +53,10 @@ class _Listing(NamedTuple):
 
 
 class Listings:
-    """Listings of a workspace's large trees, stored in a directory, or in memory only without one."""
+    """Digest listings of a workspace's large trees.
+
+    They are stored in a directory, or in memory only without a directory.
+    """
 
     def __init__(self, folder: str | None) -> None:
         self._folder = folder
@@ -61,7 +64,7 @@ class Listings:
         self._unsaved: set[str] = set()
 
     def content(self, path: str, full: str, sight: Sight, progress: Progress | None) -> Content:
-        """Return the content of the tree at `full`, cached under the name `path`.
+        """Return the content id of the tree at `full`, cached under the name `path`.
 
         An unchanged tree needs no manifest.
         """
@@ -75,7 +78,7 @@ class Listings:
         return content
 
     def entries(self, path: str, full: str, sight: Sight, progress: Progress | None) -> list[Entry]:
-        """Return the manifest of a tree, and update its listing."""
+        """Return the manifest of a tree, and update its digest listing."""
         old, packed = self._listing(path), _pack(sight)
         digests = {folder: _recall_digests(old, folder, seen) for folder, seen in packed.items()}
         known = {folder: _hexes(column) for folder, column in digests.items()}
@@ -86,7 +89,7 @@ class Listings:
         return manifest
 
     def note(self, path: str, sight: Sight, manifest: Sequence[Entry]) -> None:
-        """Store the listing of a tree that recipe just wrote at `path`."""
+        """Store the digest listing of a tree that recipe just wrote at `path`."""
         values = {
             entry.path: bytes.fromhex(entry.value) for entry in manifest if entry.kind in "fx"
         }
@@ -102,7 +105,7 @@ class Listings:
         self._keep(path, _Listing("", _pack(sight), sight.links, sight.empty, digests))
 
     def save(self) -> None:
-        """Save the changed listings."""
+        """Save the changed digest listings to disk."""
         if self._folder is not None:
             for path in self._unsaved:
                 _save_listing(self._folder, path, self._listings[path])
@@ -130,7 +133,7 @@ def _pack(sight: Sight) -> dict[str, _Packed]:
 
 
 def _shows(listing: _Listing, sight: Sight, packed: dict[str, _Packed]) -> bool:
-    """Return True if the tree's scan equals the listing's: no file has changed."""
+    """Return True if a tree's scan equals its stored listing, so that no file has changed."""
     return (
         listing.folders == packed and listing.links == sight.links and listing.empty == sight.empty
     )
@@ -149,7 +152,7 @@ def _recall_digests(listing: _Listing | None, folder: str, seen: _Packed) -> byt
 
 
 def _files(seen: _Packed) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the name and status record of each file."""
+    """Yield the name and status record of each file of a packed directory."""
     names, stats = seen
     return zip(
         names.split(b"\0"),
@@ -161,9 +164,9 @@ def _files(seen: _Packed) -> Iterator[tuple[bytes, bytes]]:
 def _new_digests(
     digests: Mapping[str, bytes], sight: Sight, reads: Iterable[Read], begun: int
 ) -> dict[str, bytes]:
-    """Return the digests of the directories with hashed files, updated for settled files.
+    """Return the digests of directories with newly hashed files.
 
-    `begun` is the start time of the hashing.
+    Only files that are old enough are updated. `begun` is the start time of the hashing.
     """
     columns: dict[str, bytearray] = {}
     for folder, n, found, value in reads:
@@ -176,7 +179,7 @@ def _new_digests(
 
 
 def _hexes(column: bytes) -> list[str]:
-    """Return the digests of a directory as hex text, empty for unknown digests."""
+    """Return the digests of a directory as hex text, "" for unknown digests."""
     text = column.hex()
     values = [text[at : at + 64] for at in range(0, len(text), 64)]
     return (
@@ -191,7 +194,10 @@ def _listing_path(folder: str, path: str) -> str:
 
 
 def _save_listing(folder: str, path: str, listing: _Listing) -> None:
-    """Write a listing atomically. Errors are ignored, because a missing listing only costs time."""
+    """Write a digest listing atomically.
+
+    Errors are ignored, because a missing listing only costs time.
+    """
     table = [[name, len(names), len(stats)] for name, (names, stats) in listing.folders.items()]
     about = {
         "path": path,
@@ -220,7 +226,7 @@ def _save_listing(folder: str, path: str, listing: _Listing) -> None:
 
 
 def _load_listing(folder: str, path: str) -> _Listing | None:
-    """Load a stored listing; None if missing or damaged."""
+    """Load a stored digest listing; return None if missing or damaged."""
     try:
         with open(_listing_path(folder, path), "rb") as file:
             data = file.read()
@@ -249,7 +255,10 @@ def _listing_head(data: bytes) -> tuple[str, Any, int]:
 
 
 def forget_listings(folder: str | Path, root: str | Path) -> None:
-    """Delete the listings of trees that no longer exist. Paths are relative to `root`."""
+    """Delete the digest listings of trees that no longer exist.
+
+    Paths are relative to `root`.
+    """
     try:
         names = os.listdir(folder)
     except OSError:

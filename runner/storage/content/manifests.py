@@ -17,7 +17,8 @@ from .files import Content, Entry
 SUFFIX = {"f": "", "x": ".x", "t": ".t"}
 HEX = re.compile(r"[0-9a-f]{64}")
 _REMEMBERED = 200_000
-"""Maximum manifest entries in memory. Every step with a tree input reads its manifest."""
+"""Maximum number of manifest entries in memory. Every step with a tree input reads its manifest.
+"""
 
 
 def place(root: str, content: Content) -> str:
@@ -26,14 +27,17 @@ def place(root: str, content: Content) -> str:
 
 
 class Manifests:
-    """Manifests below one store's root."""
+    """Manifests of stored trees below one store's root."""
 
     def __init__(self, root: str, disk: Disk) -> None:
         self._root, self._disk = root, disk
         self._recent: dict[Content, list[Entry]] = {}
 
     def entries(self, content: Content) -> list[Entry]:
-        """Return the manifest of a tree. Raises Corrupt."""
+        """Return the manifest of a tree.
+
+        Raises Corrupt.
+        """
         found = self._recent.get(content)
         if found is None:
             found = self._read(content)
@@ -64,9 +68,9 @@ class Manifests:
         return manifest
 
     def mentions(self, content: Content, word: str) -> bool:
-        """Return True if the manifest of a tree contains this ASCII text in a path.
+        """Return True if a path in the manifest of a tree contains this ASCII text.
 
-        False without a stored manifest.
+        Return False without a stored manifest.
         """
         try:
             with open(f"{place(self._root, content)}.json", "rb") as file:
@@ -75,7 +79,10 @@ class Manifests:
             return False
 
     def is_known(self, content: Content) -> bool:
-        """Return True if the manifest of a tree is available. The tree itself may be missing."""
+        """Return True if the manifest of a tree is available.
+
+        The tree itself may be missing.
+        """
         target = place(self._root, content)
         return os.path.lexists(f"{target}.json") or os.path.lexists(target)
 
@@ -87,19 +94,25 @@ class Manifests:
             fail(place(self._root, content), error)
 
     def match(self, content: Content, pattern: str) -> list[Entry]:
-        """Return the files of a tree that match a glob. `*` and `?` do not match `/`; `**` does."""
+        """Return the files of a tree that match a glob.
+
+        `*` and `?` do not match `/`; `**` does.
+        """
         fits = glob(pattern)
         return [entry for entry in self.entries(content) if entry.kind != "d" and fits(entry.path)]
 
     def write(self, target: str, manifest: Sequence[Entry]) -> None:
-        """Write the manifest for the tree at `target`. Raises OSError."""
+        """Write the manifest for the tree at `target`.
+
+        Raises OSError.
+        """
         temporary = self._disk.temporary()
         text = json.dumps(manifest, ensure_ascii=False, separators=(",", ":"))
         write(temporary, text.encode("utf-8", "surrogateescape"), "f")
         self._disk.place(temporary, f"{target}.json")
 
     def forget(self, before: float) -> None:
-        """Delete manifests without a stored tree.
+        """Delete manifests, last changed before `before`, without a stored tree.
 
         They came from a shared store and can be downloaded again.
         """
@@ -115,7 +128,7 @@ class Manifests:
 
 
 def unsafe(manifest: Sequence[Entry]) -> str | None:
-    """Return the reason why an untrusted manifest must not be written to disk; None if it is safe."""
+    """Return why an untrusted manifest must not be written to disk; None if it is safe."""
     seen: set[str] = set()
     solid: set[str] = set()  # paths that cannot be directories
     for entry in manifest:

@@ -55,11 +55,14 @@ from .seals import Seal, Seals
 from .tiny import Table, TinyContents
 
 SMALL = 64 << 10
-"""Maximum bytes of a small file. Copying a small file is faster than any link."""
+"""Maximum size of a small file in bytes. Copying a small file is faster than any link."""
 
 
 class Objects:
-    """The local object store below `root` (`.recipe`). Without a table, every content is a file."""
+    """Local object store below `root` (`.recipe`).
+
+    Without a table, every content is a file.
+    """
 
     def __init__(
         self,
@@ -81,7 +84,7 @@ class Objects:
     # -- adding
 
     def take(self, path: str | Path, found: os.stat_result | None = None) -> Content:
-        """Store the file or tree at `path`, and return its content.
+        """Store the file or tree at `path`, and return its content id.
 
         The path stays, read-only, hard-linked to the object if possible.
 
@@ -127,7 +130,7 @@ class Objects:
             raise
 
     def put(self, path: Path, content: Content, *, move: bool) -> None:
-        """Store the file or tree at `path` with the known `content`.
+        """Store the file or tree at `path`, whose content id is known.
 
         With `move`, the path may disappear.
         """
@@ -146,7 +149,7 @@ class Objects:
         *,
         stays: bool = False,
     ) -> None:
-        """Store a path.
+        """Move, link or copy a path into the object store.
 
         `before` is its fingerprint from before the hashing: the files are moved, or linked if
         `name` stays. Without `before`, the files are copied.
@@ -169,7 +172,10 @@ class Objects:
     def _name(
         self, source: str, target: str, content: Content, manifest: Sequence[Entry] | None
     ) -> None:
-        """Rename a read-only file or tree to its object path. Raises OSError."""
+        """Rename a read-only file or tree to its object path.
+
+        Raises OSError.
+        """
         size = total(source)
         if size >= SYNCED:
             sync(source)
@@ -186,7 +192,7 @@ class Objects:
     # -- lookup
 
     def path(self, content: Content) -> Path:
-        """Return the object path of `content`. A table row is written to a file first."""
+        """Return the path of a stored object, first writing a tiny file from its table row."""
         target = self._path(content)
         if (
             content[0] != "t"
@@ -203,7 +209,7 @@ class Objects:
         return Path(target)
 
     def entries(self, content: Content) -> list[Entry]:
-        """Return the manifest of a tree."""
+        """Return the manifest of a stored tree."""
         return self.manifests.entries(content)
 
     def has(self, content: Content) -> bool:
@@ -224,7 +230,7 @@ class Objects:
         yield from sorted(content for content, at in tiny.items() if at < before)
 
     def _files(self) -> Iterator[tuple[str, Content]]:
-        """Yield the object files in the order of their digests."""
+        """Yield the path and content id of all object files, ordered by digest."""
         kinds = {suffix: kind for kind, suffix in SUFFIX.items()}
         folder = f"{self._root}/objects"
         for prefix in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
@@ -236,21 +242,21 @@ class Objects:
                     yield f"{folder}/{prefix}/{name}", Content(f"{kind}:{digest}")
 
     def size(self, content: Content) -> int:
-        """Return the size of a content in bytes, without hashing."""
+        """Return the size of a stored object in bytes, without hashing."""
         target = self._path(content)
         return len(self.tiny.row(content) or b"") if not os.path.lexists(target) else total(target)
 
     def verify(self, content: Content) -> bool:
-        """Read the whole object and compare its digest. Returns False if missing or damaged."""
+        """Hash a stored object and compare its digest; return False if missing or damaged."""
         try:
             return files.scan(self._path(content)) == content
         except files.Unhashable:
             return self.tiny.row(content) is not None
 
     def intact(self, content: Content) -> bool:
-        """Return True if the object is usable.
+        """Return True if a stored object is usable: sealed, or hashed again and correct.
 
-        Either its seal matches, or its bytes were hashed again and are correct.
+        A seal is the file status after recipe's last change.
         """
         target = self._path(content)
         size, found = mark(target)
@@ -283,7 +289,7 @@ class Objects:
         link: bool = False,
         spare: Callable[[str], bool] = lambda _path: False,
     ) -> None:
-        """Replace `target` by `content` atomically.
+        """Replace `target` atomically by a stored object.
 
         With `link`, as a read-only hard link if possible.
 
@@ -316,20 +322,20 @@ class Objects:
             fail(name, error)
 
     def small(self, content: Content) -> bytes | None:
-        """Return the verified bytes of a small file; None for trees and larger files."""
+        """Return the verified bytes of a small stored file; None for trees and larger files."""
         return None if content[0] == "t" else self._read_small(content, self._path(content))
 
     def demand(self, content: Content) -> None:
-        """Raise Corrupt unless the object exists and is intact."""
+        """Raise Corrupt unless the stored object exists and is intact."""
         self._demand(content)
 
     def give(self, content: Content, target: str, below: str = "") -> str:
-        """Create `target` from a checked object, or from its subdirectory `below`.
+        """Create `target` with hard links to a stored object, or to its subdirectory `below`.
 
         `demand` must have checked the object.
 
-        Directories are new, and files are hard links to the read-only object. Returns the reason if
-        some files are not hard links, else an empty text.
+        Directories are new, and files are hard links to the read-only object. Returns the reason
+        if some files are not hard links; otherwise "".
         """
         top = self._path(content)
         source = f"{top}/{below}" if below else top
@@ -349,7 +355,10 @@ class Objects:
     # -- deletion
 
     def remove(self, content: Content, *, before: float = math.inf) -> bool:
-        """Delete an object, unless it was stored again since `before`. Delete its traces first."""
+        """Delete a stored object, unless it was stored again since `before`.
+
+        Delete its traces first.
+        """
         target = self._path(content)
         row = content in self.tiny.forget([content], before)
         try:
@@ -433,7 +442,7 @@ class Objects:
     def _copy_in(
         self, name: str, content: Content, manifest: list[Entry] | None, *, link: bool
     ) -> str:
-        """Create a verified copy below `partial`, or hard links with `link`."""
+        """Create a verified copy of a path below `partial`, or hard links with `link`."""
         temporary = self.disk.temporary()
         make_file = self.disk.link_file if link else self.disk.copy_file
         if manifest is not None:
@@ -477,7 +486,7 @@ class Objects:
                     os.chmod(path, MODE[kind])
 
     def _read_small(self, content: Content, source: str) -> bytes | None:
-        """Return the verified bytes of a small content, else None."""
+        """Return the verified bytes of a small stored file; otherwise None."""
         recent = self.tiny.recent(content)
         if recent is not None:
             return recent
@@ -520,7 +529,7 @@ def _rows_below(manifest: Sequence[Entry], below: str) -> Sequence[Entry]:
 
 
 class _Turn:
-    """Lock between processes: refreshing an existing object and removing it exclude each other."""
+    """Lock between processes that keeps an object from removal while its ctime is refreshed."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder

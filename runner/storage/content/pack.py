@@ -1,12 +1,12 @@
-"""Split a dataset into shards for transfer.
+"""Division of a dataset into shards for transfer.
 
 A pack is identified by the dataset's content id (`files.tree_id`) in every key and on every host.
 Shard boundaries depend only on the hashes of nearby paths, so that adding, removing or changing a
 file affects one shard.
 
-A shard's name is the SHA-256 of its member table, which has the SHA-256 of every file. `tar_stream`
-writes the same bytes for the same table, so the name identifies the shard without a second read of
-the files.
+A shard's name is the SHA-256 of its member table, which has the SHA-256 of every file.
+`tar_stream` writes the same bytes for the same table, so the name identifies the shard without a
+second read of the files.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from .files import Entry
 from .tar import END, member_size
 
 TARGET = 64 << 20
-"""Typical bytes of a shard.
+"""Typical size of a shard in bytes.
 
 Shards are rarely below a quarter of it, and above twice this size only for a single large file.
 """
 
 
 class Shard(NamedTuple):
-    """Consecutive manifest entries, as one tar of `size` bytes."""
+    """Consecutive manifest entries of a dataset, as one tar archive of `size` bytes."""
 
     name: str
     entries: tuple[Entry, ...]
@@ -36,7 +36,10 @@ class Shard(NamedTuple):
 
 
 def shards(manifest: Sequence[Entry], target: int = TARGET) -> list[Shard]:
-    """Return the shards of a tree in order. An empty tree has none."""
+    """Return the shards of a tree in order.
+
+    An empty tree has none.
+    """
     sizes = list(map(member_size, manifest))
     found: list[Shard] = []
     for first, last in _cuts(manifest, sizes, target):
@@ -46,12 +49,12 @@ def shards(manifest: Sequence[Entry], target: int = TARGET) -> list[Shard]:
 
 
 def shard_name(members: Sequence[Entry]) -> str:
-    """Return the SHA-256 name of a shard with these members."""
+    """Return the name of a shard: the SHA-256 of its members."""
     return digest.of_value("shard/1", members)
 
 
 def _cuts(manifest: Sequence[Entry], sizes: Sequence[int], target: int) -> list[tuple[int, int]]:
-    """Return the entry ranges of the shards."""
+    """Return the index ranges of the manifest entries for each shard."""
     ranges: list[tuple[int, int]] = []
     first = 0
     for n in (*(n for n, size in enumerate(sizes) if size > 2 * target), len(sizes)):
@@ -66,7 +69,7 @@ def _cuts(manifest: Sequence[Entry], sizes: Sequence[int], target: int) -> list[
 def _cut_run(
     manifest: Sequence[Entry], sizes: Sequence[int], first: int, last: int, target: int
 ) -> list[tuple[int, int]]:
-    """Cut a range of entries into shards.
+    """Divide a range of manifest entries into shards.
 
     A shard starts at the entry whose path hash is the lowest within half a target size on both
     sides, so that distant entries have no influence.
@@ -107,7 +110,7 @@ def _cut_run(
 
 
 def _lowest(ranks: Sequence[bytes], starts: Sequence[int], reach: int) -> list[int]:
-    """Return the entries with the lowest rank within `reach` bytes."""
+    """Return the indexes of entries whose hash is the lowest within `reach` bytes on both sides."""
     found: list[int] = []
     window: deque[int] = deque()  # ascending ranks; the first is the lowest within reach of `n`
     ahead = 0

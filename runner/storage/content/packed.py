@@ -40,7 +40,10 @@ _HARMLESS = re.compile(r"\.env\.(example|sample|template|dist)")
 
 
 class Pack(NamedTuple):
-    """The contents of a pack. `sums` are the SHA-256 of the shards' tars."""
+    """Contents of a dataset archive.
+
+    `sums` are the SHA-256 of the shards' tars.
+    """
 
     content: Content
     manifest: list[Entry]
@@ -49,12 +52,12 @@ class Pack(NamedTuple):
 
 
 def file_manifest(name: str, content: Content, size: int) -> list[Entry]:
-    """Return the manifest of a pack of one file."""
+    """Return the manifest of a dataset archive with a single file."""
     return [Entry(name, content[0], size, content[2:])]
 
 
 def content_of(manifest: Sequence[Entry], kind: str) -> Content:
-    """Return the content id of a manifest: of the tree for `kind` t, else of its only file."""
+    """Return the content id of a manifest: of the tree for `kind` t, otherwise of its only file."""
     return tree_id(manifest) if kind == "t" else Content(f"{manifest[0].kind}:{manifest[0].value}")
 
 
@@ -68,9 +71,9 @@ def write(
     folder: Path,
     progress: Progress | None = None,
 ) -> Pack:
-    """Write the pack of the file or tree at `root` into `folder`.
+    """Write the dataset archive of the file or tree at `root` into `folder`.
 
-    The folder is new, empty, or has an earlier pack. Unchanged shards are kept.
+    The folder is new, empty, or has an earlier archive. Unchanged shards are kept.
 
     Raises Changed if a file differs from the manifest, and NotFound if the directory has other
     files.
@@ -92,7 +95,7 @@ def write(
 
 
 def _earlier(folder: Path) -> dict[str, str]:
-    """Return the tar digests of an earlier pack's shards, by shard name."""
+    """Return the tar digests of an earlier archive's shards, by shard name."""
     names = os.listdir(folder) if folder.is_dir() else []
     if folder.exists() and not folder.is_dir():
         raise NotFound(f"{folder} is not a directory", fix="choose a new directory")
@@ -147,7 +150,7 @@ def _write_shard(root: str, shard: Shard, target: str, done: Callable[[int], Non
 
 
 def _sum(path: str, size: int) -> str | None:
-    """Return the SHA-256 of a file if it has the size `size`."""
+    """Return the SHA-256 of a file if it has the size `size`; otherwise None."""
     try:
         with open(path, "rb", buffering=0) as file:
             return (
@@ -188,7 +191,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def read(folder: Path) -> Pack:
-    """Read the manifest of the pack in `folder` and check its consistency.
+    """Read the manifest of the dataset archive in `folder` and check its consistency.
 
     Does not open the shards. Raises NotFound, Corrupt.
     """
@@ -250,7 +253,7 @@ def _count(value: Any) -> int:
 
 
 def faults(folder: Path, pack: Pack, progress: Progress | None = None) -> Iterator[str]:
-    """Yield the faults of a pack's shards, member by member."""
+    """Yield descriptions of damage in a dataset archive's shards, member by member."""
     total, done = sum(shard.size for shard in pack.shards), 0
     for shard, sha256 in zip(pack.shards, pack.sums, strict=True):
         path = folder / f"{shard.name}.tar"
@@ -283,7 +286,7 @@ def faults(folder: Path, pack: Pack, progress: Progress | None = None) -> Iterat
 
 
 def _find_damage(file: BinaryIO, shard: Shard, hasher: Any) -> Iterator[str]:
-    """Yield the damaged members of a shard.
+    """Yield descriptions of the damaged members of a shard.
 
     Member offsets are known, so one damaged member does not hide the next.
     """
@@ -313,7 +316,7 @@ def _find_damage(file: BinaryIO, shard: Shard, hasher: Any) -> Iterator[str]:
 
 
 def differences(before: Iterable[Entry], now: Iterable[Entry]) -> list[tuple[str, str]]:
-    """Return the differences as pairs of kind and path, in path order.
+    """Return the differences between two manifests as pairs of kind and path, in path order.
 
     Kinds are `missing`, `new`, `changed`, `mode` and `link`.
     """
@@ -339,7 +342,7 @@ def _kind_of_change(was: Entry, now: Entry) -> str:
 
 
 def doubts(manifest: Sequence[Entry]) -> list[str]:
-    """Return warnings before sharing a dataset.
+    """Return warnings to show before a dataset is shared.
 
     These are likely secret files, and names that collide on other file systems.
     """
@@ -367,7 +370,7 @@ def doubts(manifest: Sequence[Entry]) -> list[str]:
 
 
 def _prefixes(path: str) -> Iterator[str]:
-    """Return all prefixes of a directory path, from the top."""
+    """Return all parent prefixes of a directory path, from the top."""
     parts = path.split("/")
     return ("/".join(parts[: n + 1]) for n in range(len(parts)))
 
@@ -377,7 +380,7 @@ def _is_secret(name: str) -> bool:
 
 
 def _every(manifest: Sequence[Entry]) -> Iterator[str]:
-    """Yield every path of a tree once, including directories."""
+    """Yield every path in a manifest once, including parent directories."""
     folders: set[str] = set()
     for entry in manifest:
         yield entry.path

@@ -14,7 +14,7 @@ from .files import Content
 
 
 class Seal(NamedTuple):
-    """The file status of an intact object, and the boot id at that time."""
+    """File status of an intact object, and the boot id at that time."""
 
     content: Content
     mark: str
@@ -24,7 +24,10 @@ class Seal(NamedTuple):
 
 
 class Seals:
-    """Known seals. `recall` loads stored seals."""
+    """Known file status of intact objects.
+
+    `recall` loads stored seals.
+    """
 
     def __init__(self, recall: Callable[[Content], Seal | None]) -> None:
         self._recall = recall
@@ -39,14 +42,14 @@ class Seals:
         return seal
 
     def of_this_boot(self, seal: Seal) -> bool:
-        """Return True if the seal is from the current boot.
+        """Return True if a seal was created since the machine's last restart.
 
         Data written before a restart may not have reached the disk.
         """
         return seal.boot == self._boot
 
     def make(self, content: Content, path: str, size: int) -> None:
-        """Create the seal of the file at `path`, which holds `content`."""
+        """Record the current file status of an intact object at `path`."""
         self._known[content] = self._new[content] = Seal(
             content, mark(path)[1], self._boot, size, time.time()
         )
@@ -56,7 +59,7 @@ class Seals:
         self._new.pop(content, None)
 
     def learn(self, seals: Iterable[Seal]) -> None:
-        """Add seals from another store of the same directory."""
+        """Add seals from another store object for the same directory."""
         for seal in seals:
             self._known[seal.content] = self._new[seal.content] = seal
 

@@ -17,7 +17,7 @@ from .files import Changed, Entry
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
-"""End of an archive: two empty blocks."""
+"""End of a tar archive: two empty blocks."""
 
 _BATCH = 1 << 20  # bytes per yielded piece
 _OCTAL_MAX = 0o77777777777
@@ -29,7 +29,7 @@ _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def member_size(entry: Entry) -> int:
-    """Return the bytes of an entry in a tar, including its headers."""
+    """Return the size of a manifest entry in a tar archive in bytes, including its headers."""
     if (
         len(entry.path) <= 24 and entry.kind != "l"
     ):  # at most 97 bytes of UTF-8 and a slash, so one header block
@@ -40,14 +40,17 @@ def member_size(entry: Entry) -> int:
 
 
 def member(entry: Entry, data: bytes, *, read_only: bool = False) -> bytes:
-    """Return the tar member of a small file from memory. An archive ends with `END`."""
+    """Return the tar member of a small file from memory.
+
+    An archive ends with `END`.
+    """
     return member_header(entry, read_only=read_only) + data + _PADDING[len(data) % BLOCK]
 
 
 def tar_stream(
     root: str | Path, entries: Iterable[Entry], *, check: bool = False
 ) -> Iterator[bytes]:
-    """Yield the tar of these entries of the tree at `root`, in the given order.
+    """Yield a tar archive of these entries of the tree at `root`, in the given order.
 
     Each piece has about a mebibyte.
 
@@ -111,7 +114,7 @@ _MAGIC = b"ustar\x0000" + bytes(64) + b"0000000\0" * 2
 
 
 def member_header(entry: Entry, *, read_only: bool = False) -> bytes:
-    """Return the header blocks of an entry."""
+    """Return the tar header blocks of a manifest entry."""
     path, kind, size, value = entry
     name = path.encode("utf-8", "surrogateescape")
     link = b""
@@ -136,7 +139,7 @@ def member_header(entry: Entry, *, read_only: bool = False) -> bytes:
 
 
 def _split(name: bytes) -> tuple[bytes, bytes, bool]:
-    """Split a long name into prefix and name; False if it does not fit."""
+    """Split a long path into tar prefix and name; the flag is False if it does not fit."""
     at = name.rfind(b"/", 0, 156)
     if at > 0 and 0 < len(name) - at - 1 <= 100:
         return name[:at], name[at + 1 :], True

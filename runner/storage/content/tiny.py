@@ -1,4 +1,4 @@
-"""Tiny contents: table rows instead of files, stored in the transaction of their trace.
+"""Tiny files, stored as table rows in the transaction of their trace.
 
 A separate file would cost more.
 
@@ -22,29 +22,32 @@ from .disk import Disk, fail, raise_changed
 from .files import Content
 
 TINY = 4 << 10
-"""Maximum bytes of a tiny content. Up to this size, a row is cheaper than a file."""
+"""Maximum size of a tiny file in bytes. Up to this size, a row is cheaper than a file."""
 RECENT = 8 << 20
-"""Bytes of small contents kept in memory."""
+"""Maximum bytes of small files cached in memory."""
 _LOG = ".tiny"  # suffix of the logs of tiny contents
 
 
 class Table(Protocol):
-    """The table of tiny contents, with their last storage time in seconds since the epoch."""
+    """Protocol of the table of tiny files and their last storage times.
+
+    Times are in seconds since the epoch.
+    """
 
     def tiny(self, contents: Sequence[Content]) -> dict[Content, bytes]:
-        """Return the bytes of those contents that are in the table."""
+        """Return the bytes of the given tiny files that are in the table."""
 
     def tinies(self) -> dict[Content, float]:
-        """Return all contents in the table and their storage times."""
+        """Return all content ids in the table and their storage times."""
 
     def forget_tiny(self, contents: Sequence[Content], before: float) -> set[Content]:
         """Delete and return the given contents that were last stored before the time `before`."""
 
 
 class TinyContents:
-    """Tiny contents of a store below `root`.
+    """Store of tiny files below `root`.
 
-    Without a table, only recently used small contents are cached.
+    Without a table, only recently used small files are cached.
     """
 
     def __init__(self, root: str, disk: Disk, table: Table | None) -> None:
@@ -66,7 +69,7 @@ class TinyContents:
         return content in self._rows
 
     def recent(self, content: Content) -> bytes | None:
-        """Return the bytes of a recently stored small content."""
+        """Return the bytes of a recently stored small file, or None."""
         return self._recent.get(content[2:])
 
     def all(self) -> dict[Content, float]:
@@ -82,7 +85,7 @@ class TinyContents:
         return gone
 
     def remember(self, path: str, found: os.stat_result) -> Content | None:
-        """Store the plain file at `path` as a tiny content, leaving the file in place.
+        """Store the plain file at `path` as a tiny file, leaving the original in place.
 
         Returns None if the file is not suitable.
 
@@ -114,7 +117,7 @@ class TinyContents:
         return content
 
     def take_unstored(self) -> tuple[dict[Content, bytes], list[str]]:
-        """Return the new tiny contents since the last call, and their logs.
+        """Return the new tiny files since the last call, and their logs.
 
         The caller stores the contents with their trace, and deletes the logs afterwards.
         """
@@ -127,7 +130,7 @@ class TinyContents:
         return tiny, logs
 
     def inherit(self) -> None:
-        """Take over the tiny contents of killed processes."""
+        """Take over the logged tiny files of killed processes."""
         for path in self._tiny_logs():
             maker = os.path.basename(path).split("-")[0]
             if not os.path.exists(f"/proc/{maker}"):
@@ -169,7 +172,7 @@ class TinyContents:
         )
 
     def expect(self, contents: Sequence[Content]) -> None:
-        """Prefetch the tiny ones among these contents in one query."""
+        """Prefetch the tiny files among these contents in one query."""
         if self._table is not None:
             for content, data in self._table.tiny(contents).items():
                 if hashlib.sha256(data).hexdigest() == content[2:]:
@@ -177,7 +180,7 @@ class TinyContents:
                     self.keep_recent(content, data)
 
     def keep_recent(self, content: Content, data: bytes) -> None:
-        """Cache the bytes of a content for the next reads."""
+        """Cache the bytes of a small file in memory."""
         if self._recent_size > RECENT:
             self._recent.clear()
             self._recent_size = 0
@@ -185,7 +188,10 @@ class TinyContents:
         self._recent_size += len(data) + 200
 
     def row(self, content: Content) -> bytes | None:
-        """Return the verified bytes of a tiny content, stored or not; None if unknown."""
+        """Return the verified bytes of a tiny file, from memory, a log or the table.
+
+        Return None if the content is unknown.
+        """
         data = self._tiny.get(content) or (
             self._recent.get(content[2:]) if content in self._rows else None
         )
@@ -198,7 +204,7 @@ class TinyContents:
         return data
 
     def _read_stored(self, content: Content) -> bytes | None:
-        """Return the verified bytes of a content in the table."""
+        """Return the verified bytes of a content in the table, or None."""
         data = self._table.tiny([content]).get(content) if self._table is not None else None
         return (
             data if data is not None and hashlib.sha256(data).hexdigest() == content[2:] else None

@@ -38,12 +38,12 @@ _MAGIC = b"SQLite format 3\0"
 
 
 class Kind(NamedTuple):
-    """A kind of database file: its schema, its side files, and its error messages."""
+    """Type of database file: its schema, its side files, and its error messages."""
 
     name: str
     mark: int  # application id in the file's header
     migrations: tuple[tuple[str, ...], ...]
-    """Statements per format version: a database of version n has had the first n.
+    """SQL statements per format version: a database of version n has had the first n.
 
     Released versions never change.
     """
@@ -65,7 +65,7 @@ def _copy_to_memory(db: sqlite3.Connection) -> sqlite3.Connection:
 
 
 class Database:
-    """A connection to the database file of a kind in `root`. Open with `Database.open`."""
+    """Connection to an SQLite database file, opened with `Database.open`."""
 
     def __init__(self, root: Path, kind: Kind, connection: sqlite3.Connection) -> None:
         self.root, self.kind = root, kind
@@ -75,14 +75,14 @@ class Database:
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The connection, after waiting for a pending commit."""
+        """SQLite connection, available after a pending commit has finished."""
         if self._commit is not None:
             self._commit.join()
         return self._connection
 
     @classmethod
     def open(cls, root: Path, kind: Kind, *, read_only: bool = False) -> Database:
-        """Open the database, creating or migrating it if necessary.
+        """Open the database file, creating or migrating it if necessary.
 
         Read-only access creates nothing, and treats a missing file as empty.
         """
@@ -123,7 +123,7 @@ class Database:
         self.connection.close()
 
     def check(self) -> str:
-        """Read the whole database and return the first fault; empty if none."""
+        """Return the first integrity fault of the database, or ""."""
         try:
             (answer,) = self.connection.execute("PRAGMA quick_check(1)").fetchone()
         except sqlite3.DatabaseError as error:
@@ -131,7 +131,7 @@ class Database:
         return "" if answer == "ok" else str(answer)
 
     def version(self) -> int:
-        """Return a number that changes when another process writes."""
+        """Return a number that changes when another process writes to the database."""
         ((number,),) = self.all("PRAGMA data_version")
         return int(str(number))
 
@@ -144,7 +144,7 @@ class Database:
 
     @contextlib.contextmanager
     def transaction(self, landed: Callable[[], None] | None = None) -> Iterator[sqlite3.Connection]:
-        """Run a transaction: all changes are stored, or none.
+        """Run a transaction in which all changes are stored, or none.
 
         With `landed`, a thread waits for the disk and then calls it. `land` then raises any error.
         """
@@ -182,7 +182,7 @@ class Database:
 
     @contextlib.contextmanager
     def _rolled_back(self) -> Iterator[None]:
-        """Roll back on an error, and convert database errors."""
+        """Roll back the transaction on an error, and convert database errors."""
         with _trouble(self.root / self.kind.name, self.kind):
             try:
                 yield
@@ -193,7 +193,7 @@ class Database:
 
 
 def text(value: object) -> str:
-    """Encode a value for storage."""
+    """Encode a value as JSON text for the database."""
     return "{}" if value == {} else _encode(value)
 
 
@@ -207,7 +207,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), sort_keys=True, default=_plain
 
 
 def damaged_value(stored: object) -> Corrupt:
-    """Return the error for an invalid stored value."""
+    """Return the error for an invalid value in the database."""
     return Corrupt(
         f"the database holds a damaged value: {str(stored)[:60]!r}",
         fix="check the store with `recipe doctor`",
@@ -215,7 +215,10 @@ def damaged_value(stored: object) -> Corrupt:
 
 
 def parse_stored(stored: object) -> Json:
-    """Decode a stored value. Raises Corrupt."""
+    """Decode a JSON value from the database.
+
+    Raises Corrupt.
+    """
     try:
         return cast("Json", parse_json(str(stored)))
     except ValueError as error:
@@ -223,7 +226,10 @@ def parse_stored(stored: object) -> Json:
 
 
 def mapping(stored: object) -> Data:
-    """Decode a stored mapping. Raises Corrupt."""
+    """Decode a JSON mapping from the database.
+
+    Raises Corrupt.
+    """
     value = {} if stored == "{}" else parse_stored(stored)
     if not isinstance(value, dict):
         raise damaged_value(stored)
@@ -251,7 +257,9 @@ def _set(db: sqlite3.Connection, *, read_only: bool) -> None:
 
 
 def _examine(path: Path, kind: Kind, *, read_only: bool) -> tuple[sqlite3.Connection, int]:
-    """Return a connection and the format version. Raises Unusable.
+    """Open a database file, and return the connection and its format version.
+
+    Raises Unusable.
 
     Never open the file directly: closing any descriptor of the file drops all locks of this process
     on it, including those of its other connections, and another process could write at the same
@@ -294,7 +302,7 @@ def _damage_error(path: Path, kind: Kind, why: str) -> Unusable:
 
 
 def _make(path: Path, kind: Kind) -> None:
-    """Create the directory and an empty database, atomically."""
+    """Create the directory and an empty database file, atomically."""
     root = path.parent
     try:
         _make_root(root)
@@ -336,9 +344,7 @@ def _make(path: Path, kind: Kind) -> None:
 
 
 def _make_root(root: Path) -> None:
-    """Create the directory of a database.
-
-    Others get no access if the umask would let them write.
+    """Create the directory of a database, closed to others if the umask would let them write.
 
     An existing directory keeps its mode, since it may be shared on purpose.
     """

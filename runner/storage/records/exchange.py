@@ -12,7 +12,7 @@ from .database import parse_stored
 
 
 class Output(NamedTuple):
-    """An output of a run: its published `path`, and its `address` in the shared store.
+    """Output of a run: its published `path`, and its `address` in the shared store.
 
     The address of a tree is the address of its manifest.
     """
@@ -25,7 +25,7 @@ class Output(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A part of an attempt's log (`log`), metrics (`metrics`) or host statistics (`host`).
+    """Part of an attempt's log (`log`), metrics (`metrics`) or host statistics (`host`).
 
     If `content` is set, the complete stream is that object in the shared store.
     """
@@ -48,18 +48,21 @@ def outputs_of(value: str) -> Sequence[Output]:
 
 
 class Exchange:
-    """Data exchange through one database.
+    """Data exchange between workers through one database.
 
     This base class serves workers with a common disk: files are read in place, and the disk's locks
     protect keys.
     """
 
     def bundle(self, digest: str) -> bytes | None:
-        """Return the submitted archive; None if this database does not have it."""
+        """Return the archive of a submitted run; None if this database does not have it."""
         return None
 
     def store_outputs(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
-        """Store the outputs of a claimed run. Raises Stale."""
+        """Store the outputs of a claimed run.
+
+        Raises Stale.
+        """
 
     def confirm(self, run: str, fence: int) -> None:
         """Check that the claim on a run is still valid, before an irreversible action.
@@ -70,24 +73,27 @@ class Exchange:
         """
 
     def hold_key(self, key: str, run: str) -> bool:
-        """Lock a step's key against runs on other machines while the claim on `run` lasts.
+        """Lock a step's cache key against runs on other machines while the claim on `run` lasts.
 
         Returns False if another live run holds the key.
         """
         return True
 
     def release_keys(self, keys: Collection[str], run: str) -> None:
-        """Release the keys of a run."""
+        """Release the locks of a run on cache keys."""
 
     def add_chunks(self, run: str, fence: int, chunks: Sequence[Chunk]) -> None:
-        """Store output chunks of a claimed run. Raises Stale."""
+        """Store parts of the logs and metrics of a claimed run.
+
+        Raises Stale.
+        """
 
     def fold(self, run: str, fence: int, whole: Chunk) -> None:
-        """Replace all chunks of an attempt's stream by one."""
+        """Replace all parts of an attempt's log or metrics by one complete part."""
 
     def chunks(self, run: str, attempt: str, stream: str, offset: int = 0) -> list[Chunk]:
-        """Return chunks from an offset, in order, at most a mebibyte.
+        """Return parts of a log or metrics stream from an offset, in order, at most a mebibyte.
 
-        Chunks may overlap if another worker took over.
+        Parts may overlap if another worker took over.
         """
         return []

@@ -1,4 +1,4 @@
-"""Index of one disk: file digests, object seals, tiny contents, traces and published paths.
+"""Local index of one disk: file digests, object seals, tiny files, traces and published paths.
 
 Always in the local SQLite file.
 """
@@ -19,7 +19,7 @@ from .database import Data, Database, Row, mapping, text
 
 
 class Made(NamedTuple):
-    """One output of a trace."""
+    """Output of a cached result."""
 
     name: str
     path: str
@@ -27,10 +27,10 @@ class Made(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """The recorded outputs of a key. Metrics and facts are parsed on access.
+    """Cached result of a step: its outputs and metrics under a cache key.
 
-    `metrics` were read by the metrics rule in the key, `measured` by other rules, keyed by the
-    rule's digest, the newest last.
+    Metrics and facts are parsed on access. `metrics` were read by the metrics rule in the key,
+    `measured` by other rules, keyed by the rule's digest, the newest last.
     """
 
     key: str
@@ -54,7 +54,7 @@ class Trace(NamedTuple):
 
     @property
     def numbers(self) -> Data:
-        """The key's own metrics, or the last metrics by another rule."""
+        """Metrics read by the metrics rule in the cache key, or else by the last other rule."""
         return self.metrics or next(reversed(list(self.measured.values())), {})
 
     @property
@@ -63,7 +63,7 @@ class Trace(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A file or tree that recipe published in the workspace, with its file identity at that time."""
+    """File or tree that recipe published in the workspace, with its file identity at that time."""
 
     path: str
     content: Content
@@ -74,7 +74,7 @@ class Published(NamedTuple):
 
 
 class Changes(NamedTuple):
-    """Changes stored in one transaction.
+    """Changes of the index that are stored in one transaction.
 
     A key keeps its first trace, except keys in `again`, whose step ran again.
     """
@@ -91,19 +91,19 @@ NOTHING: Final = Changes()
 
 
 def warnings_in(trace: Trace) -> list[str]:
-    """Return the warnings that the step reported."""
+    """Return the step's warnings in a cached result."""
     said = trace.facts.get("warnings")
     return [str(text) for text in said] if isinstance(said, list) else []
 
 
 class Index:
-    """The index in one database."""
+    """Local index in one SQLite database."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     def files(self) -> list[FileRow]:
-        """Return all stored digests, for `DigestCache`."""
+        """Return all stored file digests, for `DigestCache`."""
         return cast(
             "list[FileRow]",
             self._database.all(
@@ -112,19 +112,19 @@ class Index:
         )
 
     def seal(self, content: Content) -> Seal | None:
-        """Return the seal of an object, for `Objects`."""
+        """Return the seal of a stored object, for `Objects`."""
         rows = self._database.all(
             "SELECT content, mark, boot, size, at FROM objects WHERE content = ?", (content,)
         )
         return Seal(*rows[0]) if rows else None
 
     def stored_bytes(self) -> int:
-        """Return the total bytes of all sealed objects."""
+        """Return the total size of all sealed objects in bytes."""
         ((size,),) = self._database.all("SELECT coalesce(sum(size), 0) FROM objects")
         return int(size)
 
     def tiny(self, contents: Sequence[Content]) -> dict[Content, bytes]:
-        """Return the bytes of the given tiny contents that exist, for `Objects`."""
+        """Return the bytes of the given tiny files that exist, for `Objects`."""
         whole = "coalesce(CAST(data AS BLOB), x'')"  # always bytes, even in a damaged row
         query = (
             f"SELECT content, {whole} FROM tiny WHERE content IN (SELECT value FROM json_each(?))"  # noqa: S608
@@ -132,11 +132,14 @@ class Index:
         return dict(self._database.all(query, (json.dumps(contents),)))
 
     def tinies(self) -> dict[Content, float]:
-        """Return all tiny contents and their storage times."""
+        """Return the content ids of all tiny files and their storage times."""
         return dict(self._database.all("SELECT content, at FROM tiny"))
 
     def traces(self, keys: Sequence[str]) -> dict[str, Trace]:
-        """Return the traces of the keys that have one. Damaged rows are ignored."""
+        """Return the cached results of the given cache keys.
+
+        Keys without a result and damaged rows are left out.
+        """
         chosen = (json.dumps(keys),)
         rows = self._database.all(
             "SELECT * FROM traces WHERE key IN (SELECT value FROM json_each(?))", chosen
@@ -154,11 +157,11 @@ class Index:
         }
 
     def trace(self, key: str) -> Trace | None:
-        """Return the trace of a key; None if missing or damaged."""
+        """Return the cached result of a cache key; None if missing or damaged."""
         return self.traces([key]).get(key)
 
     def every_trace(self) -> Iterator[Trace]:
-        """Yield all traces, the oldest first."""
+        """Yield all cached results, oldest first."""
         keys = [row[0] for row in self._database.all("SELECT key FROM traces ORDER BY made_at")]
         for start in range(0, len(keys), 10_000):
             part = keys[start : start + 10_000]
@@ -166,7 +169,7 @@ class Index:
             yield from (found[key] for key in part if key in found)
 
     def outputs(self, recipe: str) -> dict[str, tuple[list[Made], bool]]:
-        """Return the outputs of every key of a recipe, and whether its trace has metrics.
+        """Return the outputs of every cached result of a recipe, and whether it has metrics.
 
         Faster than `trace` for tens of thousands of keys.
 
@@ -182,7 +185,7 @@ class Index:
         return {row[0]: (items, bool(row[3])) for row, items in zip(sound, made, strict=True)}
 
     def warnings(self, recipe: str) -> dict[str, list[str]]:
-        """Return the warnings of a recipe's steps, by key."""
+        """Return the warnings of a recipe's cached results, by cache key."""
         rows = self._database.all(
             """SELECT key FROM traces WHERE recipe = ? AND facts LIKE '%"warnings": [%'""",
             (recipe,),
@@ -191,7 +194,7 @@ class Index:
         return {key: warnings_in(trace) for key, trace in found.items()}
 
     def traces_of_others(self, recipe: str) -> bool:
-        """Return True if another recipe has a trace."""
+        """Return True if a recipe other than `recipe` has a cached result."""
         parts = (
             "SELECT 1 FROM traces WHERE recipe < ? LIMIT 1",
             "SELECT 1 FROM traces WHERE recipe > ? LIMIT 1",
@@ -199,7 +202,7 @@ class Index:
         return any(self._database.all(part, (recipe,)) for part in parts)
 
     def more_than(self, recipe: str, most: int) -> bool:
-        """Return True if a recipe has more than `most` traces."""
+        """Return True if a recipe has more than `most` cached results."""
         ((count,),) = self._database.all(
             "SELECT count(*) FROM (SELECT 1 FROM traces WHERE recipe = ? LIMIT ?)",
             (recipe, most + 1),
@@ -207,9 +210,9 @@ class Index:
         return bool(count > most)
 
     def expected_seconds(self, recipe: str, steps: Iterable[str]) -> dict[str, float]:
-        """Return the expected seconds of each step, without steps that have no trace.
+        """Return the expected duration of each step in seconds, from its recent cached results.
 
-        They are averages of recent durations, with more weight on newer ones.
+        Steps without results are left out. Durations are averaged with more weight on newer ones.
         """
         newest = "SELECT seconds FROM traces WHERE recipe = ? AND step = value ORDER BY made_at DESC LIMIT 8"
         query = (
@@ -222,7 +225,10 @@ class Index:
         return answer
 
     def last(self, recipe: str, steps: Iterable[str]) -> dict[str, Trace]:
-        """Return the newest trace of each step. Steps without a trace are absent."""
+        """Return the newest cached result of each step.
+
+        Steps without a result are left out.
+        """
         newest = (
             "SELECT key FROM traces WHERE recipe = ? AND step = value ORDER BY made_at DESC LIMIT 1"
         )
@@ -236,7 +242,10 @@ class Index:
         return {step: traces[key] for step, key in keys.items() if key in traces}
 
     def summaries(self, attempts: Sequence[str]) -> dict[str, Mapping[str, Sequence[Any]]]:
-        """Return the stored metrics summaries of attempts. Damaged rows are ignored."""
+        """Return the stored metrics summaries of attempts.
+
+        Damaged rows are ignored.
+        """
         rows = self._database.all(
             "SELECT attempt, metrics, crc FROM summaries WHERE attempt IN (SELECT value FROM json_each(?))",
             (json.dumps(attempts),),
@@ -258,14 +267,14 @@ class Index:
             )
 
     def list_published(self, recipe: str | None = None) -> dict[str, Published]:
-        """Return everything that recipe published in the workspace, by path."""
+        """Return all files and trees that recipe published in the workspace, by path."""
         rows = self._database.all(
             "SELECT * FROM published WHERE ? IS NULL OR recipe = ?", (recipe, recipe)
         )
         return {row[0]: Published(*row) for row in rows}
 
     def write(self, db: sqlite3.Connection, changes: Changes) -> None:
-        """Store changes in the open transaction."""
+        """Store changes of the index in the open transaction."""
         now = time.time()
         self._save_traces(db, changes.traces, changes.again)
         db.executemany(
@@ -278,26 +287,26 @@ class Index:
         )
 
     def remember(self, files: Iterable[FileRow], objects: Iterable[Seal] = ()) -> None:
-        """Store digests and seals from outside a run."""
+        """Store file digests and object seals outside a run."""
         with self._database.transaction() as db:
             self._save(db, files, objects)
 
     def adopt(self, trace: Trace, published: Iterable[Published]) -> None:
-        """Accept existing files as a step's outputs.
+        """Store a trace for existing files that were accepted as a step's outputs.
 
-        Stores a trace in place of any other trace of its key.
+        It replaces any other trace of its key.
         """
         with self._database.transaction() as db:
             self._save_traces(db, [trace], [trace.key])
             db.executemany("INSERT OR REPLACE INTO published VALUES (?, ?, ?, ?, ?, ?)", published)
 
     def learn(self, traces: Sequence[Trace]) -> None:
-        """Store traces of unknown keys, and additional metrics of known traces."""
+        """Store cached results with unknown keys, and additional metrics of known results."""
         with self._database.transaction() as db:
             self._save_traces(db, traces)
 
     def unpublish(self, paths: Iterable[str]) -> None:
-        """Forget published paths."""
+        """Remove paths from the list of published files."""
         with self._database.transaction() as db:
             db.executemany("DELETE FROM published WHERE path = ?", [(path,) for path in paths])
 
@@ -308,7 +317,7 @@ class Index:
         objects: Iterable[Content] = (),
         files: Iterable[str] = (),
     ) -> None:
-        """Delete rows on behalf of `gc`."""
+        """Delete index rows of traces, objects and files for garbage collection."""
         with self._database.transaction() as db:
             self._forget_traces(db, traces)
             db.executemany(
@@ -317,7 +326,7 @@ class Index:
             db.executemany("DELETE FROM files WHERE path = ?", [(path,) for path in files])
 
     def forget_tiny(self, contents: Sequence[Content], before: float) -> set[Content]:
-        """Delete and return the given tiny contents that were last stored before the time `before`."""
+        """Delete and return the given tiny files that were last stored before the time `before`."""
         statement = "DELETE FROM tiny WHERE at < ? AND content IN (SELECT value FROM json_each(?)) RETURNING content"
         with self._database.transaction() as db:
             return {
@@ -383,7 +392,7 @@ def _trace(row: Row, measured: Iterable[Row]) -> Trace | None:
 
 
 def _measured_rows(trace: Trace) -> Iterator[Row]:
-    """Yield a row per metrics rule: the stored values, then the identity of the trace."""
+    """Yield a database row per metrics rule: the stored values, then the identity of the trace."""
     for n, (rule, metrics) in enumerate(trace.measured.items()):
         numbers = text(metrics)
         yield (

@@ -1,4 +1,4 @@
-"""The ledger of leases and their costs.
+"""Ledger of machine leases and their costs.
 
 A state change is committed before its effect, and only by the lease's holder. A process that
 resumes a run takes over its leases, and the earlier process can no longer change them. Paid
@@ -71,7 +71,7 @@ LEDGER: Final = Kind(
 
 
 class LeaseRow(NamedTuple):
-    """A lease.
+    """Lease of a machine or slot.
 
     Times are in seconds since the epoch, `price` in US dollars per hour. `offer` and `lease` are
     data of the driver.
@@ -96,15 +96,15 @@ class LeaseRow(NamedTuple):
     # its own key for a persistent machine; for a use of a persistent machine, that machine's key
     machine: str = ""
     failure: str = ""
-    """Kind of failure, a `LeaseFailure`; empty without a failure. `reason` has the message."""
+    """Failure kind, a `LeaseFailure`; empty without a failure. `reason` has the message."""
     account: str = ""
     """For a denied lease, the digest of the settings and account that the provider rejected."""
 
     @property
     def kept(self) -> bool:
-        """Whether the lease is a persistent machine.
+        """Whether the lease is for a persistent machine.
 
-        Its price is the disk's; its uses carry the rest.
+        Its price is that of the disk; the leases of its uses have the remaining cost.
         """
         return self.machine == self.key
 
@@ -120,12 +120,15 @@ class LeaseRow(NamedTuple):
 
     @property
     def paid_from(self) -> float | None:
-        """Start of the costs: the request, or for a queued lease its start; None if not started."""
+        """Start time of the costs, or None if not started.
+
+        This is the request, or for a queued lease its start.
+        """
         return self.up if self.offer.get("queued") else self.asked
 
 
 class Spent(NamedTuple):
-    """Cost in US dollars, `accrued` by the price or `charged` by the provider."""
+    """Cost of a lease in US dollars, `accrued` by the price or `charged` by the provider."""
 
     usd: float
     source: str
@@ -140,24 +143,24 @@ class NotOurs(Busy):
 
 
 def of_user(environ: Mapping[str, str]) -> Path:
-    """Return the path of the user's ledger."""
+    """Return the path of the user's lease ledger."""
     return Path(environ.get("RECIPE_LEDGER") or f"{data_folder(environ)}/{LEDGER.name}")
 
 
 def of_workspace(home: Path) -> Path:
-    """Return the path of a workspace's own ledger, for free slots."""
+    """Return the path of a workspace's own lease ledger, for free slots."""
     return home / LEDGER.name
 
 
 class Ledger:
-    """A connection to a ledger. Open with `Ledger.open`."""
+    """Connection to a lease ledger, opened with `Ledger.open`."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> Ledger:
-        """Open the ledger, creating or migrating it if necessary.
+        """Open the lease ledger, creating or migrating it if necessary.
 
         Read-only access creates nothing, and treats a missing file as empty.
         """
@@ -179,13 +182,13 @@ class Ledger:
         self.close()
 
     def ask(self, *rows: LeaseRow) -> None:
-        """Record intended leases, all or none."""
+        """Record requested leases, all or none."""
         with self._database.transaction() as db:
             for row in rows:
                 _ask(db, row)
 
     def ask_within(self, most: float, *rows: LeaseRow) -> None:
-        """Record intended leases if the user's concurrent machines stay within `most`.
+        """Record requested leases if the user's concurrent machines stay within `most`.
 
         All processes of the user count.
 
@@ -224,7 +227,7 @@ class Ledger:
             )
 
     def succeed(self, row: LeaseRow, key: str, holder: str, run: str, workspace: str) -> LeaseRow:
-        """End one use of a running machine and start another.
+        """End the current use of a running machine and start the next.
 
         Raises NotOurs if the stored lease no longer equals `row`.
         """
@@ -284,7 +287,7 @@ class Ledger:
         return moved
 
     def accrue(self, row: LeaseRow) -> None:
-        """Record the cost so far of a running lease by its price."""
+        """Record the cost of a running lease so far, calculated from its price."""
         now = time.time()
         with self._database.transaction() as db:
             self._note_accrued(db, row, now, False)
@@ -318,11 +321,17 @@ class Ledger:
         )
 
     def take(self, row: LeaseRow, holder: str) -> LeaseRow:
-        """Take over a lease. Raises NotOurs if the stored lease no longer equals `row`."""
+        """Take over a lease from another process.
+
+        Raises NotOurs if the stored lease no longer equals `row`.
+        """
         return self._replace_row(row, row._replace(holder=holder))
 
     def extend(self, row: LeaseRow, until: float) -> LeaseRow:
-        """Extend a lease to a later end. Raises NotOurs if the stored lease no longer equals `row`."""
+        """Extend a lease to a later end.
+
+        Raises NotOurs if the stored lease no longer equals `row`.
+        """
         return self._replace_row(row, row._replace(until=until))
 
     def reprice(self, row: LeaseRow, price: float, until: float) -> LeaseRow:
@@ -349,7 +358,7 @@ class Ledger:
         return after
 
     def living_leases(self, driver: str | None = None) -> list[LeaseRow]:
-        """Return the leases that are not GONE, the oldest first."""
+        """Return the unreleased leases, oldest first."""
         return _rows(
             self._database,
             "state <> 'GONE' AND (? IS NULL OR driver = ?) ORDER BY asked, key",
@@ -358,7 +367,7 @@ class Ledger:
         )
 
     def row(self, key: str) -> LeaseRow:
-        """Return an existing lease."""
+        """Return an existing lease by its key."""
         (found,) = _rows(self._database, "key = ?", key)
         return found
 
@@ -368,19 +377,22 @@ class Ledger:
         return {str(key): state for key, state in rows}
 
     def of_run(self, run: str) -> list[LeaseRow]:
-        """Return all leases of a run, the oldest first."""
+        """Return all leases of a run, oldest first."""
         return _rows(self._database, "run = ? ORDER BY asked, key", run)
 
     def cost_of(self, key: str) -> float:
         """Return the recorded cost of a lease in US dollars.
 
-        This is the provider's charge, else the accrued cost.
+        This is the provider's charge, otherwise the accrued cost.
         """
         found = self.costs([key]).get(key)
         return found.usd if found is not None else 0.0
 
     def costs(self, keys: Sequence[str]) -> dict[str, Spent]:
-        """Return the recorded costs of leases. Leases without a recorded cost are absent."""
+        """Return the recorded costs of leases.
+
+        Leases without a recorded cost are left out.
+        """
         marks = ", ".join("?" * len(keys))
         rows = self._database.all(
             f"SELECT lease, usd, source FROM spending WHERE lease IN ({marks}) ORDER BY source",  # noqa: S608
@@ -391,17 +403,17 @@ class Ledger:
         }  # "charged" sorts after "accrued" and wins
 
     def last(self, driver: str) -> LeaseRow | None:
-        """Return the newest lease of a driver."""
+        """Return the newest lease of a driver, or None."""
         return next(
             iter(_rows(self._database, "driver = ? ORDER BY asked DESC LIMIT 1", driver)), None
         )
 
     def since(self, moment: float) -> list[LeaseRow]:
-        """Return the leases requested since a time, the oldest first."""
+        """Return the leases requested since a time, oldest first."""
         return _rows(self._database, "asked >= ? ORDER BY asked, key", moment)
 
     def there_since(self, moment: float) -> list[LeaseRow]:
-        """Return the leases that existed at any time since a time, the oldest first."""
+        """Return the leases that existed at any point since a time, oldest first."""
         return _rows(self._database, "state <> 'GONE' OR gone > ? ORDER BY asked, key", moment)
 
 

@@ -1,8 +1,8 @@
-"""Webhook deliveries for run events: receivers and message bodies.
+"""Webhook deliveries for run events: endpoints and message bodies.
 
 Reads runs and settings, and sends nothing.
 
-Receivers come from the settings (`[[webhooks]]`, `[[notify]]`, `[hooks]`), from the run, or from
+Endpoints come from the settings (`[[webhooks]]`, `[[notify]]`, `[hooks]`), from the run, or from
 the environment (a training platform). The platform's bodies follow its contract, see
 fixtures/server.
 """
@@ -35,7 +35,7 @@ STATUS: Final = {
     "FAILED": "failed",
     "CANCELLED": "cancelled",
 }
-"""The platform's names of run states."""
+"""Run states in the platform's names."""
 _ALERTS: Final = {
     "COMPLETED": "job_completed",
     "FAILED": "job_failed",
@@ -56,7 +56,7 @@ _ALSO: Final = {
     "train_loss": ("loss",),
     "learning_rate": ("lr",),
 }
-"""Alternative names used by trainers."""
+"""Alternative metric names used by trainers."""
 _LOSSES: Final = ("loss", "train_loss")
 LOCAL: Final = "/api/training/local"
 _SOON: Final = 1e11
@@ -66,7 +66,7 @@ _LATEST: Final = 1e20
 
 
 class Job(NamedTuple):
-    """A run as a job of the platform."""
+    """Run as a job of the training platform."""
 
     id: str
     user: str
@@ -74,13 +74,13 @@ class Job(NamedTuple):
 
 
 class Numbers(NamedTuple):
-    """Training progress from the last reported metrics."""
+    """Progress of a training from the last reported metrics."""
 
     step: int | None = None
     total: int | None = None
     loss: float | None = None
     training: str = ""
-    """The training step of the run."""
+    """ID of the training step."""
 
 
 NO_NUMBERS: Final = Numbers()
@@ -109,7 +109,7 @@ def moment(at: float) -> str:
 
 
 def job_of(run: RunRow, environ: Mapping[str, str]) -> Job | None:
-    """Return the run's platform job; None without one.
+    """Return the run's job on the training platform; None if it has no job.
 
     The source is its submission or the pod's environment.
     """
@@ -123,12 +123,12 @@ def job_of(run: RunRow, environ: Mapping[str, str]) -> Job | None:
 
 
 def is_wanted(events: Iterable[str], type: str) -> bool:
-    """Return True if the type matches a pattern such as `run.*`."""
+    """Return True if the event type matches a pattern such as `run.*`."""
     return any(fnmatchcase(type, pattern) for pattern in events)
 
 
 class Letters:
-    """Messages about the runs of one store."""
+    """Builder of webhook messages about the runs of one store."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Letters:
         )
 
     def __call__(self, events: Sequence[Event]) -> list[Letter]:
-        """Return the deliveries for the events of one run."""
+        """Return the webhook deliveries for the events of one run."""
         return [letter for event in events for letter in self._of(self._runs.get(event.run), event)]
 
     def _of(self, run: RunRow, event: Event) -> list[Letter]:
@@ -182,7 +182,7 @@ class Letters:
     def generic(
         self, run: RunRow, type: str, id: str, at: float, data: Mapping[str, object]
     ) -> list[Letter]:
-        """Return a delivery for each matching receiver other than the platform."""
+        """Return a delivery for each matching webhook endpoint other than the training platform."""
         labels = run.data.get("labels")
         facts = {
             "run": run.id,
@@ -207,9 +207,9 @@ class Letters:
         return [Letter(receiver, id, type, body) for receiver in receivers]
 
     def _points(self, run: RunRow, event: Event) -> list[Letter]:
-        """Return the delivery to the program of `[hooks] spend`, in US dollars.
+        """Return the delivery to the `[hooks] spend` program, in US dollars.
 
-        It reserves the run's cost limit, charges its cost, or refunds the rest.
+        It reserves the run's cost limit, charges its cost, or refunds the remaining amount.
         """
         what = (
             "reserve"
@@ -241,7 +241,7 @@ class Letters:
         ]
 
     def _cost(self, run: str) -> float:
-        """Return the cost of a run's machines so far."""
+        """Return the cost of a run's machines so far, in US dollars."""
         from .ledger import Ledger, of_user
 
         with Ledger.open(of_user(self._environ), read_only=True) as ledger:
@@ -303,7 +303,7 @@ class Letters:
         return letters
 
     def _seconds(self, run: RunRow, event: Event, training: str) -> float:
-        """Return the training seconds over all attempts, else the run's duration.
+        """Return the training time over all attempts in seconds, otherwise the run's duration.
 
         The duration is used without a training step.
         """
@@ -313,7 +313,10 @@ class Letters:
         return sum(trained) if trained else event.at - began
 
     def alert(self, run: RunRow, name: str, id: str, at: float, words: str) -> list[Letter]:
-        """Return the deliveries for a rule's alert. The platform receives only `timeout_warning`."""
+        """Return the deliveries for an alert.
+
+        The platform receives only `timeout_warning`.
+        """
         letters = self.generic(run, f"alert.{name}", id, at, {"alert": name, "message": words})
         job = job_of(run, self._environ)
         if job is not None and name == "timeout_warning":
@@ -343,7 +346,7 @@ class Letters:
         return [Letter(f"alert POST {self.alerts_url}", id, f"alert.{name}", json.dumps(facts))]
 
     def metrics(self, run: RunRow, points: Sequence[Mapping[str, object]], id: str) -> list[Letter]:
-        """Return the delivery of one batch of metric points, to the configured endpoint."""
+        """Return the delivery of one batch of metric points to the training platform."""
         job = job_of(run, self._environ)
         if job is None or not points or not (self.metrics_url or self.backend):
             return []
@@ -363,7 +366,7 @@ class Letters:
         ]
 
     def logs(self, run: RunRow, lines: Sequence[Mapping[str, object]], id: str) -> list[Letter]:
-        """Return the delivery of log lines."""
+        """Return the delivery of log lines to the training platform."""
         job = job_of(run, self._environ)
         if job is None or not lines or not self.backend:
             return []
@@ -381,7 +384,7 @@ class Letters:
 
 
 def numbers_of(view: RunView) -> Numbers:
-    """Return the training progress from the run's steps."""
+    """Return the training progress from the view of a run."""
     training = view.training
     if training is None or training.step is None:
         return NO_NUMBERS
@@ -391,7 +394,7 @@ def numbers_of(view: RunView) -> Numbers:
 
 
 def _progress(numbers: Numbers, progress: Progress) -> dict[str, object]:
-    """Return the known progress fields."""
+    """Return the known progress fields of a message."""
     known: dict[str, object] = {}
     if progress.percent is not None:
         known["progress"] = progress.percent
@@ -411,7 +414,7 @@ def _error_type(kind: str, state: str) -> str:
 
 
 def point_of(line: Mapping[str, object], at: float) -> dict[str, object] | None:
-    """Convert reported metrics to a platform metric point.
+    """Convert reported metrics to a metric point of the training platform.
 
     Returns None without a valid step and another number.
     """
@@ -429,7 +432,7 @@ def point_of(line: Mapping[str, object], at: float) -> dict[str, object] | None:
 
 
 def _reported_value(line: Mapping[str, object], name: str) -> object:
-    """Return a metric by the platform's name or a trainer's alternative name; None without it."""
+    """Return a metric by the platform's name or a trainer's alternative name, or None."""
     for spelling in (name, *_ALSO.get(name, ())):
         if spelling in line:
             return line[spelling]
@@ -437,7 +440,10 @@ def _reported_value(line: Mapping[str, object], name: str) -> object:
 
 
 def _timestamp(reported: object, at: float) -> str:
-    """Return the reported time of a point, else the time `at` in seconds since the epoch."""
+    """Return the reported time of a metric point, otherwise the time `at`.
+
+    `at` is in seconds since the epoch.
+    """
     if isinstance(reported, str):
         return reported
     if is_number(reported) and abs(reported) < _LATEST:

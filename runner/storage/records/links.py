@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from .runs import AttemptRow
 
 HEAD: Final = 1 << 18
-"""Bytes searched at the start of a log, and at most as many at its end.
+"""Maximum bytes searched for links at each end of a log.
 
 Trackers print their links there.
 """
 MOST: Final = 8
-"""Maximum links of a step."""
+"""Maximum number of links of a step."""
 LONGEST: Final = 1000
-"""Maximum characters of a link."""
+"""Maximum length of a link in characters."""
 EVENTS: Final = "events.out.tfevents."
 """Name prefix of TensorBoard's event files."""
 _SPEAKERS: Final = (b"wandb: ", b"rackio ", b"recipe-link: ")
 
 
 class Link(NamedTuple):
-    """A link.
+    """Link from a step to an experiment tracker or dashboard.
 
     `to` is an http(s) address without query, a path in an output (`train.tensorboard/run`), or a
     command.
@@ -54,9 +54,10 @@ def _patterns() -> tuple[tuple[str, re.Pattern[bytes]], ...]:
 
 
 def find_links(step: str, log: bytes, outputs: Mapping[str, str]) -> list[Link]:
-    """Return the links in the start and end of a masked log. `outputs` maps output names to paths.
+    """Return the tracker links in the start and end of a masked log.
 
-    Tracker files outside the outputs are not linked, because they are deleted after the step.
+    `outputs` maps output names to paths. Tracker files outside the outputs are not linked, because
+    they are deleted after the step.
     """
     if not any(word in log for word in _SPEAKERS):
         return []
@@ -78,9 +79,9 @@ def find_links(step: str, log: bytes, outputs: Mapping[str, str]) -> list[Link]:
 
 
 def _address(text: str) -> str:
-    """Remove credentials and query from an http(s) address.
+    """Remove the query from an http(s) URL.
 
-    Returns an empty text for other addresses.
+    Return "" for a URL with credentials or without a host.
     """
     try:
         parts = urlsplit(text)

@@ -15,27 +15,27 @@ from typing import Final, NamedTuple, TypeAlias
 from .database import Row
 
 HOLD: Final = 60.0
-"""Seconds for which a delivery is reserved for its process."""
+"""Time for which a delivery is reserved for its process, in seconds."""
 POINTS: Final = 10_000
-"""Maximum waiting metric points of one run for one receiver."""
+"""Maximum number of pending metric points of one run for one endpoint."""
 
 
 class Letter(NamedTuple):
-    """A message of a run to one receiver."""
+    """Message about a run to one webhook endpoint."""
 
     receiver: str
-    """Kind, method and address: `webhook POST https://hooks.example/runs`."""
+    """Kind, method and URL: `webhook POST https://hooks.example/runs`."""
     id: str
-    """Constant over retries, so that receivers can detect duplicates."""
+    """Message id, constant over retries, so that endpoints can detect duplicates."""
     type: str
     body: str
-    """JSON."""
+    """Message body as JSON."""
     points: int = 0
     """Number of metric points in the body."""
 
 
 def rows(run: str, letters: Sequence[Letter]) -> list[Row]:
-    """Return new deliveries as rows with the columns `COLUMNS`."""
+    """Return new deliveries as database rows with the columns `COLUMNS`."""
     now = time.time()
     return [
         (run, each.receiver, each.id, each.type, each.body, each.points, now, now)
@@ -44,7 +44,10 @@ def rows(run: str, letters: Sequence[Letter]) -> list[Row]:
 
 
 class Waiting(NamedTuple):
-    """A delivery in the outbox. Times are in seconds since the epoch."""
+    """Webhook delivery in the outbox.
+
+    Times are in seconds since the epoch.
+    """
 
     number: int
     run: str
@@ -61,7 +64,7 @@ class Waiting(NamedTuple):
 
 
 class Dialect(NamedTuple):
-    """SQL differences between the two databases."""
+    """SQL differences between SQLite and PostgreSQL."""
 
     now: str
     known: str  # table `known(value)` of the texts in the JSON list :known
@@ -85,14 +88,14 @@ POSTGRES: Final = Dialect(
     "greatest(due, held_until)",
 )
 Ask: TypeAlias = Callable[[str, Mapping[str, object]], Sequence[Row]]
-"""Runs a statement in its own transaction; `:name` stands for a value."""
+"""Function that runs a statement in its own transaction; `:name` stands for a value."""
 
 COLUMNS: Final = "run, receiver, id, type, body, points, created, due"
 _SHOWN: Final = "number, run, receiver, id, type, body, state, tries, created, due, reason, failure"
 
 
 class Outbox:
-    """The deliveries of one database."""
+    """Outbox of webhook deliveries in one database."""
 
     def __init__(self, ask: Ask, dialect: Dialect) -> None:
         self._ask, self._with = ask, dialect
@@ -111,7 +114,7 @@ class Outbox:
         self._ask(f"INSERT INTO outbox ({COLUMNS}) VALUES {', '.join(rows)} RETURNING 1", values)  # noqa: S608
 
     def due(self, known: Collection[str], busy: Collection[str] = ()) -> float | None:
-        """Return the seconds until `take` has a delivery; None if none waits. Cheap."""
+        """Return the seconds until `take` has a delivery; None if no delivery waits."""
         rows = self._ask(
             f"SELECT min({self._with.later}) - {self._with.now} FROM outbox AS head WHERE {self._first}",  # noqa: S608
             _match_values(known, busy),
@@ -121,7 +124,7 @@ class Outbox:
     def take(
         self, known: Collection[str], busy: Collection[str] = (), limit: int = 16
     ) -> list[Waiting]:
-        """Take due deliveries, the oldest per run and receiver.
+        """Reserve due deliveries for this process, the oldest per run and endpoint.
 
         The text of a receiver, followed by a space, must start with an entry of `known`.
 
@@ -138,7 +141,7 @@ class Outbox:
 
     @property
     def _first(self) -> str:
-        """SQL condition for the oldest delivery of its run and receiver.
+        """SQL condition for the oldest delivery of its run and endpoint.
 
         The receiver must be known and not busy.
         """
@@ -173,11 +176,14 @@ class Outbox:
         )
 
     def of(self, run: str, type: str) -> Waiting | None:
-        """Return the run's delivery of this type, if any."""
+        """Return the run's delivery of this event type, or None."""
         return next(iter(self._select("run = :run AND type = :type", 1, run=run, type=type)), None)
 
     def hold(self, letter: Waiting) -> bool:
-        """Take one delivery. Returns False if another process has it or it no longer waits."""
+        """Reserve one delivery for this process.
+
+        Returns False if another process has it or if it is no longer pending.
+        """
         now = self._with.now
         rows = self._ask(
             f"UPDATE outbox SET held_until = {now} + {HOLD} WHERE number = :number AND state = 'waiting' AND held_until <= {now} RETURNING 1",  # noqa: S608
@@ -186,13 +192,16 @@ class Outbox:
         return bool(rows)
 
     def oldest(self) -> Waiting | None:
-        """Return the oldest waiting delivery."""
+        """Return the oldest pending delivery, or None."""
         return next(iter(self._select("state = 'waiting'", 1)), None)
 
     def put_off(
         self, letter: Waiting, wait: float, reason: str, failure: str = "", *, counts: bool = True
     ) -> None:
-        """Retry a delivery after `wait` seconds. `counts` adds the attempt to the limit."""
+        """Schedule a retry of a delivery after `wait` seconds.
+
+        `counts` adds the attempt to the limit.
+        """
         self._ask(
             f"UPDATE outbox SET due = {self._with.now} + :wait, held_until = 0, tries = tries + :tries, reason = :reason, failure = :failure"  # noqa: S608
             " WHERE number = :number RETURNING 1",
@@ -206,7 +215,7 @@ class Outbox:
         )
 
     def give_up(self, letter: Waiting, reason: str, failure: str = "") -> None:
-        """Abandon a delivery."""
+        """Mark a delivery as dead, so that it is not retried."""
         values = {"reason": reason, "failure": failure, "number": letter.number}
         self._ask(
             "UPDATE outbox SET state = 'dead', held_until = 0, tries = tries + 1, reason = :reason, failure = :failure"
@@ -215,7 +224,7 @@ class Outbox:
         )
 
     def stop(self, receiver: str, reason: str, failure: str = "") -> int:
-        """Abandon all deliveries to a receiver, and return their number."""
+        """Mark all deliveries to an endpoint as dead, and return their number."""
         values = {"reason": reason, "failure": failure, "receiver": receiver}
         return len(
             self._ask(
@@ -234,7 +243,7 @@ class Outbox:
         return len(rows)
 
     def list_letters(self, limit: int = 1000) -> list[Waiting]:
-        """Return waiting and dead deliveries, the oldest first."""
+        """Return pending and dead deliveries, oldest first."""
         return self._select("state <> 'told'", limit)
 
     def _select(self, where: str, limit: int, **values: str) -> list[Waiting]:
@@ -245,7 +254,7 @@ class Outbox:
         return [Waiting._make(row) for row in rows]
 
     def thin(self, run: str, receiver: str) -> int:
-        """Drop every second waiting metric point until at most `POINTS` remain.
+        """Drop every second pending metric point until at most `POINTS` remain.
 
         The newest delivery keeps its points. Returns the dropped number.
         """

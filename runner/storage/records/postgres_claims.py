@@ -23,9 +23,9 @@ from .runs import ELSEWHERE, Stale
 
 CLAIM: Final = 30.0
 BEAT: Final = 10.0
-"""Seconds between two heartbeats."""
+"""Interval between two heartbeats, in seconds."""
 SURE: Final = CLAIM - BEAT
-"""Seconds for which a confirmed claim is trusted.
+"""Time for which a confirmed claim is trusted, in seconds.
 
 Another worker may take the run ten seconds later.
 """
@@ -40,11 +40,11 @@ If the run's jobs may continue on its worker's machine, other machines wait unti
 agent has ended them.
 """
 LATELY: Final = 1.0
-"""Seconds for which the list of dead holders is reused when claiming runs."""
+"""Time for which the list of dead holders is reused when claiming runs, in seconds."""
 
 
 class Holder:
-    """This process as a holder of claims."""
+    """Claims of this process on runs in a PostgreSQL database."""
 
     def __init__(self, url: str, database: PostgresDatabase) -> None:
         self._url, self._database = url, database
@@ -57,7 +57,7 @@ class Holder:
         self._dead: list[str] = []  # holders on this machine that no longer run
 
     def close(self) -> None:
-        """Release all claims, so that other workers can take the runs at once."""
+        """Release all claims, so that other workers can claim the runs at once."""
         if self._beats is not None:
             self._beats.over.set()
             self._beats.join()
@@ -76,7 +76,7 @@ class Holder:
             self._beats.start()
 
     def confirm(self, run: str, fence: int) -> None:
-        """Confirm that a claim is valid now, with a query only if the last confirmation is old.
+        """Check that a claim is valid now, with a query only if the last check is old.
 
         Raises Stale.
         """
@@ -84,7 +84,10 @@ class Holder:
             self.take_request(run, fence)
 
     def take_request(self, run: str, fence: int) -> str:
-        """Return the pending request of a claimed run, and renew the claim. Raises Stale."""
+        """Return the pending request of a claimed run, and renew the claim.
+
+        Raises Stale.
+        """
         since = boottime()
         rows = self._database.all(
             "UPDATE runs SET held_until = now() + %s * interval '1 second' WHERE id = %s AND fence = %s AND claim <> '' AND holder = %s"
@@ -97,7 +100,7 @@ class Holder:
         return str(rows[0][0])
 
     def find_dead(self) -> dict[str, object]:
-        """Find dead holders on this machine. Returns the values of `FREE`."""
+        """Find dead holders of claims on this machine, as parameters of the condition `FREE`."""
         rows = self._database.all(
             "SELECT DISTINCT holder FROM runs WHERE claim <> '' AND starts_with(holder, %s)",
             (f"{machine()} ",),
@@ -109,9 +112,9 @@ class Holder:
         return {"dead": self._dead, "machine": f"{machine()} "}
 
     def lately(self) -> dict[str, object]:
-        """Return the values of `FREE`, reusing a result younger than `LATELY`.
+        """Return the parameters of the condition `FREE`, reusing a result younger than `LATELY`.
 
-        This helps workers that take many short runs.
+        This helps workers that execute many short runs.
         """
         return (
             {"dead": self._dead, "machine": f"{machine()} "}
@@ -121,7 +124,7 @@ class Holder:
 
 
 class _Beats(Thread):
-    """Heartbeat thread that renews claims during long operations.
+    """Heartbeat thread that renews claims on runs during long operations.
 
     Examples are hashing data and renting a machine.
     """
@@ -150,5 +153,5 @@ class _Beats(Thread):
 
 
 def boottime() -> float:
-    """Return the seconds of this machine's clock, including suspended time."""
+    """Return the seconds since this machine's boot, including suspended time."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,4 +1,4 @@
-"""A PostgreSQL database: a reconnecting connection, its schema, and its notifications."""
+"""PostgreSQL database: a reconnecting connection, its schema, and its notifications."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...errors import Infrastructure, StoreUnavailable, Unusable
 from .database import Row
 
 PATIENCE: Final = 60.0
-"""Seconds to wait for an unresponsive database."""
+"""Timeout for an unresponsive database, in seconds."""
 PAUSE: Final = 0.5
 CHANNEL: Final = "recipe_runs"
 _LOCK: Final = 0x72637065
@@ -90,14 +90,20 @@ _MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         "CREATE INDEX runs_by_user ON runs (workspace, submitter, created DESC, id DESC)",
     ),
 )
-"""Statements per schema version. Released versions never change."""
+"""SQL statements per schema version. Released versions never change."""
 
 
 class PostgresDatabase:
-    """The database at one URL. Raises Infrastructure if it does not respond or rejects a statement."""
+    """Connection to the PostgreSQL database at one URL.
+
+    Raises Infrastructure if it does not respond or rejects a statement.
+    """
 
     def __init__(self, url: str, *, read_only: bool = False) -> None:
-        """Connect and migrate the schema. Raises Infrastructure, Unusable."""
+        """Connect to the database and migrate its schema.
+
+        Raises Infrastructure, Unusable.
+        """
         self._url = url
         self._connection: Connection[Row] | None = None
         self._news = 0
@@ -123,7 +129,7 @@ class PostgresDatabase:
         return self.do(lambda db: db.execute(statement.encode(), values).fetchall())
 
     def do(self, what: Callable[[Connection[Row]], Answer]) -> Answer:
-        """Run a function on the connection, and repeat it after a lost connection.
+        """Call a function with the connection, and repeat the call after a lost connection.
 
         Raises Infrastructure after `PATIENCE` seconds.
         """
@@ -151,11 +157,11 @@ class PostgresDatabase:
 
 
 _idle: dict[str, Connection[Row]] = {}
-"""Closed connections for reuse by URL: a Python program opens its workspace for each call."""
+"""Idle connections for reuse by URL: a Python program opens its workspace for each call."""
 
 
 def connect(url: str) -> Connection[Row]:
-    """Connect and listen.
+    """Connect to the database and listen for notifications.
 
     Behind a transaction pooler, notifications only arrive with the next heartbeat.
     """
@@ -168,13 +174,19 @@ def connect(url: str) -> Connection[Row]:
 
 
 def _is_pooled(db: Connection[Row]) -> bool:
-    """Return True behind a connection pooler: PgBouncer, for example, has its own backend ids."""
+    """Return True if the database is behind a connection pooler.
+
+    PgBouncer, for example, has its own backend ids.
+    """
     found = db.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
     return found is not None and found[0] != db.info.backend_pid
 
 
 def _migrate(db: Connection[Row], *, read_only: bool) -> None:
-    """Migrate the schema to the current version, in one transaction under a lock. Raises Unusable."""
+    """Migrate the schema to the current version, in one transaction under a lock.
+
+    Raises Unusable.
+    """
     try:
         version = int(
             (db.execute("SELECT coalesce(max(version), 0) FROM recipe_schema").fetchone() or (0,))[

@@ -14,7 +14,7 @@ from .runs import Stale
 
 
 class PostgresExchange(Exchange):
-    """Data exchange through one database, for one holder of runs."""
+    """Data exchange between workers on several machines, through a PostgreSQL database."""
 
     def __init__(self, database: PostgresDatabase, holder: Holder) -> None:
         self._database, self._holder = database, holder
@@ -79,7 +79,10 @@ class PostgresExchange(Exchange):
         self._database.do(store)
 
     def _guard(self, db: Connection[Row], run: str, fence: int) -> None:
-        """Prevent other claims on the run until the end of the transaction. Raises Stale."""
+        """Prevent other claims on the run until the end of the transaction.
+
+        Raises Stale.
+        """
         ours = "SELECT 1 FROM runs WHERE id = %s AND fence = %s AND holder = %s FOR SHARE"
         if db.execute(ours, (run, fence, self._holder.name)).fetchone() is None:
             raise Stale(run)

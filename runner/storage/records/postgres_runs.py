@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from ...planning.schedule import Move
 
 _NAMED: Final = re.compile(r"(?<!:):([a-z_]+[0-9]*)\b")
-"""A named value in a statement for both databases."""
+"""Pattern for a named value in a statement for both databases."""
 _CLAIMING: Final = 0x72637066
 """Id of the advisory lock for counting runs."""
 _COLUMNS: Final = f"{RUN_COLUMNS}, submitter, bundle, store, outputs"
@@ -97,7 +97,7 @@ WITH new AS (
 )
 SELECT fence, pg_notify(%(channel)s, id) FROM new
 """
-"""Submission in one statement. No row: the run id or idempotency key already exists."""
+"""SQL statement that submits a run. No row: the run id or idempotency key already exists."""
 _GROUP: Final = """
 WITH ours AS (
     UPDATE runs SET
@@ -131,14 +131,14 @@ WITH ours AS (
 )
 SELECT next_event FROM ours
 """
-"""A group in one statement: one transaction and one round trip.
+"""SQL statement that stores a group of changes: one transaction and one round trip.
 
 No row: another worker has the run, or a request is pending.
 """
 
 
 class PostgresRuns(Runs):
-    """The runs of one workspace in a shared database."""
+    """Runs of one workspace in a shared PostgreSQL database."""
 
     shared = True
     words = _WORDS
@@ -146,7 +146,10 @@ class PostgresRuns(Runs):
     def __init__(
         self, url: str, workspace: str, database: Database, index: Index, *, read_only: bool = False
     ) -> None:
-        """Connect and migrate the schema. Raises Infrastructure, Unusable."""
+        """Connect to the database and migrate its schema.
+
+        Raises Infrastructure, Unusable.
+        """
         self.workspace, self._disk, self._index = workspace, database, index
         self._database = PostgresDatabase(url, read_only=read_only)
         self._holder = Holder(url, self._database)
@@ -155,7 +158,7 @@ class PostgresRuns(Runs):
         self.reporter: Reporter = SILENT
 
     def close(self) -> None:
-        """Release all claims, so that other workers can take the runs at once."""
+        """Release all claims, so that other workers can claim the runs at once."""
         self._holder.close()
         self._database.close()
 
@@ -187,7 +190,7 @@ class PostgresRuns(Runs):
     # -- changes
 
     def prepare(self, run: str) -> None:
-        """Do nothing: leases of a worker that dies before its submission expire."""
+        """Do nothing, because leases of a worker that dies before its submission expire."""
 
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
         settings = run.data.get("settings")
@@ -325,7 +328,7 @@ class PostgresRuns(Runs):
         return run_of(rows[0])
 
     def forget_opener(self, run: str, address: str) -> None:
-        """Keep the address: another machine may have to download the input again."""
+        """Do nothing, because another machine may have to download the input again."""
 
     def release(self, run: str, fence: int, *, due: float | None = None) -> None:
         self._holder.claims.pop(run, None)
@@ -435,7 +438,7 @@ class PostgresRuns(Runs):
         return last
 
     def land(self) -> None:
-        """Do nothing: `group` returns after the commit."""
+        """Do nothing, because `group` returns after the commit."""
 
     @cached_property
     def outbox(self) -> Outbox:
@@ -476,7 +479,7 @@ class PostgresRuns(Runs):
     def _change(
         self, change: str, values: Sequence[object], run: str, reason: str, data: Data
     ) -> None:
-        """Change columns of a run other than its state, with an event."""
+        """Change columns of a run other than its state, and record an event."""
         update = (
             f"UPDATE runs SET {change}, next_event = next_event + 1"  # noqa: S608
             " WHERE id = %s RETURNING next_event - 1, state"
@@ -518,7 +521,7 @@ class PostgresRuns(Runs):
 
 
 def _arrays(name: str, rows: Sequence[Sequence[object]], width: int) -> dict[str, object]:
-    """Return the columns of rows, each as one value of `_GROUP`."""
+    """Return the columns of rows as array parameters of `_GROUP`."""
     return {f"{name}{n}": [row[n] for row in rows] for n in range(width)}
 
 

@@ -13,7 +13,7 @@ def this_process() -> str:
 
 
 def machine() -> str:
-    """Return the name of this machine's current boot."""
+    """Return the name of this machine and its current boot."""
     return f"{socket.gethostname()}/{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
 
 
@@ -29,7 +29,7 @@ def began(pid: int) -> str:
 
 
 def lives(process: str) -> bool:
-    """Return True if a named process of this machine is alive.
+    """Return True if a process of this machine, given by its unique name, is alive.
 
     Additional words in the name are ignored.
     """

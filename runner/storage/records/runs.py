@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 FINAL: Final = frozenset({"COMPLETED", "FAILED", "CANCELLED"})
 LET_GO: Final = FINAL | {"PAUSED"}
-"""States that end the claim of a run."""
+"""Run states that end the claim of a worker."""
 STEP_FINAL: Final = frozenset({"FRESH", "DONE", "FAILED", "SKIPPED", "BLOCKED", "CANCELLED"})
 KEY_IN_USE: Final = "key-in-use"
 """Problem code for a reused idempotency key."""
@@ -32,18 +32,18 @@ NO_DATA: Final[Data] = {}
 
 
 ELSEWHERE: Final = 600.0
-"""Seconds of silence after which another machine may take a run.
+"""Time without a heartbeat after which another machine may claim a run, in seconds.
 
 This applies to runs whose jobs run on their worker's machine.
 """
 ALONE: Final = 540.0
-"""Seconds of silence after which the agent ends the jobs of a worker."""
+"""Time without a heartbeat after which the agent stops the jobs of a worker, in seconds."""
 DESCRIBED: Final = "described"
 """Reason of the event for a changed name, tag, note or archive flag."""
 PRIORITIZED: Final = "prioritized"
 """Reason of the event for a changed priority."""
 LIMITED: Final = ("user", "recipe", "driver")
-"""Fields by which concurrent runs are limited."""
+"""Fields by which workers limit concurrent runs."""
 
 
 class RunPlace(NamedTuple):
@@ -54,7 +54,10 @@ class RunPlace(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """A filter for listing runs. Empty fields match everything."""
+    """Filter for listing runs.
+
+    Empty fields match everything.
+    """
 
     states: Collection[str] = ()
     recipe: str = ""
@@ -101,18 +104,21 @@ class RunRow(NamedTuple):
     data: Data = {}  # noqa: RUF012  (never written to)
     priority: int = 0
     due: float | None = None
-    """Time from which any worker may take the run; None if only the submitter executes it."""
+    """Time from which any worker may claim the run; None if only the submitter executes it."""
     idempotency: str = ""
     """Idempotency key."""
     recoveries: int = 0
-    """Claims after a dead worker since the last progress (a finished step or reattached job)."""
+    """Number of claims after a dead worker since the last progress.
+
+    Progress is a finished step or reattached job.
+    """
     failure: str = ""
-    """Kind of failure of a FAILED run: a `RunFailure`, or its step's kind.
+    """Failure kind of a FAILED run: a `RunFailure`, or its step's kind.
 
     `reason` has the message.
     """
     user: str = ""
-    """Submitter."""
+    """Submitter of the run."""
     bundle: str = ""
     """SHA-256 of the submitted archive; empty if the run is executed in its own workspace."""
     store: str = ""
@@ -122,28 +128,31 @@ class RunRow(NamedTuple):
 
 
 class Submitted(NamedTuple):
-    """The run of a submission. `fence` is 0 if the run was not claimed."""
+    """Result of a submission: the run id and its fence.
+
+    `fence` is 0 if the run was not claimed.
+    """
 
     id: str
     fence: int = 0
 
 
 class Offer(NamedTuple):
-    """Runs that a worker accepts: for its driver, or any, and with a subset of its labels."""
+    """Criteria for runs that a worker accepts: driver, labels, limits and shared store."""
 
     driver: str = ""
     labels: Mapping[str, str] = {}
     at_most: Mapping[str, int] = {}
     """Maximum concurrent runs over all workers with the same `user`, `recipe` or `driver`."""
     store: str = ""
-    """Accept runs of any workspace with this shared store URL.
+    """URL of the shared store whose runs are accepted, of any workspace.
 
     Without it, only the worker's own workspace counts.
     """
 
 
 class RunState(NamedTuple):
-    """The next state of a run.
+    """Next state of a run.
 
     `failure` is the kind of failure for FAILED, and `reason` the message.
     """
@@ -159,7 +168,7 @@ class StepRow(NamedTuple):
     state: str
     key: str = ""
     reason: str = ""
-    """Kind of failure of a FAILED step, phase of a RUNNING step, else the reason of its state."""
+    """Failure kind of a FAILED step, phase of a RUNNING step, otherwise the reason of its state."""
     detail: str = ""
     """Error message of a failure."""
     numbers: str = ""
@@ -169,7 +178,10 @@ class StepRow(NamedTuple):
 
 
 class AttemptRow(NamedTuple):
-    """An attempt at a step. `dir` is relative to the store's root."""
+    """Database row of a step's attempt.
+
+    `dir` is relative to the store's root.
+    """
 
     id: str
     run: str
@@ -238,29 +250,31 @@ class Event(NamedTuple):
 
 
 def is_progress(move: Move) -> bool:
-    """Return True for new progress: a step finished, or its job was reattached."""
+    """Return True if a state change is progress: a step finished, or its job was reattached."""
     return move.subject == "step" and (move.after in STEP_FINAL or "taken_up" in move.data)
 
 
 class Reporter(NamedTuple):
-    """Builds the webhook deliveries for run events."""
+    """Builder of the webhook deliveries for run events."""
 
     listened_to: Callable[[str, Data | None], bool]
-    """Tells whether a run has receivers. `data` is the run's data, or None to read the stored run.
+    """Function that tells whether a run has webhook endpoints.
+
+    `data` is the run's data, or None to read the stored run.
     """
     letters: Callable[[Sequence[Event]], Sequence[Letter]]
-    """Returns the deliveries for the events of one run.
+    """Function that returns the deliveries for the events of one run.
 
     Called within the transaction that stores the events.
     """
 
 
 SILENT: Final = Reporter(lambda run, data: False, lambda events: ())
-"""Reporter without receivers."""
+"""Reporter without webhook endpoints."""
 
 
 def events_of(run: str, first: int, now: float, moves: Sequence[Move]) -> list[Event]:
-    """Return the events for receivers, numbered from `first`: the state changes of the run itself."""
+    """Return a run's own state changes as events for webhooks, numbered from `first`."""
     return [
         Event(
             run,
@@ -279,9 +293,10 @@ def events_of(run: str, first: int, now: float, moves: Sequence[Move]) -> list[E
 
 
 def is_over(run: RunRow, tally: Mapping[tuple[str, str], int]) -> bool:
-    """Return True if the run can never resume: it finished, or its worker died after the last step.
+    """Return True if the run can never resume.
 
-    `tally` counts its steps by (state, phase).
+    It finished, or its worker died after the last step. `tally` counts its steps by (state,
+    phase).
     """
     if run.state in FINAL:
         return run.failure != RunFailure.WORKER_GONE
@@ -316,37 +331,40 @@ STEP_COLUMNS: Final = "run, step, state, key, reason, detail, numbers, began"
 
 
 class Words(NamedTuple):
-    """SQL differences between the two databases."""
+    """SQL differences between SQLite and PostgreSQL."""
 
     columns: str
     """Columns of a run, in the order of `RunRow`."""
     listed: str
-    """Condition for the runs of `:workspace`."""
+    """SQL condition for the runs of `:workspace`."""
     meant: str
-    """Condition for the runs that a user of the workspace can name."""
+    """SQL condition for the runs that a user of the workspace can name."""
     among: str
-    """Membership test in a list; `{}` stands for the list's name."""
+    """SQL membership test in a list; `{}` stands for the list's name."""
     last_attempts: str
-    """Query for the latest attempt of each of `:steps` in any run of `:recipe`."""
+    """SQL query for the latest attempt of each of `:steps` in any run of `:recipe`."""
     archived: Mapping[str, str]
-    """Conditions for archived runs, by `yes` or `no`."""
+    """SQL conditions for archived runs, by `yes` or `no`."""
     asked: Mapping[str, str]
-    """Conditions by field of `Wanted`. The label is `:label`, as NAME=VALUE."""
+    """SQL conditions by field of `Wanted`. The label is `:label`, as NAME=VALUE."""
 
 
 Beside: TypeAlias = tuple[Sequence["Move"], Sequence[StepRow]]
-"""Events and step rows stored together with a run's next state."""
+"""Events and step rows that are stored together with a run's next state."""
 
 
 class Runs(Protocol):
-    """The runs of one store. Backends inherit the queries and implement the changes."""
+    """Runs of one store, as an interface for SQLite and PostgreSQL.
+
+    Backends inherit the queries and implement the changes.
+    """
 
     shared: bool
     """Whether workers on other machines can see these runs."""
     exchange: Exchange
-    """Data exchange between the workers."""
+    """Data exchange between the workers of these runs."""
     reporter: Reporter
-    """Builds the deliveries that `submit` and `group` store in the same transaction."""
+    """Builder of the deliveries that `submit` and `group` store in the same transaction."""
     words: Words
     workspace: str
 
@@ -355,14 +373,17 @@ class Runs(Protocol):
         ...
 
     def get(self, run: str) -> RunRow:
-        """Return a run. Raises NotFound."""
+        """Return a run by its id.
+
+        Raises NotFound.
+        """
         rows = self.all(f"SELECT {self.words.columns} FROM runs WHERE id = :run", {"run": run})  # noqa: S608
         if not rows:
             raise NotFound(f"there is no run {run}", fix="list the runs with `recipe runs`")
         return run_of(rows[0])
 
     def latest(self, *, recipe: str | None = None, last: int = 1_000_000) -> list[RunRow]:
-        """Return the latest runs, the newest first."""
+        """Return the latest runs, newest first."""
         where = f"{self.words.meant} AND (CAST(:recipe AS text) IS NULL OR recipe = :recipe) ORDER BY created DESC, id DESC LIMIT :last"
         values = {"workspace": self.workspace, "recipe": recipe, "last": last}
         return [
@@ -371,7 +392,7 @@ class Runs(Protocol):
         ]
 
     def page(self, wanted: Wanted, limit: int) -> list[RunRow]:
-        """Return at most `limit` runs that match `wanted`, the newest first, then by id."""
+        """Return at most `limit` runs that match `wanted`, newest first, then by id."""
         if (
             len(wanted.states) > 1
         ):  # a page per state, so that an index applies, then the newest of all
@@ -412,7 +433,7 @@ class Runs(Protocol):
         return self.steps_of([run])[run]
 
     def steps_of(self, runs: Collection[str]) -> dict[str, dict[str, StepRow]]:
-        """Return the steps of several runs, by run."""
+        """Return the steps of several runs that have changed state, by run."""
         answer: dict[str, dict[str, StepRow]] = {run: {} for run in runs}
         query = f"SELECT {STEP_COLUMNS} FROM steps WHERE run {self.words.among.format('runs')}"  # noqa: S608
         for row in self.all(query, {"runs": list(runs)}):
@@ -430,17 +451,20 @@ class Runs(Protocol):
         return [Event._make((*row[:8], mapping(row[8]))) for row in self.all(query, {"run": run})]
 
     def finished_attempts(self, runs: Collection[str]) -> list[Tried]:
-        """Return the attempts of finished runs, in order."""
+        """Return the finished attempts of several runs, in order."""
         query = f"SELECT id, run, step, n, key FROM attempts WHERE run {self.words.among.format('runs')} ORDER BY run, step, n"  # noqa: S608
         return [Tried(*row) for row in self.all(query, {"runs": list(runs)})]
 
     def makers(self, keys: Collection[str]) -> dict[str, Tried]:
-        """Return the last successful attempt for each key."""
+        """Return the last successful attempt for each cache key."""
         query = f"SELECT id, run, step, n, key FROM attempts WHERE outcome = 'done' AND key {self.words.among.format('keys')} ORDER BY ended"  # noqa: S608
         return {row[4]: Tried(*row) for row in self.all(query, {"keys": list(keys)})}
 
     def tallies(self, runs: Collection[str]) -> dict[str, dict[tuple[str, str], int]]:
-        """Return the step counts of each run by (state, phase). Only RUNNING steps have a phase."""
+        """Return the step counts of each run by (state, phase).
+
+        Only RUNNING steps have a phase.
+        """
         count = "SELECT run, state, CASE state WHEN 'RUNNING' THEN reason ELSE '' END, count(*) FROM steps"
         answer: dict[str, dict[tuple[str, str], int]] = {run: {} for run in runs}
         for run, state, phase, number in self.all(
@@ -486,9 +510,9 @@ class Runs(Protocol):
         }
 
     def states_since(self, since: float) -> dict[str, tuple[str, int]]:
-        """Return the state and next event number of runs of the workspace.
+        """Return the state and next event number of unfinished and recent runs of the workspace.
 
-        These are all unfinished runs, and runs created after `since`.
+        Recent runs were created after `since`.
         """
         recent = "state IN ('QUEUED', 'ACTIVE', 'PAUSED') OR created > :since"
         query = f"SELECT id, state, next_event FROM runs WHERE {self.words.listed} AND ({recent})"  # noqa: S608
@@ -510,7 +534,7 @@ class Runs(Protocol):
         return [Event._make((*row[:8], mapping(row[8]))) for row in self.all(query, values)]
 
     def run_moves(self, runs: Collection[str]) -> dict[str, list[tuple[float, str]]]:
-        """Return the times and names of each run's state changes, in order."""
+        """Return the time and the new state of each run's state changes, in order."""
         query = (
             f"SELECT run, at, after FROM events WHERE run {self.words.among.format('runs')}"  # noqa: S608
             " AND subject = 'run' AND before <> after ORDER BY run, seq"
@@ -521,7 +545,10 @@ class Runs(Protocol):
         return found
 
     def places(self, runs: Collection[str]) -> dict[tuple[str, str], str]:
-        """Return the last host of each step by (run, step). Steps on this machine are absent."""
+        """Return the last host of each step by (run, step).
+
+        Steps on this machine are left out.
+        """
         query = f"SELECT run, id, data FROM events WHERE run {self.words.among.format('runs')} AND subject = 'step' AND after = 'RUNNING'"  # noqa: S608
         begun = {
             (run, id): data
@@ -538,22 +565,25 @@ class Runs(Protocol):
         ...
 
     def close(self) -> None:
-        """Release all claims."""
+        """Release all claims on runs."""
         ...
 
     def news(self) -> int:
-        """Return a number that changes on news: a new request or run, or a claim to renew.
+        """Return a number that changes after a new request or run, or when a claim must be renewed.
 
-        The number may also change without news. Cheap.
+        The number may also change without these. Cheap.
         """
         ...
 
     def take_request(self, run: str, fence: int) -> str:
-        """Return the pending request of a claimed run, and renew the claim. Raises Stale."""
+        """Return the pending request of a claimed run, and renew the claim.
+
+        Raises Stale.
+        """
         ...
 
     def prepare(self, run: str) -> None:
-        """Appear as live for a run that this process is about to submit.
+        """Mark a run that this process is about to submit as live.
 
         The process already holds slots for the run.
         """
@@ -570,29 +600,31 @@ class Runs(Protocol):
         ...
 
     def claim(self, run: str, who: str) -> int | None:
-        """Claim a run, also after a dead worker.
+        """Claim a run, also after a dead worker, and return the fence for all writes.
 
-        Returns None if a live worker has the run, or if it is finished.
-
-        Returns the fence for all writes. Read the run again afterwards.
+        Returns None if a live worker has the run, or if it is finished. Read the run again
+        afterwards.
         """
         ...
 
     def claim_next(self, who: str, offer: Offer) -> RunRow | None:
-        """Claim the first due unclaimed run, by priority, then by due time; None if there is none."""
+        """Claim the first due unclaimed run, by priority, then by due time.
+
+        Return None if there is none.
+        """
         ...
 
     def forget_opener(self, run: str, address: str) -> None:
-        """Delete the credentials of a downloaded input address.
+        """Delete the credentials of a downloaded input URL.
 
         Keeps them if another machine can be asked to download the input again.
         """
         ...
 
     def release(self, run: str, fence: int, *, due: float | None = None) -> None:
-        """Release the claim without changing the run.
+        """Release the claim on a run without changing the run.
 
-        With `due`, any worker may take the run from that time on.
+        With `due`, any worker may claim the run from that time on.
         """
         ...
 
@@ -609,7 +641,7 @@ class Runs(Protocol):
         answers: str = "",
         landed: Callable[[], None] | None = None,
     ) -> int:
-        """Store all changes in one transaction, and return the number of the last event.
+        """Store all changes of a run in one transaction, and return the number of the last event.
 
         `changes` are for the local index, which may be in the same database.
 
@@ -625,7 +657,10 @@ class Runs(Protocol):
         ...
 
     def land(self) -> None:
-        """Wait until the last group is on disk. Raises its error, in which case nothing was stored."""
+        """Wait until the last group of changes is on disk.
+
+        Raises its error, in which case nothing was stored.
+        """
         ...
 
     @property
@@ -635,7 +670,7 @@ class Runs(Protocol):
 
     @property
     def workers(self) -> Workers:
-        """Workers that take runs."""
+        """Workers that execute runs of this database."""
         ...
 
     def request(self, run: str, what: str, data: Data = NO_DATA) -> bool:
@@ -646,7 +681,7 @@ class Runs(Protocol):
         ...
 
     def prioritize(self, run: str, priority: int) -> None:
-        """Change the priority of a run, with an event."""
+        """Change the priority of a run, and record an event."""
         ...
 
     def describe(self, run: str, changes: Data) -> None:
@@ -657,7 +692,7 @@ class Runs(Protocol):
         ...
 
     def forget(self, runs: Iterable[str]) -> None:
-        """Delete runs and all their records, on behalf of `gc`."""
+        """Delete runs and all their records, for garbage collection."""
         ...
 
 
@@ -671,7 +706,7 @@ def settle(
     *,
     failure: str = "",
 ) -> str:
-    """Give a claimed idle run its next state, and return the state.
+    """Store the next state of a claimed run without an event loop, and return the state.
 
     A pending cancel request wins until the state is stored.
 

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from .workers import Workers
 
 _GLANCE = 50
-"""Queued runs per query. Usually the first one is taken."""
+"""Number of queued runs per query. Usually the first one is claimed."""
 
 
 _WORDS: Final = Words(
@@ -79,7 +79,10 @@ _WORDS: Final = Words(
 
 
 class SqliteRuns(Runs):
-    """The runs in one database. The index is written in the same transactions."""
+    """Runs in a workspace's SQLite database.
+
+    The index is written in the same transactions.
+    """
 
     shared = False
     words = _WORDS
@@ -92,7 +95,7 @@ class SqliteRuns(Runs):
         self.exchange: Exchange = Exchange()
 
     def close(self) -> None:
-        """Release all claims."""
+        """Release all claims on runs."""
         for lock in self._claims.values():
             lock.release()
         self._claims = {}
@@ -408,7 +411,7 @@ class SqliteRuns(Runs):
 
 
 def _due_runs(database: Database, offer: Offer) -> Iterator[Row]:
-    """Yield due unfinished runs that a worker may take, in order.
+    """Yield due unfinished runs that a worker may claim, in order.
 
     Labels and driver must match. A row has the id, user, recipe and driver.
     """

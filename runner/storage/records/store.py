@@ -1,4 +1,4 @@
-"""The store of a workspace, `.recipe/recipe.db`: runs and the local index in one file.
+"""Store of a workspace, `.recipe/recipe.db`: runs and the local index in one file.
 
 Both change in one transaction.
 """
@@ -121,7 +121,7 @@ STORE = Kind(
 
 
 def home(workspace: Path, environ: Mapping[str, str]) -> Path:
-    """Return the path of a workspace's store: its `.recipe`, or a directory below `RECIPE_HOME`."""
+    """Return the directory of a workspace's store: its `.recipe`, or one below `RECIPE_HOME`."""
     if base := environ.get("RECIPE_HOME"):
         real = os.path.realpath(workspace)
         return Path(base) / f"{os.path.basename(real)}-{digest.of_bytes(os.fsencode(real))[:12]}"
@@ -149,7 +149,7 @@ def hold_inode(folder: Path) -> Iterator[Callable[[], bool]]:
 
 
 class Store:
-    """The open store of a workspace. Open with `Store.open`."""
+    """Open store of a workspace, opened with `Store.open`."""
 
     def __init__(self, database: Database, runs: Runs | None = None) -> None:
         self.root, self.database = database.root, database
@@ -175,7 +175,7 @@ class Store:
         )
 
     def close(self) -> None:
-        """Release all claims and close the database."""
+        """Release all claims on runs and close the database."""
         self.runs.close()
         self.database.close()
 

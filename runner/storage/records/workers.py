@@ -9,30 +9,32 @@ from .database import Data, Row, mapping, text
 from .processes import lives, machine
 
 BEAT: Final = 15.0
-"""Seconds between two refreshes of a worker's row."""
+"""Interval between two refreshes of a worker's row, in seconds."""
 SILENT: Final = 4 * BEAT
-"""Seconds of silence after which a worker on another machine counts as dead."""
+"""Time without a refresh after which a worker on another machine counts as dead, in seconds."""
 KEPT: Final = 86_400.0
-"""Seconds of silence after which a worker's row is deleted."""
+"""Time without a refresh after which a worker's row is deleted, in seconds."""
 Ask: TypeAlias = Callable[[str, Mapping[str, object]], Sequence[Row]]
-"""Runs a statement in its own transaction; `:name` stands for a value."""
+"""Function that runs a statement in its own transaction; `:name` stands for a value."""
 
 
 class WorkerRow(NamedTuple):
-    """A process that executes runs one by one."""
+    """Worker process that executes runs one by one."""
 
     process: str
-    """Process name, see `processes`."""
+    """Unique process name, see `processes`."""
     name: str
     """Name of the worker in the claims of its runs."""
     workspace: str
     driver: str = ""
-    """The only driver whose runs it accepts; empty for any."""
+    """Driver whose runs the worker accepts; empty for any driver."""
     labels: Data = {}  # noqa: RUF012  (never written to)
     at_most: Data = {}  # noqa: RUF012
     """Maximum concurrent runs over all workers with the same `user`, `recipe` or `driver`."""
     store: str = ""
-    """URL of the shared store whose runs it accepts, of any workspace; empty for its own workspace.
+    """URL of the shared store whose runs the worker accepts, of any workspace.
+
+    Empty for its own workspace.
     """
     age: float = 0.0
     """Seconds since the worker's start."""
@@ -43,7 +45,7 @@ class WorkerRow(NamedTuple):
     def alive(self) -> bool:
         """Return True if the worker is alive.
 
-        On this machine its process counts, else its last refresh.
+        This is decided by its process on this machine, and by its last refresh on others.
         """
         if self.process.startswith(f"{machine()} "):
             return lives(self.process)
@@ -51,7 +53,10 @@ class WorkerRow(NamedTuple):
 
 
 class Workers:
-    """The workers of one database; `now` is the SQL of the database's clock."""
+    """Workers of one database.
+
+    `now` is the SQL of the database's clock.
+    """
 
     def __init__(self, ask: Ask, now: str) -> None:
         self._ask, self._now = ask, now
@@ -82,7 +87,7 @@ class Workers:
         self._ask("DELETE FROM workers WHERE process = :process RETURNING 1", {"process": process})
 
     def all(self, workspace: str) -> list[WorkerRow]:
-        """Return the workers of a workspace and those of any workspace, the oldest first.
+        """Return the workers of a workspace and those of any workspace, oldest first.
 
         The list includes dead workers.
         """

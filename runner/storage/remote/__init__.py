@@ -1,1 +1,1 @@
-"""Shared store: contents and traces in a bucket or directory that several machines use."""
+"""Shared store: contents and cached results in a bucket or directory that several machines use."""

@@ -1,9 +1,9 @@
 """Use of a shared store: look up and download results of other machines, upload local ones.
 
 Local results come first: only keys without a local trace are looked up, many at once. Traces are
-enough for a cache hit. Contents are downloaded when a step needs them. Missing or damaged contents
-count as deleted. An unreachable store produces one notice. It never fails a run, and never delays
-one by more than `PATIENCE`.
+enough for a cache hit. Contents are downloaded when a step needs them. Missing or damaged
+contents count as deleted. An unreachable store produces one notice. It never fails a run, and
+never delays one by more than `PATIENCE`.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ if TYPE_CHECKING:
     from .remote import Remote
 
 PATIENCE: Final = 5.0
-"""Maximum seconds of a lookup during planning."""
+"""Timeout of a lookup during planning, in seconds."""
 WORTH_SAYING: Final = 16 << 20
-"""Minimum bytes of a download that is announced."""
+"""Minimum size of a download that is announced, in bytes."""
 _A = TypeVar("_A")
 
 
 class Uses(NamedTuple):
     """Parts of a workspace that the shared store uses.
 
-    These are its objects, a test for local traces, and a function that adds traces from other machines.
+    These are its objects, a test for local traces, and a function that adds traces from other
+    machines.
     """
 
     objects: Objects
@@ -53,7 +54,7 @@ class Uses(NamedTuple):
 
 
 class RemoteCache:
-    """A workspace's use of a shared store.
+    """Connection of a workspace to a shared store.
 
     Belongs to its creating thread; slow operations run in other threads.
     """
@@ -76,9 +77,9 @@ class RemoteCache:
     # -- planning
 
     def learn(self, plan: Plan, verdicts: Sequence[Verdict]) -> bool:
-        """Look up the steps that would run.
+        """Look up the results of steps that would run, and return True if the store has any.
 
-        Returns True if the store has results of some, so that the plan must be evaluated again.
+        The plan must then be evaluated again.
         """
         keys = [
             key
@@ -88,7 +89,10 @@ class RemoteCache:
         return bool(keys) and self._ask_again(keys)
 
     def unknown(self, node: Node, verdict: Verdict) -> list[str]:
-        """Return the keys to look up for a step that would run; empty if a lookup is pointless."""
+        """Return the cache keys to look up for a step that would run.
+
+        Empty if a lookup is pointless.
+        """
         if self._off or verdict.answer != RUN or verdict.key is None or verdict.forced:
             return []
         if not node.outputs or node.flags & UNCACHED:
@@ -100,7 +104,7 @@ class RemoteCache:
         return [verdict.key, verdict.former]
 
     def answer(self, keys: Sequence[str]) -> tuple[Mapping[str, Found], set[Content]]:
-        """Return the store's traces of these keys, and the contents available for them.
+        """Return the store's cached results of these keys, and the contents available for them.
 
         Callable from any thread.
         """
@@ -113,7 +117,7 @@ class RemoteCache:
     def learn_answers(
         self, keys: Iterable[str], found: Mapping[str, Found], there: set[Content]
     ) -> bool:
-        """Record the result of a lookup. Returns True if a trace was found."""
+        """Record the result of a lookup; return True if a cached result was found."""
         self._looked_up.update(keys)
         self._there |= {
             made.content: made.content in there
@@ -140,7 +144,7 @@ class RemoteCache:
         self._stop(error)
 
     def look_again(self, key: str) -> bool:
-        """Repeat the lookup of a key. Returns True if the store has a trace."""
+        """Repeat the lookup of a cache key; return True if the store has a result."""
         return self._ask_again([key])
 
     def _ask_again(self, keys: Sequence[str]) -> bool:
@@ -152,7 +156,7 @@ class RemoteCache:
         return self._there.get(content, False) and not self._off
 
     def holds(self, content: Content) -> bool:
-        """Return True if the store has this content."""
+        """Return True if the store has this content, with a request if unknown."""
         if content not in self._there:
             self.expect([content])
         return self._there.get(content, False) and not self._off
@@ -181,7 +185,10 @@ class RemoteCache:
     def bring(
         self, contents: Iterable[Content], progress: Callable[[int], object] = lambda _count: None
     ) -> set[Content]:
-        """Download missing contents, and return the unavailable ones. Blocks until finished."""
+        """Download missing contents, and return the unavailable ones.
+
+        Blocks until finished.
+        """
         wanted = [
             content for content in dict.fromkeys(contents) if not self._ws.objects.has(content)
         ]
@@ -230,7 +237,7 @@ class RemoteCache:
             self._stop(brought.failed)
 
     def size_of(self, contents: Iterable[Content]) -> int:
-        """Return the total known bytes of contents."""
+        """Return the total known size of contents in bytes."""
         return sum(self._sizes.get(content, 0) for content in contents)
 
     # -- uploads
@@ -253,11 +260,14 @@ class RemoteCache:
         self._outbox.put(trace, frozenset(kept))
 
     def is_sending(self, key: str) -> bool:
-        """Return True if the results of this key are queued for upload."""
+        """Return True if the results of this cache key are queued for upload."""
         return self._outbox is not None and key in self._outbox.keys
 
     def finish(self, say: Callable[[str], object]) -> None:
-        """Wait for all uploads. Failed uploads become notices."""
+        """Wait for all uploads to finish.
+
+        Failed uploads become notices.
+        """
         if self._outbox is None:
             return
         outbox, self._outbox = self._outbox, None
@@ -323,7 +333,10 @@ class Fetched:
 
 
 class Downloads:
-    """Lookups and downloads that steps of a run wait for. `wake` is called after each."""
+    """Lookups and downloads that steps of a run wait for.
+
+    `wake` is called after each.
+    """
 
     def __init__(
         self, remote_cache: RemoteCache, wake: Callable[[], None], say: Callable[[str], None]
@@ -393,7 +406,7 @@ class Downloads:
 
 
 class _UploadQueue:
-    """A thread that uploads traces one by one."""
+    """Thread that uploads cached results one by one."""
 
     def __init__(self, home: Path, remote: Remote) -> None:
         import queue
@@ -415,7 +428,7 @@ class _UploadQueue:
         self._queue.put((trace, kept))
 
     def idle(self, patience: float) -> bool:
-        """Wait up to `patience` seconds. Returns True if everything is uploaded."""
+        """Wait up to `patience` seconds for the uploads; return True if all are finished."""
         deadline = time.monotonic() + patience
         while self.waiting and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -454,7 +467,7 @@ def send(
     kept: frozenset[str],
     progress: Callable[[int], object] = lambda _count: None,
 ) -> Trace:
-    """Upload the outputs of a trace except `kept` (temporary outputs), then the trace.
+    """Upload the outputs of a cached result except `kept` (temporary outputs), then its trace.
 
     Returns the store's trace of the key.
     """
@@ -467,7 +480,7 @@ def send(
 
 
 def _beside(do: Callable[[], None]) -> threading.Thread:
-    """Start a daemon thread."""
+    """Start a function in a daemon thread."""
     import threading
 
     thread = threading.Thread(target=do, name="store", daemon=True)
@@ -480,7 +493,10 @@ def _beside(do: Callable[[], None]) -> threading.Thread:
 
 @dataclass(slots=True)
 class Tally:
-    """Result of a push or pull. `problems` are the failed contents and traces."""
+    """Result of a push or pull.
+
+    `problems` are the failed contents and traces.
+    """
 
     steps: int = 0
     contents: int = 0
@@ -502,7 +518,7 @@ def push(
     traces: Sequence[tuple[Trace, frozenset[str]]],
     progress: Callable[[str, int], object],
 ) -> Tally:
-    """Upload traces and their outputs.
+    """Upload cached results and their outputs to a shared store.
 
     `progress` receives each step and its uploaded bytes. Raises Infrastructure.
     """

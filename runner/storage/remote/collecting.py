@@ -23,7 +23,10 @@ _UNREFERENCED: Final = "unreferenced.json"
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Result of a collection. `waiting` counts unreferenced objects within the grace period."""
+    """Result of a garbage collection.
+
+    `waiting` counts unreferenced objects within the grace period.
+    """
 
     traces: tuple[str, ...]
     objects: tuple[str, ...]
@@ -33,7 +36,7 @@ class Garbage:
 
 
 def collect(session: Session, keep_days: float, *, dry: bool) -> Garbage:
-    """Delete unreferenced objects, or only report them with `dry`."""
+    """Delete unreferenced objects of a shared store, or only report them with `dry`."""
     now = session.now()
     keep = keep_days * 86_400
     # List objects before traces: a trace written during the collection names objects that are too
@@ -62,7 +65,7 @@ def collect(session: Session, keep_days: float, *, dry: bool) -> Garbage:
 
 
 def _split_by_age(stats: Iterable[Stat], now: float, keep: float) -> tuple[list[str], list[str]]:
-    """Return the names of objects younger than `keep` seconds, and of the others."""
+    """Return the names of objects younger than `keep` seconds, and of the older ones."""
     young: list[str] = []
     old: list[str] = []
     for stat in stats:
@@ -72,12 +75,12 @@ def _split_by_age(stats: Iterable[Stat], now: float, keep: float) -> tuple[list[
 
 
 def _key_of(trace: str) -> str:
-    """Return the key of a trace from its object name."""
+    """Return the cache key of a trace from its object name."""
     return trace[-69:-5]
 
 
 def _idle_since(session: Session, unneeded: Mapping[str, Stat], now: float) -> dict[str, float]:
-    """Return the time since which each unneeded object is unreferenced.
+    """Return the time since which each unneeded object has been unreferenced.
 
     A rewritten object starts over.
     """
@@ -92,7 +95,7 @@ def _idle_since(session: Session, unneeded: Mapping[str, Stat], now: float) -> d
 def _delete_unchanged(
     session: Session, names: Sequence[str], idle: Mapping[str, float]
 ) -> list[str]:
-    """Delete the objects that were not rewritten, and return them.
+    """Delete the objects that were not rewritten, and return their names.
 
     Each object is checked again directly before the deletion.
     """
@@ -105,7 +108,7 @@ def _delete_unchanged(
 
 
 def _find_noted(session: Session, since: float) -> set[str]:
-    """Return the objects named in checkpoint notes that were written since `since`."""
+    """Return the names of checkpoint objects with a note written since `since`."""
     names: set[str] = set()
     for data in session.map(
         session.bucket.read,
@@ -154,13 +157,13 @@ def _find_needed(session: Session, keys: Sequence[str], noted: set[str]) -> set[
 
 
 def _write_seen(session: Session, idle: Mapping[str, float], deleted: Collection[str]) -> None:
-    """Store the unreferenced objects that were not deleted, for the next collection."""
+    """Store the names of unreferenced objects that were not deleted, for the next collection."""
     left = {name: since for name, since in idle.items() if name not in deleted}
     session.bucket.write(_UNREFERENCED, json.dumps(left, separators=(",", ":")).encode())
 
 
 def _read_seen(session: Session) -> dict[str, float]:
-    """Read the objects that earlier collections found unreferenced, and since when."""
+    """Read the names of objects that earlier collections found unreferenced, with the times."""
     try:
         seen = parse_json(session.bucket.read(_UNREFERENCED) or b"{}")
         return {str(name): float(since) for name, since in seen.items()}

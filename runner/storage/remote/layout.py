@@ -17,13 +17,13 @@ from ..content.manifests import HEX
 from ..records.index import Made, Trace
 
 SMALL: Final = 256 << 10
-"""Maximum bytes of a tree's file that is sent in a bundle."""
+"""Maximum size in bytes of a tree's file that is sent in a bundle."""
 BUNDLE: Final = 4 << 20
-"""Bytes after which a bundle ends at the next file with a low digest."""
+"""Size in bytes after which a bundle ends at the next file with a low digest."""
 BUNDLE_MOST: Final = 16 << 20
-"""Maximum bytes of a bundle before it ends."""
+"""Maximum size of a bundle before it ends, in bytes."""
 PART: Final = 16 << 20
-"""Bytes per request for a large object."""
+"""Size of one request for a large object, in bytes."""
 
 OBJECT = re.compile(r"objects/([0-9a-f]{2})/(\1[0-9a-f]{62})(|\.x|\.t\.json|\.t\.parts)")
 NOTE = re.compile(r"states/([0-9a-f]{2})/(\1[0-9a-f]{30})\.json")
@@ -31,7 +31,7 @@ TRACE = re.compile(r"traces/([0-9a-f]{2})/(\1[0-9a-f]{62})\.json")
 
 
 class Found(NamedTuple):
-    """A trace from the store, and the bytes of each output by name."""
+    """Cached result from the store, with the size of each output in bytes."""
 
     trace: Trace
     sizes: Mapping[str, int]
@@ -72,7 +72,7 @@ def trace_text(trace: Trace, sizes: Mapping[str, int]) -> bytes:
 
 
 def trace_of(data: bytes, key: str) -> Found | None:
-    """Parse a trace; None if it is damaged or of another key."""
+    """Parse a cached result; return None if it is damaged or has another key."""
     try:
         body = parse_json(data)
         expected = body.pop("sum")
@@ -138,7 +138,10 @@ def manifest_of(data: bytes) -> list[Entry] | None:
 
 
 def split(manifest: Sequence[Entry], small: int) -> tuple[list[Entry], list[Entry]]:
-    """Return the files for bundles and the files sent alone, each content once, in manifest order."""
+    """Return a tree's files for bundles and the files sent alone.
+
+    Each content occurs once, in manifest order.
+    """
     seen: set[str] = set()
     parts: tuple[list[Entry], list[Entry]] = ([], [])
     for entry in manifest:
@@ -149,7 +152,7 @@ def split(manifest: Sequence[Entry], small: int) -> tuple[list[Entry], list[Entr
 
 
 def bundle_files(small: Sequence[Entry]) -> list[list[Entry]]:
-    """Group files into bundles.
+    """Group small files into bundles for upload.
 
     Adding, removing or changing a file affects only one bundle.
     """

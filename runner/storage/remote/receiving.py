@@ -58,7 +58,7 @@ def _pour(session: Session, name: str, path: str, size: int) -> None:
 
 
 def get_tree(session: Session, content: Content, top: str) -> None:
-    """Download a tree to the nonexistent path `top`."""
+    """Download a tree from a shared store to the nonexistent path `top`."""
     name = layout.object_name(content)
     text, listed = session.map(session.bucket.read, [name, name[: -len("json")] + "parts"])
     if text is None or listed is None:
@@ -121,7 +121,7 @@ def get_tree(session: Session, content: Content, top: str) -> None:
 
 
 def entries(session: Session, name: str, content: Content, text: bytes) -> list[Entry]:
-    """Parse and verify the manifest in the object `name`."""
+    """Parse and verify the manifest of a tree in the object `name`."""
     manifest = layout.manifest_of(text)
     if manifest is None or files.tree_id(manifest) != content:
         raise session.missing_error(name, "is damaged: its content does not match its digest")

@@ -1,4 +1,4 @@
-"""A shared store in a bucket or directory.
+"""Shared store in a bucket or directory: objects, traces and checkpoint notes.
 
 Objects below the store's URL, named as in the local store:
 
@@ -51,12 +51,15 @@ if TYPE_CHECKING:
 
 FORMAT: Final = 1
 MANY: Final = 256
-"""Number of keys above which lookups list the bucket."""
+"""Number of cache keys above which lookups list the bucket."""
 MARKER = "recipe-store.json"
 
 
 class Remote(Session):
-    """A shared store on a bucket from `buckets.open`. Thread-safe."""
+    """Shared store on a bucket from `buckets.open`.
+
+    Thread-safe.
+    """
 
     def __init__(self, bucket: Bucket, *, now: Callable[[], float] = time.time) -> None:
         super().__init__(bucket, now)
@@ -93,7 +96,7 @@ class Remote(Session):
         return f"{self.url}/{layout.object_name(content)}"
 
     def lookup(self, keys: Iterable[str], *, patience: float | None = None) -> dict[str, Found]:
-        """Return the traces of the keys that have one.
+        """Return the store's cached results of the given cache keys.
 
         Damaged traces are ignored. Raises Infrastructure after `patience` seconds.
         """
@@ -112,7 +115,7 @@ class Remote(Session):
         return {key: one for key, one in zip(wanted, found, strict=True) if one is not None}
 
     def holds(self, contents: Iterable[Content], *, patience: float | None = None) -> set[Content]:
-        """Return the contents that exist in the store."""
+        """Return the given contents that exist in the store."""
         wanted = list(dict.fromkeys(contents))
         deadline = self._begin(patience)
         missing = [content for content in wanted if content not in self._known]
@@ -128,7 +131,7 @@ class Remote(Session):
     # -- uploads
 
     def put(self, content: Content, objects: Source) -> int:
-        """Upload a content from the local store if it is missing, and return the sent bytes.
+        """Upload a local object if it is missing in the store, and return the number of sent bytes.
 
         Raises Corrupt, Infrastructure.
 
@@ -158,9 +161,9 @@ class Remote(Session):
         return self.sent - before
 
     def tell(self, trace: Trace, sizes: Mapping[str, int]) -> Trace:
-        """Write the trace of a key after its outputs.
+        """Write the cached result of a key after its outputs, and return the store's result.
 
-        Returns the store's trace, which is another's if that came first and is intact.
+        This is another's if that came first and is intact.
         """
         self.check()
         name = layout.trace_name(trace.key)
@@ -183,7 +186,10 @@ class Remote(Session):
         self.bucket.abandon(self.now() - GRACE)
 
     def write_note(self, key: str, data: bytes) -> None:
-        """Write the checkpoint note of a state, see `remote.states`."""
+        """Write the note about a step's newest checkpoints.
+
+        See `remote.states`.
+        """
         self.bucket.write(layout.note_name(key), data)
 
     def read_note(self, key: str) -> bytes | None:
@@ -192,7 +198,7 @@ class Remote(Session):
     # -- downloads
 
     def fetch(self, content: Content, objects: Objects) -> int:
-        """Download and verify a content into the local store, and return the received bytes.
+        """Download and verify an object into the local store, and return the received bytes.
 
         Raises MissingObject if missing or damaged.
         """
@@ -223,7 +229,10 @@ class Remote(Session):
         return self.received - before
 
     def manifest(self, content: Content) -> list[Entry]:
-        """Return the manifest of a tree without its files. Raises MissingObject."""
+        """Return the manifest of a tree without its files.
+
+        Raises MissingObject.
+        """
         self.check()
         name = layout.object_name(content)
         text = self.bucket.read(name)
@@ -247,7 +256,7 @@ class Remote(Session):
         return collect(self, keep_days, dry=dry)
 
     def _begin(self, patience: float | None) -> float | None:
-        """Check the store once, and return the deadline for a request."""
+        """Check the store on first use, and return the deadline for a request."""
         self.bucket.load()  # without a deadline: imports may take long
         deadline = None if patience is None else time.monotonic() + patience
         if not self._checked:

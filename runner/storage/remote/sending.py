@@ -19,7 +19,7 @@ from .session import WIDTH, Session
 
 
 class Source(Protocol):
-    """Local source of contents to upload."""
+    """Protocol of a local source of contents to upload."""
 
     def entries(self, content: Content) -> list[Entry]: ...
     def path(self, content: Content) -> Path: ...
@@ -27,7 +27,7 @@ class Source(Protocol):
 
 
 def put_file(session: Session, name: str, path: str, size: int, sha256: str) -> None:
-    """Upload a file unless it exists."""
+    """Upload a file to a shared store unless it exists."""
     if session.there(name, size):
         return
     if size <= layout.PART:
@@ -45,7 +45,7 @@ def put_file(session: Session, name: str, path: str, size: int, sha256: str) -> 
 
 
 def put_tree(session: Session, content: Content, objects: Source) -> None:
-    """Upload a tree, with its manifest last."""
+    """Upload a tree to a shared store, with its manifest last."""
     manifest = objects.entries(content)
     top = str(objects.path(content))
     small, large = layout.split(manifest, layout.SMALL)

@@ -1,4 +1,4 @@
-"""A bucket session: objects known to be damaged, and transferred bytes."""
+"""Bucket session: objects known to be damaged, and transferred bytes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from ..buckets.bucket import Bucket, Stat
 
 WIDTH: Final = 32
-"""Concurrent requests."""
+"""Maximum number of concurrent requests."""
 GRACE: Final = 86_400.0
-"""Seconds that an object is kept after a collection first found it unreferenced."""
+"""Time that an object is kept after a collection first found it unreferenced, in seconds."""
 
 _A = TypeVar("_A")
 _B = TypeVar("_B")
@@ -28,7 +28,7 @@ class MissingObject(Corrupt):
 
 
 class Session:
-    """A thread-safe session with a bucket."""
+    """Thread-safe session with a bucket."""
 
     def __init__(self, bucket: Bucket, now: Callable[[], float] = time.time) -> None:
         self.bucket, self.now = bucket, now
@@ -48,9 +48,9 @@ class Session:
         return None if data is None else layout.trace_of(data, key)
 
     def there(self, name: str, size: int | None = None) -> bool:
-        """Return True if an intact object exists and is young enough.
+        """Return True if an intact object exists that is safe from garbage collection.
 
-        A young object is safe from garbage collection.
+        A young object is safe.
         """
         if name in self.bad:
             return False

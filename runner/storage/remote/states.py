@@ -28,7 +28,7 @@ WHOLE: Final = ""
 
 
 class Lying(NamedTuple):
-    """Contents at paths of the local disk."""
+    """Source of contents at paths of the local disk, for uploads."""
 
     paths: Mapping[Content, str]
 
@@ -36,7 +36,10 @@ class Lying(NamedTuple):
         return Path(self.paths[content])
 
     def entries(self, content: Content) -> list[Entry]:
-        """Return the manifest of a tree. Raises Changed if the tree has changed."""
+        """Return the manifest of a local tree.
+
+        Raises Changed if the tree has changed.
+        """
         manifest = files.entries(self.paths[content])
         if files.tree_id(manifest) != content:
             raise files.Changed(self.paths[content])
@@ -52,21 +55,24 @@ class Lying(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A checkpoint in the store."""
+    """Checkpoint in the shared store."""
 
     name: str
     content: Content
 
 
 class Note(NamedTuple):
-    """The checkpoints of one generation, by state name. `made` is its `made_under.json`."""
+    """Record of a step's checkpoints in the shared store, by state name.
+
+    `made` is its `made_under.json`.
+    """
 
     made: Mapping[str, Any]
     states: Mapping[str, Sent]
 
 
 def save(remote: Remote, key: str, generation: Path, found: Mapping[str, str]) -> Note:
-    """Upload the checkpoint of each state, then the note.
+    """Upload the newest checkpoints of a step to a shared store, then a note about them.
 
     Raises Corrupt or Changed if a checkpoint changes, and Infrastructure.
     """
@@ -102,7 +108,7 @@ def keep(remote: Remote, what: Sequence[str], contents: Mapping[Content, str]) -
 
 
 def load(remote: Remote, key: str) -> Note | None:
-    """Read the note of a state; None if missing or damaged."""
+    """Read the note about a step's checkpoints; return None if missing or damaged."""
     return note_of(remote.read_note(key))
 
 
@@ -132,7 +138,7 @@ def note_of(data: bytes | None) -> Note | None:
 
 
 def restore(remote: Remote, note: Note, root: Path, objects: Objects) -> list[str]:
-    """Restore the checkpoints of a note into their generation below `root`.
+    """Download the checkpoints of a note into their local checkpoint directory.
 
     Returns the names of the downloaded ones.
 

@@ -156,7 +156,7 @@ class FakeAgent:
         self.stopped.append(started.step)
         started.stopping.set()
 
-    async def free(self, locks: Sequence[str]) -> Sequence[str]:
+    async def find_free_locks(self, locks: Sequence[str]) -> Sequence[str]:
         return locks
 
     async def aclose(self, lost: str = "") -> None:
@@ -180,12 +180,16 @@ class FakePool(HostPool):
 
     def prepare(self, here: Place, places: Sequence[Place], spares: Sequence[Place] = ()) -> None:
         """Have these at once, and each spare when one is lost."""
-        self.here, self._own, self._spares = here, [*places], [*spares]
+        self.local_place, self._own, self._spares = here, [*places], [*spares]
         self.closed: list[bool] = []
 
     @property
     def places(self) -> list[Place]:
-        return [place for place in self._own if not place.lost] if self.away else [self.here]
+        return (
+            [place for place in self._own if not place.lost]
+            if self.is_remote
+            else [self.local_place]
+        )
 
     @property
     def has_late(self) -> bool:
@@ -199,7 +203,7 @@ class FakePool(HostPool):
 
     async def close(self, *, leave: bool = False) -> None:
         self.closed.append(leave)
-        for place in [self.here, *self._own]:
+        for place in [self.local_place, *self._own]:
             await place.aclose()
 
 

@@ -18,7 +18,7 @@ def records(**more: Any) -> AttemptRecords:
         container_image=lambda _spec, _place: more.get("container", ""),
         image=lambda _spec: more.get("image", ""),
         interpreter=lambda *_words: more.get("python", ""),
-        containers_of=lambda _place: Of(digest=lambda image: f"{image}@sha"),
+        containers_of=lambda _place: Of(digest_of=lambda image: f"{image}@sha"),
     )
     objects = Of(manifests=Of(mentions=lambda content, _name: content == "t1"))
     parts: list[Any] = [objects, Of(masker=Masker()), environments, None, None, None]

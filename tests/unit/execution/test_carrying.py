@@ -29,8 +29,10 @@ class World:
 
     def __init__(self, root: Path, does: object, *, job: object = None) -> None:
         self.does, self.stops, self.entered = does, 0, list[Any]()
-        capacity = Of(enter=lambda *words: self.entered.append(words), leave=lambda *_words: None)
-        place = Of(carry=self._carry, lost="", capacity=capacity)
+        capacity = Of(
+            reserve=lambda *words: self.entered.append(words), release=lambda *_words: None
+        )
+        place = Of(run_attempt=self._carry, lost="", capacity=capacity)
         self.attempt: Any = Of(
             place=place, task=Of(job=job), spec=None, name="x", log=str(root / "x.log")
         )

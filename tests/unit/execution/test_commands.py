@@ -25,7 +25,7 @@ class Directory:
     def __init__(self, path: str = "/attempts/a") -> None:
         self.path, self.done = path, list[str]()
         self.overlays = None
-        self.folder = Of(ready=lambda: self.done.append("ready"))
+        self.folder = Of(remove_unused=lambda: self.done.append("ready"))
 
     def prepare_outputs(self, _outputs: object) -> None:
         self.done.append("outputs")
@@ -61,13 +61,13 @@ class World:
     def build(
         self, spec: StepSpec = SPEC, *, rank: int = 0, nodes: int = 1, devices: Sequence[Any] = ()
     ) -> tuple[Command, bytes | None]:
-        capacity = Of(share=lambda _rank, found: found, seen=lambda gpus: {"gpus": gpus})
+        capacity = Of(share=lambda _rank, found: found, template_host=lambda gpus: {"gpus": gpus})
         place: Any = Of(
             name="h", port=0, elsewhere="", own_disk=False, python="/usr/bin/python3",
             address="10.0.0.1", login={}, capacity=capacity,
             paths=lambda d: Of(cwd=d.path, script=f"{d.path}.sh", log=f"{d.path}.log", metrics=f"{d.path}.metrics"),
             env=lambda own: {"PATH": "/bin", "HOME": "/home/u", "HF_HOME": "/data/hf", "SEEN": ",".join(sorted(own))},
-            mounts=lambda *_: [],
+            find_mounts=lambda *_: [],
         )  # fmt: skip
         members = [place, *(Of(address=f"10.0.0.{n + 2}") for n in range(nodes - 1))]
         attempt: Any = Of(

@@ -41,14 +41,14 @@ class Situation:
             return self.room
 
         member = Of(elsewhere=self.elsewhere, leaving=self.leaving, name="h1")
-        member.folder = Of(free=free)
-        place: Any = Of(members=[member] * self.nodes, name="h1", ending=self.told.append)
+        member.folder = Of(find_free_space=free)
+        place: Any = Of(members=[member] * self.nodes, name="h1", record_end=self.told.append)
         log = str(self.root / "name.log")
         attempt: Any = Of(place=place, last_log=log, spec=self.spec, is_reattached=self.reattached)
         attempt.metrics_file, attempt.stop_asked = str(self.root / "name.metrics"), self.stop_asked
         attempt.result = Of(problem=self.problem, words=self.words, node=0)
         parts: list[Any] = [
-            Of(spot=Of(preemptible=lambda _place: self.preemptible), name="vastai"),
+            Of(spot=Of(is_preemptible=lambda _place: self.preemptible), name="vastai"),
             Of(container_image=lambda _spec, _place: ""),
             Of(limit=self.limit, is_stopping=self.is_stopping),
             Of(reason_for=lambda _id: self.early),

@@ -18,7 +18,7 @@ class Checked:
         self.answers, self.asked = [*answers], 0
         self.place: Any = Of(name="h1", lost="")
 
-    async def healthy(self, _command: object, _seconds: float) -> bool:
+    async def is_healthy(self, _command: object, _seconds: float) -> bool:
         answer = self.answers[min(self.asked, len(self.answers) - 1)]
         self.asked += 1
         if isinstance(answer, Exception):

@@ -19,17 +19,19 @@ from tests.virtual import virtual
 class Host:
     """A host that has some contents."""
 
-    def __init__(self, has: set[str], *, fails: Exception | None = None, fits: bool = True) -> None:
-        self.has, self.fails, self.fits, self.brought = has, fails, fits, list[str]()
+    def __init__(
+        self, has: set[str], *, fails: Exception | None = None, large: bool = True
+    ) -> None:
+        self.has, self.fails, self.large, self.brought = has, fails, large, list[str]()
         self.folder = self
 
-    def could(self, _wants: object) -> bool:
-        return self.fits
+    def fits(self, _wants: object) -> bool:
+        return self.large
 
     def holds(self, content: str) -> bool:
         return content in self.has
 
-    async def bring(self, content: str) -> None:
+    async def download_content(self, content: str) -> None:
         self.brought.append(content)
         await asyncio.sleep(10)
         if self.fails is not None:
@@ -43,7 +45,7 @@ class World:
         parts: list[Any] = [
             Of(has=lambda content: content in here),
             Of(made={0: Made(True, {"o": "f1"}, {}), 1: Made(True, {"p": "f2"}, {})}),
-            Of(away=away, places=[*places]),
+            Of(is_remote=away, places=[*places]),
             Of(lose=lambda *words: self.lost.append(words)),
             Of(refuse=lambda id, cause: self.refused.append((id, *cause))),
         ]
@@ -59,7 +61,7 @@ def test_what_a_step_takes_and_is_not_here_is_absent() -> None:
 
 
 def test_a_holder_has_all_of_it_and_room_for_the_step() -> None:
-    both, one, small = Host({"f1", "f2"}), Host({"f1"}), Host({"f1", "f2"}, fits=False)
+    both, one, small = Host({"f1", "f2"}), Host({"f1"}), Host({"f1", "f2"}, large=False)
     assert World(both, one, small).outputs.holders(["f1", "f2"]) == [both]
     assert World(both, one, small).outputs.holders(["f1"]) == [both, one]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from runner.execution.steps.placement import Placement
-from runner.hosts.place.capacity import Pick
+from runner.hosts.place.capacity import GpuPick
 from runner.planning.plan import LOCAL
 from runner.planning.step import ResourceSpec, StepSpec
 
@@ -52,11 +52,11 @@ class World:
         )
         pool = Of(
             places_of=places_of,
-            priced=self.priced,
-            head=Of(crew=lambda _spec, found: found[:0]),
+            is_priced=self.priced,
+            head=Of(choose_places=lambda _spec, found: found[:0]),
             lost=["h9: gone"],
             name="vastai",
-            hopes=lambda _spec: self.hopes,
+            may_get_place=lambda _spec: self.hopes,
         )
         outputs = Of(
             absent=lambda _node: self.absent,
@@ -148,17 +148,17 @@ def test_a_step_fails_when_there_will_never_be_a_host(priced: bool, fix: str) ->
 
 
 def test_waiting_for_gpus_that_others_use_is_said_once_a_host() -> None:
-    busy = host("h1", pick=Pick((), 5.0, 2))
-    free = host("h1", pick=Pick(("g0",), 0.0, 0))  # type: ignore[arg-type]
+    busy = host("h1", pick=GpuPick((), 5.0, 2))
+    free = host("h1", pick=GpuPick(("g0",), 0.0, 0))  # type: ignore[arg-type]
     world = World()
     pick = world.placement.pick_gpus
     assert asyncio.run(pick("b", free, 1)) == ("g0",) and not world.rests
     assert asyncio.run(pick("b", busy, 2)) == () == asyncio.run(pick("c", busy, 2))
     assert world.said == ["waiting for 2 GPUs on h1: 2 of 2 are in use by another run"]
     assert world.rests == [("b", 5.0), ("c", 5.0)]
-    one = host("local", pick=Pick((), 5.0, 1))
+    one = host("local", pick=GpuPick((), 5.0, 1))
     asyncio.run(pick("b", one, 1))
     assert world.said[1] == "waiting for a GPU: 1 of 2 is in use by another run"
-    ours = host("h2", pick=Pick((), 5.0, 0))
+    ours = host("h2", pick=GpuPick((), 5.0, 0))
     asyncio.run(pick("b", ours, 1))
     assert len(world.said) == 2

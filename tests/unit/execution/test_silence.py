@@ -18,7 +18,7 @@ class World:
         self.said, self.posted, self.logged = list[str](), list[Any](), list[str]()
         place: Any = Of(name="h1", contact=self.contact, host=self.host)
         place.members = [place]
-        pool: Any = Of(away=away, places=[place], name="ssh", instance_of=lambda _place: "i-1")
+        pool: Any = Of(is_remote=away, places=[place], name="ssh", instance_of=lambda _place: "i-1")
         runs = Of(get=lambda run: run, outbox=Of(post=lambda *words: self.posted.append(words)))
         alert = Of(alert=lambda _row, name, *_words: name)
         ws: Any = Of(

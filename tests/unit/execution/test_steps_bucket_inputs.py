@@ -24,7 +24,7 @@ class World:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self.size, self.pulled = root, LARGE, list[Any]()
         self.has: set[str] = set()
-        self.pulls, self.passes, self.said = True, False, list[str]()
+        self.can_pull, self.passes, self.said = True, False, list[str]()
         self.learned: list[Any] = []
         self.copy = root / "copies" / "x"
         config = Of(driver=lambda _name: {})
@@ -50,7 +50,7 @@ class World:
     def holds(self, content: str) -> bool:
         return content in self.has
 
-    async def look_for(self, contents: list[str]) -> None:
+    async def look_up(self, contents: list[str]) -> None:
         self.has.update(content for content in contents if content == "f-there")
 
     async def pull(self, source: Any, known: str, learn: Any) -> str:
@@ -112,7 +112,7 @@ def test_an_input_that_cannot_be_pulled_passes_this_machine_and_is_not_tried_aga
 def test_other_inputs_and_hosts_that_cannot_pull_are_left_alone(world: World) -> None:
     world.source.in_bucket = False
     assert world.bring() == {}
-    world.source.in_bucket, world.pulls = True, False
+    world.source.in_bucket, world.can_pull = True, False
     assert world.bring() == {} and not world.pulled
 
 

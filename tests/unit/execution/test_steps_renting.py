@@ -23,34 +23,34 @@ class Pool:
     """A pool of machines of one kind."""
 
     def __init__(self) -> None:
-        self.away = self.priced = True
+        self.is_remote = self.is_priced = True
         self.moves, self.refused = list[Any](), dict[Any, str]()
         self.limit: float | None = None
         self.leases: object = object()
-        self.full = self.over = False
+        self.is_full = self.over = False
         self.rented, self.given_back, self.replaced = list[Any](), list[Any](), list[Any]()
         self.have, self.spares, self.leaving_ones = 0, list[Any](), list[Any]()
         self.ending_ones, self.unused, self.allocated = list[Any](), list[Any](), 0
         self.fails: Exception | None = None
         self.gives = True
         self.together: set[str] = set()
-        self.head = Of(workers=lambda spec: spec)
+        self.head = Of(count_workers=lambda spec: spec)
         self.inventory = Of(
             coming=[],
-            machines=lambda need: self.have + self.inventory.coming.count(need),
-            spare=lambda queued, _places: self.spares,
-            leaving=lambda: self.leaving_ones,
-            ending=lambda: self.ending_ones,
-            unused_leases=lambda: self.unused,
+            count_machines=lambda need: self.have + self.inventory.coming.count(need),
+            find_spare=lambda queued, _places: self.spares,
+            mark_leaving=lambda: self.leaving_ones,
+            take_ending=lambda: self.ending_ones,
+            find_unused_leases=lambda: self.unused,
         )
 
     def money_is_over(self) -> bool:
         return self.over
 
-    def joins(self, spec: int) -> bool:
+    def needs_one_zone(self, spec: int) -> bool:
         return spec > 1
 
-    def stays(self, spec: int) -> bool:
+    def runs_locally(self, spec: int) -> bool:
         return spec == 0
 
     def need(self, spec: int) -> str:
@@ -66,7 +66,7 @@ class Pool:
     def refuse(self, need: str, why: str) -> None:
         self.refused[need] = why
 
-    async def give_back(self, place: Any, reason: str) -> bool:
+    async def release(self, place: Any, reason: str) -> bool:
         self.given_back.append((place.name, reason))
         if self.fails is not None:
             raise self.fails
@@ -205,13 +205,13 @@ def test_nothing_is_rented_for_a_step_that_needs_no_machine_now(case: str) -> No
     if case == "refused":
         world.pool.refused["gpu"] = "none"
     if case == "full":
-        world.pool.full = True
+        world.pool.is_full = True
     if case == "local":
         world.local = {"a", "b"}
     if case == "stays":
         world.crews = {"a": 0, "b": 0}
     if case == "here":
-        world.pool.away = False
+        world.pool.is_remote = False
     act(world)
     assert not world.pool.rented
 
@@ -297,14 +297,14 @@ def test_a_lost_host_is_replaced_once_and_all_hosts_of_a_group_that_are_gone() -
         await world.bell.settle(20)
 
     world = World()
-    place: Any = Host(name="h1", lost="", gone={})
+    place: Any = Host(name="h1", lost="", lost_members={})
     with virtual() as loop:
         loop.run_until_complete(lose())
     assert world.pool.replaced == ["h1"] and place.lost == "no answer"
     assert world.said == ["lost host h1: no answer", "h2 replaces h1"]
     assert len(world.setups) == 1 and not world.machines.are_coming
     first, second = Host(name="n1", lost=""), Host(name="n2", lost="")
-    place = Host(name="group", lost="", gone={second: "off"})
+    place = Host(name="group", lost="", lost_members={second: "off"})
     with virtual() as loop:
         loop.run_until_complete(lose())
     assert second.lost == "off" and not first.lost and not place.lost
@@ -317,7 +317,7 @@ def test_a_host_that_cannot_be_replaced_is_said() -> None:
 
     world = World()
     world.pool.fails = NoCapacity("no other")
-    place: Any = Host(name="h1", lost="", gone={})
+    place: Any = Host(name="h1", lost="", lost_members={})
     with virtual() as loop:
         loop.run_until_complete(lose())
     assert world.said == ["lost host h1: gone", "no other"] and not world.machines.are_coming
@@ -328,7 +328,7 @@ def test_a_host_that_cannot_be_replaced_is_said() -> None:
 )
 def test_the_next_allocation_is_asked_for_before_one_ends(case: str, allocated: int) -> None:
     world = World()
-    world.pool.priced = False
+    world.pool.is_priced = False
     place: Any = Of(name="h1", lost="", leaving="its lease ends", notice=1)
     world.pool.ending_ones, world.pool.unused = [place], [place]
     world.pool.leaving_ones = [] if case == "early" else [place]
@@ -352,7 +352,7 @@ def test_moves_of_leases_are_noted_with_what_another_worker_needs(
     logged: list[Any] = []
     world = World()
     world.machines._ws.delivers = delivers  # type: ignore[misc]
-    world.pool.priced = priced
+    world.pool.is_priced = priced
     row = Of(key="k1", state="UP", reason="", driver="ssh", offer={"id": "o"}, price=0.5)
     row.lease, row.need, row.until = {"id": "i-1"}, {"gpus": 1}, 9.0
     world.pool.moves = [("COMING", row)]

@@ -20,7 +20,7 @@ _LISTED, _STEPS = 10, 50
 """Number of listed steps that only one run has, and of listed steps that differ."""
 
 
-def tell(a: Status, b: Status, found: Differences, args: argparse.Namespace) -> None:
+def print_differences(a: Status, b: Status, found: Differences, args: argparse.Namespace) -> None:
     """Print the differences between two runs."""
     if args.json:
         facts = {"a": overview(a), "b": overview(b), **_facts(found)}

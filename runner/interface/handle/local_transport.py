@@ -78,7 +78,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Here:
+class LocalTransport:
     """An open workspace.  Methods are thread-safe: a lock admits one thread at a time."""
 
     def __init__(self, ws: Workspace) -> None:
@@ -140,7 +140,7 @@ class Here:
 
     def events(self, run: str, after: int) -> Sequence[Event]:
         with self._lock:
-            return _without_private(read_events(self.ws, run, after))
+            return _public_events(read_events(self.ws, run, after))
 
     def follow(self, run: str, after: int) -> Events:
         while True:
@@ -150,7 +150,7 @@ class Here:
                 some = read_events(self.ws, run, after)
             if some:
                 after = some[-1].seq
-                yield _without_private(some)
+                yield _public_events(some)
             elif over:
                 return
             else:
@@ -171,7 +171,7 @@ class Here:
     def log(self, run: str, part: LogPart) -> Pieces:
         skip = part.offset
         tail: Tail | StoredStream | None = None
-        heard = _Heard(part)
+        heard = _AttemptTracker(part)
         try:
             while (attempt := self._attempt(run, heard)) is not None:
                 # Check the end before reading: a finished attempt has printed everything.
@@ -190,7 +190,7 @@ class Here:
             if tail is not None:
                 tail.close()
 
-    def _attempt(self, run: str, heard: _Heard) -> AttemptLog | None:
+    def _attempt(self, run: str, heard: _AttemptTracker) -> AttemptLog | None:
         with self._lock:
             return heard.attempt(self.ws.store.runs.events(run, heard.after))
 
@@ -276,7 +276,7 @@ class Here:
             return [queued_of(each) for each in queue.list_queue(self.ws)]
 
 
-class _Heard:
+class _AttemptTracker:
     """The state of one attempt, updated from the events of its run."""
 
     def __init__(self, part: LogPart) -> None:
@@ -295,7 +295,7 @@ class _Heard:
         return None
 
 
-def _without_private(events: Sequence[Event]) -> list[Event]:
+def _public_events(events: Sequence[Event]) -> list[Event]:
     """Return the events without their private fields, which only workers read."""
     return [event_of(event_facts(each)) for each in events]
 
@@ -303,26 +303,26 @@ def _without_private(events: Sequence[Event]) -> list[Event]:
 # -- by await --------------------------------------------------------------------------------------------------------------------------------------
 
 
-class AsyncHere:
-    """An asynchronous version of `Here`: blocking calls run in threads."""
+class AsyncLocalTransport:
+    """An asynchronous version of `LocalTransport`: blocking calls run in threads."""
 
-    def __init__(self, here: Here) -> None:
+    def __init__(self, here: LocalTransport) -> None:
         self._here, self.name = here, here.name
 
     async def recipes(self) -> Sequence[RecipeEntry]:
-        return await _apart(self._here.recipes)
+        return await _in_thread(self._here.recipes)
 
     async def plan(self, new: New) -> Forecast:
-        return await _apart(self._here.plan, new)
+        return await _in_thread(self._here.plan, new)
 
     async def run(self, run: str) -> Status:
-        return await _apart(self._here.run, run)
+        return await _in_thread(self._here.run, run)
 
     async def submit(self, new: New, key: str) -> str:
-        return await _apart(self._here.submit, new, key)
+        return await _in_thread(self._here.submit, new, key)
 
     async def events(self, run: str, after: int) -> Sequence[Event]:
-        return await _apart(self._here.events, run, after)
+        return await _in_thread(self._here.events, run, after)
 
     def follow(self, run: str, after: int) -> AsyncEvents:
         return _pieces(self._here.follow(run, after))
@@ -331,28 +331,28 @@ class AsyncHere:
         return _pieces(self._here.log(run, part))
 
     async def points(self, run: str, step: str, attempt: int, of: Of) -> Sequence[Point]:
-        return await _apart(self._here.points, run, step, attempt, of)
+        return await _in_thread(self._here.points, run, step, attempt, of)
 
     async def artifacts(self, run: str, name: str, after: str) -> Sequence[Artifact]:
-        return await _apart(self._here.artifacts, run, name, after)
+        return await _in_thread(self._here.artifacts, run, name, after)
 
     def file(self, run: str, name: str, path: str, begin: int) -> AsyncPieces:
         return _pieces(self._here.file(run, name, path, begin))
 
     async def request(self, run: str, what: Verb) -> Outcome:
-        return await _apart(self._here.request, run, what)
+        return await _in_thread(self._here.request, run, what)
 
     async def retry(self, run: str, begin: str | None) -> Outcome:
-        return await _apart(self._here.retry, run, begin)
+        return await _in_thread(self._here.retry, run, begin)
 
     async def prioritize(self, run: str, priority: int) -> Outcome:
-        return await _apart(self._here.prioritize, run, priority)
+        return await _in_thread(self._here.prioritize, run, priority)
 
     async def close(self) -> None:
-        await _apart(self._here.close)
+        await _in_thread(self._here.close)
 
 
-async def _apart(call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
+async def _in_thread(call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
     from asyncio import to_thread
 
     return await to_thread(call, *given, **named)
@@ -361,5 +361,5 @@ async def _apart(call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
 async def _pieces(pieces: Generator[T, None, None]) -> AsyncGenerator[T, None]:
     """Yield the pieces of a generator that runs in threads."""
     with closing(pieces):
-        while (piece := await _apart(next, pieces, None)) is not None:
+        while (piece := await _in_thread(next, pieces, None)) is not None:
             yield piece

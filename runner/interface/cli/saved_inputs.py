@@ -15,13 +15,13 @@ from ...paths import beside
 from ...storage.workspace import Workspace
 from ..tables import align
 from ..tail import safe_line
-from .chosen import moment, one_request, open_to_look
+from .targets import format_time, open_for_reading, resolve_request
 
 VERBS: Final = ("save", "list", "show", "diff", "restore")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
-class Saved(NamedTuple):
+class SavedInputs(NamedTuple):
     """A named input set.  The recipe file and input paths are relative to the workspace."""
 
     name: str
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         raise Invalid(
             [Problem("bad-input", f"config {args.what} takes {wanted}", fix="recipe config --help")]
         )
-    with (Workspace.open if args.what == "save" else open_to_look)(args.workspace) as ws:
+    with (Workspace.open if args.what == "save" else open_for_reading)(args.workspace) as ws:
         if args.what == "save":
             return _save(ws, args, words[0], words[1:])
         if args.what == "list":
@@ -79,11 +79,11 @@ def _path(ws: Workspace, name: str) -> Path:
     return ws.home / "saved" / f"{name}.json"
 
 
-def load(ws: Workspace, name: str) -> Saved:
+def load(ws: Workspace, name: str) -> SavedInputs:
     """Load a named input set.  Raises NotFound, Corrupt."""
     path = _path(ws, name)
     try:
-        return Saved(**json.loads(path.read_text("utf-8")))
+        return SavedInputs(**json.loads(path.read_text("utf-8")))
     except FileNotFoundError:
         raise NotFound(
             f'no saved inputs "{name}"',
@@ -109,12 +109,12 @@ def _save(ws: Workspace, args: argparse.Namespace, name: str, words: Sequence[st
             f'saved inputs "{name}" already exist',
             fix="choose another name, or pass `--replace` to overwrite",
         )
-    request = one_request(ws, argparse.Namespace(**{**vars(args), "words": words}))
+    request = resolve_request(ws, argparse.Namespace(**{**vars(args), "words": words}))
     plan = compile_request(
         ws, find(request.recipe, ws.root), request, {}
     )  # raises Invalid for unknown inputs and invalid values
     kept = as_stored(ws, plan, request)
-    saved = Saved(
+    saved = SavedInputs(
         name,
         kept.recipe,
         json.loads(json.dumps(dict(kept.inputs), default=str)),
@@ -134,7 +134,7 @@ def _list(ws: Workspace, args: argparse.Namespace) -> int:
         print(json.dumps([each._asdict() for each in found], indent=2))
     elif found:
         rows = [
-            (each.name, moment(each.saved), safe_line(each.line), safe_line(each.note))
+            (each.name, format_time(each.saved), safe_line(each.line), safe_line(each.note))
             for each in found
         ]
         print("\n".join(align([("NAME", "SAVED", "WHAT", "NOTE"), *rows], ())))
@@ -143,19 +143,19 @@ def _list(ws: Workspace, args: argparse.Namespace) -> int:
     return 0
 
 
-def _show(args: argparse.Namespace, found: Sequence[Saved]) -> int:
+def _show(args: argparse.Namespace, found: Sequence[SavedInputs]) -> int:
     each = found[0]
     if args.json:
         print(json.dumps(each._asdict(), indent=2))
         return 0
-    print(safe_line(f"{each.name}  {each.recipe}  {moment(each.saved)}"))
+    print(safe_line(f"{each.name}  {each.recipe}  {format_time(each.saved)}"))
     for name, value in [("note", each.note), ("preset", each.preset), *each.inputs.items()]:
         if value not in ("", None):
             print(safe_line(f"{name}: {value if isinstance(value, str) else json.dumps(value)}"))
     return 0
 
 
-def _diff(args: argparse.Namespace, found: Sequence[Saved]) -> int:
+def _diff(args: argparse.Namespace, found: Sequence[SavedInputs]) -> int:
     from ...api.differences import diff_mappings, without_files
     from ..differences import all_of, as_json
 
@@ -168,7 +168,7 @@ def _diff(args: argparse.Namespace, found: Sequence[Saved]) -> int:
     return 0
 
 
-def _restore(args: argparse.Namespace, found: Sequence[Saved]) -> int:
+def _restore(args: argparse.Namespace, found: Sequence[SavedInputs]) -> int:
     """Write the input values into a file and print the matching `recipe run` command."""
     each = found[0]
     target: Path = args.location.root / (args.output or f"{each.name}.json")

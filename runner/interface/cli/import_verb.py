@@ -35,52 +35,41 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "-y",
         "--yes",
         action="store_true",
-        help="Read a Snakefile without asking: Snakemake executes it to do so",
+        help="Skip the confirmation before reading a Snakefile, which Snakemake executes",
     )
     parser.epilog = "Examples:\n  recipe import dvc.yaml\n  recipe import sky.yaml finetune\n  recipe import Snakefile"
 
 
 def run(args: argparse.Namespace) -> int:
-    source = args.location.here / Path(args.file).expanduser()
-    is_snakefile = source.name == "Snakefile" or source.suffix == ".smk"
-    value = {} if is_snakefile else _read(source, args.file)
-    if is_snakefile:
-        made = _snakemake(
-            _parse_target(args.name or args.location.root.resolve().name),
-            source,
-            args.location.root,
-            args,
-        )
-    elif isinstance(value.get("stages"), dict):
-        made = _dvc(
-            _parse_target(args.name or source.resolve().parent.name),
-            source,
-            value,
-            args.location.root,
-        )
-    elif "run" in value and "steps" not in value:
-        made = _sky(
-            _parse_target(args.name or str(value.get("name") or source.stem)),
-            source,
-            value,
-            args.location.root,
-        )
-    else:
-        words = f"{args.file} is neither a dvc.yaml with `stages` nor a SkyPilot task with `run`"
-        raise Invalid(
-            [Problem("bad-file", words, fix="pass a dvc.yaml, a SkyPilot task or a Snakefile")]
-        )
-    path = (
-        source.parent.relative_to(args.location.here)
-        if source.parent.is_relative_to(args.location.here)
-        else source.parent
-    )
-    target = path / f"{str(made.recipe['recipe']).partition('@')[0]}.yaml"
+    here = args.location.here
+    source = here / Path(args.file).expanduser()
+    made = _import(source, args.location.root, args)
+    folder = source.parent
+    if folder.is_relative_to(here):
+        folder = folder.relative_to(here)
+    target = folder / f"{str(made.recipe['recipe']).partition('@')[0]}.yaml"
     write(args.location, target, {target.name: text_of(made, source.name)})
     print(target)
     if not args.quiet:
-        _explain(args.location.here / target, target, made)
+        _explain(here / target, target, made)
     return 0
+
+
+def _import(source: Path, root: Path, args: argparse.Namespace) -> Imported:
+    """Return the draft of a recipe from another tool's file.  Raises RecipeError."""
+    if source.name == "Snakefile" or source.suffix == ".smk":
+        name = _parse_target(args.name or root.resolve().name)
+        return _snakemake(name, source, root, args)
+    value = _read(source, args.file)
+    if isinstance(value.get("stages"), dict):
+        name = _parse_target(args.name or source.resolve().parent.name)
+        return _dvc(name, source, value, root)
+    if "run" in value and "steps" not in value:
+        name = _parse_target(args.name or str(value.get("name") or source.stem))
+        return _sky(name, source, value, root)
+    words = f"{args.file} is neither a dvc.yaml with `stages` nor a SkyPilot task with `run`"
+    fix = "pass a dvc.yaml, a SkyPilot task or a Snakefile"
+    raise Invalid([Problem("bad-file", words, fix=fix)])
 
 
 def _explain(path: Path, shown: Path, made: Imported) -> None:
@@ -178,24 +167,12 @@ def _python_of_snakemake() -> str:
 def _dvc(name: str, source: Path, pipeline: Table, root: Path) -> Imported:
     base = _base(source, root)
     home = source.parent
-    files = {"params.yaml"}
-    for body in pipeline["stages"].values():
-        body = body.get("do", body) if isinstance(body, dict) else {}
-        folder = str(body.get("wdir", ""))
-        named = [
-            file for each in body.get("params") or () if isinstance(each, dict) for file in each
-        ]
-        files |= {str(Path(folder, file)) for file in ["params.yaml", *named]}
-    files |= {file for file in pipeline.get("vars") or () if isinstance(file, str)}
-    there = {file: home / file for file in sorted(files) if (home / file).is_file()}
-    params = {
-        os.path.normpath(f"{base}/{file}" if base else file): value
-        for file, path in there.items()
-        if isinstance(value := _params(path), dict)
-    }
-    folders = {
-        os.path.normpath(f"{base}/{path}" if base else path) for path in _folders(home / "dvc.lock")
-    }
+    params: Table = {}
+    for file in sorted(_parameter_files(pipeline)):
+        value = _params(home / file) if (home / file).is_file() else None
+        if isinstance(value, dict):
+            params[_from_root(base, file)] = value
+    folders = {_from_root(base, path) for path in _folders(home / "dvc.lock")}
     return from_dvc(
         name,
         pipeline,
@@ -204,6 +181,25 @@ def _dvc(name: str, source: Path, pipeline: Table, root: Path) -> Imported:
         lambda path: path in folders or (root / path).is_dir(),
         lambda path: _kind(root / path),
     )
+
+
+def _parameter_files(pipeline: Table) -> set[str]:
+    """Return the paths of the parameter files that the pipeline reads, relative to dvc.yaml."""
+    files = {file for file in pipeline.get("vars") or () if isinstance(file, str)}
+    files.add("params.yaml")
+    for body in pipeline["stages"].values():
+        stage = body.get("do", body) if isinstance(body, dict) else {}
+        folder = str(stage.get("wdir", ""))
+        files.add(str(Path(folder, "params.yaml")))
+        for each in stage.get("params") or ():
+            if isinstance(each, dict):
+                files |= {str(Path(folder, file)) for file in each}
+    return files
+
+
+def _from_root(base: str, path: str) -> str:
+    """Return a path relative to the workspace root, given relative to the directory `base`."""
+    return os.path.normpath(f"{base}/{path}" if base else path)
 
 
 def _base(source: Path, root: Path) -> str:
@@ -221,6 +217,7 @@ def _base(source: Path, root: Path) -> str:
 
 
 def _params(path: Path) -> Any:
+    """Return the content of a JSON, TOML or YAML file; None for other files."""
     if path.suffix == ".json":
         return json.loads(path.read_text("utf-8"))
     if path.suffix == ".toml":
@@ -245,6 +242,7 @@ def _folders(lock: Path) -> set[str]:
 
 
 def _kind(path: Path) -> str:
+    """Return the kind of a path, as in `importing.Kind`."""
     if path.is_dir():
         return "code" if next(path.glob("**/*.py"), None) else "folder"
     return "file" if path.exists() else ""
@@ -256,22 +254,22 @@ def _kind(path: Path) -> str:
 def _sky(name: str, source: Path, task: Table, root: Path) -> Imported:
     from ...advice.estimates import load_hardware
 
-    work = source.parent / str(task.get("workdir") or ".")
-    found = (
-        [
-            each
-            for each in sorted(work.iterdir())
-            if not each.name.startswith(".") and each != source
-        ]
-        if work.is_dir()
-        else []
-    )
+    workdir = task.get("workdir") or "."
     base = _base(source, root)
-    at = os.path.normpath(f"{base or '.'}/{task.get('workdir') or '.'}")
-    head = "" if at == "." else f"{at}/"
+    path = os.path.normpath(f"{base or '.'}/{workdir}")
+    prefix = "" if path == "." else f"{path}/"
+    work = source.parent / str(workdir)
+    files = sorted(work.iterdir()) if work.is_dir() else []
     code = [
-        f"{head}{each.name}/" if each.is_dir() else f"{head}{each.name}"
-        for each in found
-        if _kind(each) == "code" or each.suffix in (".py", ".sh")
+        f"{prefix}{file.name}/" if file.is_dir() else f"{prefix}{file.name}"
+        for file in files
+        if file != source and _is_code(file)
     ]
     return from_sky(name, task, base, code, {gpu.asked for gpu in load_hardware().gpus})
+
+
+def _is_code(path: Path) -> bool:
+    """Return True for scripts and for directories with Python files, unless they are hidden."""
+    if path.name.startswith("."):
+        return False
+    return path.suffix in (".py", ".sh") or _kind(path) == "code"

@@ -122,7 +122,7 @@ def _options(address: str) -> tuple[str, dict[str, str]]:
     return address.rstrip("/"), {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def _httpx() -> None:
+def _require_httpx() -> None:
     """Raises Infrastructure where httpx is not installed."""
     from importlib.util import find_spec
 
@@ -141,11 +141,11 @@ def _parse_last(word: str) -> int | None:
     return int(back) if name == "last" and back.isdecimal() else None
 
 
-class There:
+class HttpTransport:
     """A persistent connection to a server.  Methods raise Invalid and Infrastructure."""
 
     def __init__(self, address: str) -> None:
-        _httpx()
+        _require_httpx()
         import httpx
 
         self.name, headers = _options(address)
@@ -248,28 +248,28 @@ class There:
         self._client.close()
 
     def _answer(self, question: Question[T]) -> T:
-        with _loss():
+        with _convert_errors():
             response = self._client.send(_request(self._client, self.name, question))
-        _accept(response, question)
+        _check_status(response, question)
         return question.read(response.content)
 
     def _pieces(self, question: Question[None]) -> Pieces:
-        with _loss():
+        with _convert_errors():
             request = _request(self._client, self.name, question)
             with closing(self._client.send(request, stream=True)) as response:
                 if response.status_code == question.nothing:
                     return
                 if response.status_code >= 400:
                     response.read()
-                _accept(response, question)
+                _check_status(response, question)
                 yield from response.iter_bytes()
 
 
-class AsyncThere:
-    """An asynchronous version of `There`."""
+class AsyncHttpTransport:
+    """An asynchronous version of `HttpTransport`."""
 
     def __init__(self, address: str) -> None:
-        _httpx()
+        _require_httpx()
         import httpx
 
         self.name, headers = _options(address)
@@ -323,20 +323,20 @@ class AsyncThere:
         await self._client.aclose()
 
     async def _answer(self, question: Question[T]) -> T:
-        with _loss():
+        with _convert_errors():
             response = await self._client.send(_request(self._client, self.name, question))
-        _accept(response, question)
+        _check_status(response, question)
         return question.read(response.content)
 
     async def _pieces(self, question: Question[None]) -> AsyncPieces:
-        with _loss():
+        with _convert_errors():
             request = _request(self._client, self.name, question)
             async with aclosing(await self._client.send(request, stream=True)) as response:
                 if response.status_code == question.nothing:
                     return
                 if response.status_code >= 400:
                     await response.aread()
-                _accept(response, question)
+                _check_status(response, question)
                 async for piece in response.aiter_bytes():
                     yield piece
 
@@ -353,7 +353,7 @@ def _request(
     )
 
 
-def _accept(response: httpx.Response, question: Question[T]) -> None:
+def _check_status(response: httpx.Response, question: Question[T]) -> None:
     """Raise Lost or RecipeError if the answer is an HTTP error.  The body must have been read."""
     if response.status_code >= 400:
         wait = response.headers.get("retry-after", "")
@@ -362,7 +362,7 @@ def _accept(response: httpx.Response, question: Question[T]) -> None:
 
 
 @contextmanager
-def _loss() -> Iterator[None]:
+def _convert_errors() -> Iterator[None]:
     """Convert httpx errors to Lost."""
     import httpx
 

@@ -20,26 +20,28 @@ from ..link.wire import Wire, ignore_answer, parse_strings
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbour:
+class SharedDisk:
     """The shared disk of one host and this machine."""
 
     wire: Wire
-    reads: bool = False
+    host_sees_workspace: bool = False
     """Whether the host sees the local workspace at its local path."""
-    shows: bool = False
+    sees_host_root: bool = False
     """Whether this machine sees the host's root at its path there."""
 
-    async def same(self, paths: Sequence[str]) -> set[str]:
+    async def find_same(self, paths: Sequence[str]) -> set[str]:
         """Return the local paths that are the same files on the host.  A file system with a stale cache counts as different."""
-        if not (self.reads and paths):
+        if not (self.host_sees_workspace and paths):
             return set()
         known = [(path, mark) for path in paths if (mark := marks(path))]
-        found = await self.wire.ask("same", known, read=lambda answer: _flags(answer, len(known)))
+        found = await self.wire.ask(
+            "same", known, read=lambda answer: _parse_flags(answer, len(known))
+        )
         return {path for (path, _), same in zip(known, found, strict=True) if same}
 
-    async def draw(self, sources: Mapping[str, str]) -> set[str]:
+    async def copy_to_host(self, sources: Mapping[str, str]) -> set[str]:
         """Let the host copy local files and trees to its upload directory: object name -> path.  Returns the names of copied objects."""
-        if not (self.reads and sources):
+        if not (self.host_sees_workspace and sources):
             return set()
         return (
             set(await self.wire.ask("draw", list(sources.items()), read=parse_strings))
@@ -47,7 +49,7 @@ class Neighbour:
         )
 
 
-async def detect_shared_disk(wire: Wire, folder: str) -> Neighbour:
+async def detect_shared_disk(wire: Wire, folder: str) -> SharedDisk:
     """Test whether the host and this machine share a disk.  `folder` is a local directory, created if missing."""
     word = secrets.token_hex(16)
     note = f"{folder}/word-{word}"
@@ -60,7 +62,7 @@ async def detect_shared_disk(wire: Wire, folder: str) -> Neighbour:
         delete(Path(note))
     shows = _read(theirs, len(word)) == word
     await wire.ask("remove", [theirs], read=ignore_answer)
-    return Neighbour(wire, reads, shows)
+    return SharedDisk(wire, reads, shows)
 
 
 def _write(path: str, word: str) -> None:
@@ -69,7 +71,7 @@ def _write(path: str, word: str) -> None:
         file.write(word)
 
 
-def _flags(answer: Any, count: int) -> list[bool]:
+def _parse_flags(answer: Any, count: int) -> list[bool]:
     if len(answer) != count:
         raise ValueError
     return [bool(each) for each in answer]

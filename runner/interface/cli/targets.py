@@ -31,16 +31,18 @@ _NEAR, _ALL = 1000, 1_000_000
 """Number of runs in the first search for a name, and in the second, complete search."""
 
 
-def add_words(parser: argparse.ArgumentParser) -> None:
+def add_request_words(parser: argparse.ArgumentParser) -> None:
     """Add the arguments for recipes and input values; without them, commands use the last run."""
     request = section(parser, REQUEST)
     request.add_argument(
         "words",
         nargs="*",
         metavar="RECIPE|INPUT=VALUE",
-        help="Recipes and input values (default: those of the last run)",
+        help="Recipes and input values (default: the recipe and values of the last run)",
     )
-    request.add_argument("-f", "--file", metavar="FILE", help="Path of the recipe file")
+    request.add_argument(
+        "-f", "--file", metavar="FILE", help="Path of the recipe file, instead of RECIPE"
+    )
     add_values(parser)
     request.add_argument(
         "--out", type=local_folder, metavar="DIR", help="Directory of the published outputs"
@@ -50,7 +52,7 @@ def add_words(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def open_to_look(root: Path) -> Workspace:
+def open_for_reading(root: Path) -> Workspace:
     """Open the workspace for reading, without creating files in a workspace that has no runs.
 
     A writable database is opened for writing, because only a writer can roll back the
@@ -61,7 +63,7 @@ def open_to_look(root: Path) -> Workspace:
     return Workspace.open(root, read_only=not writable)
 
 
-def open_existing(root: Path) -> Workspace:
+def open_for_changes(root: Path) -> Workspace:
     """Open the workspace for changes; read-only if it has no database, so that none is created."""
     return Workspace.open(root, read_only=not _has_store(root))
 
@@ -70,7 +72,7 @@ def _has_store(root: Path) -> bool:
     return (home(Path(os.path.abspath(root)), os.environ) / "recipe.db").exists()
 
 
-def open_to_work(root: Path, request: Request, *, secrets: bool = True) -> Workspace:
+def open_for_run(root: Path, request: Request, *, secrets: bool = True) -> Workspace:
     """Open the workspace for a run, and create its `.recipe` directory if missing.
 
     The recipe is read before the directory is created, so that an invalid recipe leaves no
@@ -87,7 +89,7 @@ def open_to_work(root: Path, request: Request, *, secrets: bool = True) -> Works
     return Workspace.open(root)
 
 
-def requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
+def resolve_requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
     """Return the requests of the command line, one per recipe.
 
     Without a recipe, the request is that of the last run with the given values, or ./recipe.yaml.
@@ -124,9 +126,9 @@ def requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
     ]
 
 
-def one_request(ws: Workspace, args: argparse.Namespace) -> Request:
+def resolve_request(ws: Workspace, args: argparse.Namespace) -> Request:
     """Return the only request of the command line.  Raises NotFound if several recipes are named."""
-    found = requests(ws, args)
+    found = resolve_requests(ws, args)
     if len(found) > 1:
         raise NotFound(
             f"more than one recipe: {', '.join(request.recipe for request in found)}",
@@ -135,7 +137,7 @@ def one_request(ws: Workspace, args: argparse.Namespace) -> Request:
     return found[0]
 
 
-def recipe_of(ws: Workspace, location: Location, word: str | None) -> str:
+def find_recipe(ws: Workspace, location: Location, word: str | None) -> str:
     """Return the id of a recipe that has runs, given its id, name or file; for None, of the last run.
 
     Raises NotFound, Invalid.
@@ -178,7 +180,7 @@ def sweep_name(recipe: str) -> str:
     return f"{name}-sweep@{version}"
 
 
-def has_run(ws: Workspace, word: str, recipe: str | None) -> bool:
+def has_recent_step(ws: Workspace, word: str, recipe: str | None) -> bool:
     """Return True if one of the last 50 runs of `recipe` (None: any recipe) has a step `word`."""
     return any(
         word in names(step)
@@ -187,7 +189,7 @@ def has_run(ws: Workspace, word: str, recipe: str | None) -> bool:
     )
 
 
-def makers(ws: Workspace, row: RunRow, word: str) -> list[AttemptRow]:
+def find_producers(ws: Workspace, row: RunRow, word: str) -> list[AttemptRow]:
     """Return the attempts that produced a step's cached results, one per matrix instance.
 
     Without a cached result, return the step's latest attempts: in this run's recipe, otherwise in
@@ -245,11 +247,11 @@ def find_nodes(found: Survey, word: str) -> list[int]:
             raise CannotRun(f"{later.id} is not known yet: it {later.why}")
     raise NotFound(
         f'{found.plan.recipe} has no step "{word}"',
-        fix=near_step(word, [*(node.id for node in nodes), *found.plan.waiting]),
+        fix=suggest_step(word, [*(node.id for node in nodes), *found.plan.waiting]),
     )
 
 
-def near_step(word: str, ids: list[str]) -> str:
+def suggest_step(word: str, ids: list[str]) -> str:
     """Return a spelling suggestion for an unknown step name, or the list of steps."""
     heads = list(dict.fromkeys(map(bare, ids)))
     return did_you_mean(word, heads + ids) or f"its steps: {', '.join(heads[:10])}" + (
@@ -257,12 +259,12 @@ def near_step(word: str, ids: list[str]) -> str:
     )
 
 
-def moment(at: float) -> str:
+def format_time(at: float) -> str:
     """Format a time in the local time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
-def title(found: Survey) -> str:
+def describe_request(found: Survey) -> str:
     """Format a recipe id with its file, preset and inputs."""
     words = [found.request.recipe] if found.request.recipe != found.plan.recipe else []
     words += [f"preset {found.request.preset}"] if found.request.preset else []
@@ -270,12 +272,12 @@ def title(found: Survey) -> str:
     return found.plan.recipe + (f" ({', '.join(words)})" if words else "")
 
 
-def answers(found: Survey) -> dict[str, int]:
+def count_verdicts(found: Survey) -> dict[str, int]:
     """Count the steps by verdict."""
     return dict(Counter(verdict.answer for verdict in found.verdicts))
 
 
-def in_all(counts: Mapping[str, int]) -> str:
+def describe_counts(counts: Mapping[str, int]) -> str:
     """Format verdict counts, for example `3 to run, 9 fresh`."""
     words = {
         "run": "to run",
