@@ -176,9 +176,7 @@ def find_largest_terms(found: MemoryEstimate, count: int = 3) -> list[tuple[str,
     return sorted(found.terms, key=lambda term: -abs(term[1]))[:count]
 
 
-GPU_KEYS: Final = (
-    "write {memory: 24, capability: 8.9, tflops: 165, names: [what nvidia-smi calls it]}"
-)
+GPU_KEYS: Final = "write {memory: 24, capability: 8.9, tflops: 165, names: [name in nvidia-smi]}"
 
 
 def load_hardware() -> Hardware:

@@ -490,13 +490,13 @@ def _peak_terms(model: Model, training: TrainingSetup, scratch: float) -> dict[s
     cache = 4.0 * model.layers * model.keys * training.length
     written = training.generating * (cache + 6.0 * model.vocabulary)
     if kept + max(working, logits) >= max(scratch, first, written):
-        largest = "logits" if logits >= working else "a layer at work"
-        return {"kept activations": kept, largest: max(working, logits)}
+        largest = "logits" if logits >= working else "the active layer"
+        return {"stored activations": kept, largest: max(working, logits)}
     if written >= max(scratch, first):
-        return {"keys and values of what is written": written}
+        return {"key-value cache of generation": written}
     if first >= scratch:
-        return {"logits of the reference": first}
-    return {"the optimizer's scratch": scratch}
+        return {"logits of the reference model": first}
+    return {"scratch memory of the optimizer": scratch}
 
 
 def _stream_bytes(training: TrainingSetup) -> float:

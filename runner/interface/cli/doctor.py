@@ -195,8 +195,8 @@ def _overlay(folder: Path) -> ProbeLine:
     except OSError as error:
         why = f"{error.strerror}"
     if why:
-        return ProbeLine("note", what, f"cannot be had: {why}", "inputs are staged as without it")
-    return ProbeLine("ok", what, f"can be had; {BREAKS}")
+        return ProbeLine("note", what, f"not supported: {why}", "steps get read-only inputs instead")
+    return ProbeLine("ok", what, f"supported; {BREAKS}")
 
 
 def _workspace(root: Path) -> Iterator[ProbeLine]:
