@@ -17,7 +17,7 @@ from ..planning.ids import readable
 from ..planning.waiting import WaitKind
 from .handle import core
 from .handle.core import LogPosition
-from .handle.shells import carry_out
+from .handle.shells import drive
 from .handle.transport import LogPart
 from .tail import canvas, fit, safe_line
 
@@ -119,7 +119,7 @@ def show(
     for part in chosen:
         is_new = True
         try:
-            for data in carry_out(place, core.log(run, part)):
+            for data in drive(place, core.log(run, part)):
                 if heads and is_new:
                     writer.head(head(part.step, part.attempt))
                 is_new = False
@@ -179,7 +179,7 @@ class LogFollower:
         give_up_at = time.monotonic() + PATIENCE
         while True:
             # Read the status before the events: a finished or abandoned run has stored all its events.
-            now: Status = next(carry_out(self._place, core.ask(lambda there: there.run(self._run))))
+            now: Status = next(drive(self._place, core.ask(lambda there: there.run(self._run))))
             self._hear()
             step_is_over = step != "" and self._states.get(step) in STEP_FINAL
             if step_is_over or _is_idle(now, time.monotonic() > give_up_at):
@@ -199,9 +199,9 @@ class LogFollower:
     def _hear(self) -> None:
         """Read new events and start reading new attempts.  Logs of finished attempts are written before logs of later attempts."""
         before = len(self._found)
-        for event in carry_out(self._place, core.events(self._run, self._seen, False)):
+        for event in drive(self._place, core.events(self._run, self._seen, False)):
             self._seen = event.seq
-            core.hear(event, self._found, self._going, lambda id, _number: self._wanted(id))
+            core.apply_event(event, self._found, self._going, lambda id, _number: self._wanted(id))
             if event.subject == "step":
                 self._states[event.id] = event.after
         self._write_ended()
@@ -231,7 +231,7 @@ class LogFollower:
             while True:
                 was_over = attempt.ended or self._is_over
                 part = part._replace(follow=not was_over)
-                for data in carry_out(self._place, core.log(self._run, part)):
+                for data in drive(self._place, core.log(self._run, part)):
                     self._printed.put(Printed(attempt, data))
                     part = part._replace(offset=part.offset + len(data))
                 if was_over:
@@ -245,7 +245,7 @@ class LogFollower:
     def _tell_hidden(self, part: LogPart, attempt: LogPosition) -> None:
         """Report a log that stays hidden until the attempt has finished."""
         try:
-            next(carry_out(self._place, core.log(self._run, part)), None)
+            next(drive(self._place, core.log(self._run, part)), None)
         except CannotRun as error:
             self._printed.put(Printed(attempt, said=_explain_hidden(part.step, error)))
 

@@ -99,19 +99,21 @@ def _is_main(node: ast.expr) -> bool:
 
 def _class_in_store(tree: ast.Module, name: str) -> str | None:
     """Return the class that the script registers in the ConfigStore as `name`; otherwise None."""
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        if not (isinstance(call.func, ast.Attribute) and call.func.attr == "store"):
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or not _is_store(call.func):
             continue
         given = {keyword.arg: keyword.value for keyword in call.keywords}
+        if text_of(given.get("name")) != name or "group" in given:
+            continue
         node = given.get("node")
-        if (
-            text_of(given.get("name")) == name
-            and "group" not in given
-            and isinstance(node, (ast.Name, ast.Call))
-        ):
-            named = node.func if isinstance(node, ast.Call) else node
-            return named.id if isinstance(named, ast.Name) else None
+        if isinstance(node, (ast.Name, ast.Call)):
+            stored = node.func if isinstance(node, ast.Call) else node
+            return stored.id if isinstance(stored, ast.Name) else None
     return None
+
+
+def _is_store(function: ast.expr) -> bool:
+    return isinstance(function, ast.Attribute) and function.attr == "store"
 
 
 def _as_override(each: Declared) -> Declared:

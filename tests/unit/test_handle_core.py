@@ -13,7 +13,7 @@ import pytest
 from runner.api.values import Artifact, File, Progress, Status, StepStatus
 from runner.errors import Busy, CannotAsk, CannotRun, Corrupt, Infrastructure, Invalid, NotFound
 from runner.interface.handle import core, questions
-from runner.interface.handle.core import Clock, Give, Heard, More, Nap, TimedOut, TransportRequest
+from runner.interface.handle.core import Answer, Clock, Give, More, Nap, TimedOut, TransportRequest
 from runner.interface.handle.files import Download
 from runner.interface.handle.notebook import html
 from runner.interface.handle.transport import LogPart, Lost, New, Transport
@@ -88,10 +88,10 @@ class Place:
             raise Lost("reset")
 
 
-def given(talk: core.Talk, place: Place) -> list[Any]:
+def given(talk: core.Operation, place: Place) -> list[Any]:
     """What a conversation gives, while the run goes on."""
     found: list[Any] = []
-    heard: Heard = None
+    heard: Answer = None
     pieces: Iterator[object] = iter(())
     for _ in range(10_000):
         try:
@@ -139,7 +139,7 @@ def test_what_is_followed_comes_once_and_whole_whatever_is_lost(seed: int) -> No
 def test_a_wait_ends_in_time_also_where_nothing_answers() -> None:
     now = 0.0
     talk = core.wait("r", Clock(lambda: now, 30.0))
-    heard: Heard = None
+    heard: Answer = None
     with pytest.raises(TimedOut) as found:
         while True:
             step = talk.send(heard)

@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -40,29 +40,38 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = (
-        _away(args)
-        if args.driver != "local" or args.host
-        else [*_software(), *_machine(), *_workspace(args.workspace), *_training(), *_extensions()]
-    )
+    if args.driver != "local" or args.host:
+        found = _examine_hosts(args)
+    else:
+        found = [
+            *_software(),
+            *_machine(),
+            *_workspace(args.workspace),
+            *_training(),
+            *_extensions(),
+        ]
     if args.json:
         print(json.dumps([finding._asdict() for finding in found], indent=2))
     else:
-        width = max(len(finding.what) for finding in found)
-        host = ""
-        for finding in found:
-            if finding.host != host:
-                host = finding.host
-                print(f"{host}:")
-            if finding.state != "ok" or not args.quiet:
-                print(
-                    f"{finding.state:7}  {finding.what:{width}}  {finding.found}"
-                    + (f": {finding.advice}" if finding.advice else "")
-                )
+        _print_findings(found, only_problems=bool(args.quiet))
     return 2 if any(finding.state == "missing" for finding in found) else 0
 
 
-def _away(args: argparse.Namespace) -> list[ProbeLine]:
+def _print_findings(found: Sequence[ProbeLine], *, only_problems: bool) -> None:
+    """Print a line per finding, below the names of their hosts."""
+    width = max(len(finding.what) for finding in found)
+    host = ""
+    for finding in found:
+        if finding.host != host:
+            host = finding.host
+            print(f"{host}:")
+        if finding.state != "ok" or not only_problems:
+            advice = f": {finding.advice}" if finding.advice else ""
+            print(f"{finding.state:7}  {finding.what:{width}}  {finding.found}{advice}")
+
+
+def _examine_hosts(args: argparse.Namespace) -> list[ProbeLine]:
+    """Examine the hosts or provider accounts of the driver, by default of the driver `ssh`."""
     import asyncio
 
     from ...hosts.probe import examine
@@ -72,17 +81,18 @@ def _away(args: argparse.Namespace) -> list[ProbeLine]:
     from ...storage.records.store import home
     from .flags import check_driver
 
-    name = "ssh" if args.driver == "local" else args.driver  # `--host` alone means the driver ssh
+    name = "ssh" if args.driver == "local" else args.driver
     check_driver(name)
     root = Path(os.path.abspath(args.workspace))
-    config, at = load(root, os.environ), str(home(root, os.environ))
+    config, store = load(root, os.environ), str(home(root, os.environ))
     names = driver_names(config, name)
     found: list[ProbeLine] = []
     for each in names:
-        seen = asyncio.run(examine(create_driver(each, config.driver(each), args.host, at)))
+        driver = create_driver(each, config.driver(each), args.host, store)
+        findings = asyncio.run(examine(driver))
         if len(names) > 1:
-            seen = [finding._replace(host=finding.host or each) for finding in seen]
-        found += seen
+            findings = [finding._replace(host=finding.host or each) for finding in findings]
+        found += findings
     return found
 
 
@@ -93,32 +103,20 @@ def _software() -> Iterator[ProbeLine]:
     yield ProbeLine(
         "ok", "python", version
     )  # recipe cannot be installed with an unsupported version
-    if sqlite3.sqlite_version_info >= (3, 51, 3):
-        yield ProbeLine("ok", "sqlite", sqlite3.sqlite_version)
-    else:
+    sqlite = sqlite3.sqlite_version
+    if sqlite3.sqlite_version_info < (3, 51, 3):
         # Not an error: the bug is in the write-ahead log, which the store never uses.
-        yield ProbeLine(
-            "ok",
-            "sqlite",
-            f"{sqlite3.sqlite_version} (its write-ahead log can be damaged by two writers before 3.51.3; recipe does not use it)",
-        )
-    git = shutil.which("git")
-    yield (
-        ProbeLine("ok", "git", git)
-        if git
-        else ProbeLine(
-            "note",
-            "git",
-            "not found",
-            "install it for recipes whose `code` comes from a repository",
-        )
-    )
-    bash = shutil.which("bash")
-    yield (
-        ProbeLine("ok", "bash", bash)
-        if bash
-        else ProbeLine("note", "bash", "not found", "install it for steps with `shell: bash`")
-    )
+        sqlite += " (its write-ahead log can be damaged by two writers before 3.51.3; recipe does not use it)"
+    yield ProbeLine("ok", "sqlite", sqlite)
+    for program, advice in (
+        ("git", "install it for recipes whose `code` comes from a repository"),
+        ("bash", "install it for steps with `shell: bash`"),
+    ):
+        path = shutil.which(program)
+        if path:
+            yield ProbeLine("ok", program, path)
+        else:
+            yield ProbeLine("note", program, "not found", advice)
 
 
 def _sandbox() -> ProbeLine:
@@ -130,37 +128,28 @@ def _sandbox() -> ProbeLine:
 
 
 def _machine() -> Iterator[ProbeLine]:
-    cores, group = cgroups.processors()
-    yield ProbeLine(
-        "ok",
-        "cores",
-        f"{cores:g} (limit of this cgroup; the machine has {os.cpu_count()})"
-        if group
-        else f"{cores:g}",
-    )
-    memory, group = cgroups.memory()
-    text = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"
-    yield ProbeLine(
-        "ok",
-        "memory",
-        f"{memory / 1e9:.1f} GB (limit of this cgroup; the machine has {text})" if group else text,
-    )
+    cores, cgroup = cgroups.processors()
+    limit = f" (limit of this cgroup; the machine has {os.cpu_count()})" if cgroup else ""
+    yield ProbeLine("ok", "cores", f"{cores:g}{limit}")
+    memory, cgroup = cgroups.memory()
+    installed = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"
+    limited = f"{memory / 1e9:.1f} GB (limit of this cgroup; the machine has {installed})"
+    yield ProbeLine("ok", "memory", limited if cgroup else installed)
     yield _sandbox()
+    yield _gpus()
+
+
+def _gpus() -> ProbeLine:
+    """Return a finding on the GPUs, with the NVIDIA driver and CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     setting = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}"
     try:
         found = devices.here(os.environ)
     except devices.Hung:
-        yield ProbeLine("missing", "gpus", machine.HUNG, machine.WEDGED)
-        return
+        return ProbeLine("missing", "gpus", machine.HUNG, machine.WEDGED)
     if not found:
-        yield ProbeLine(
-            "note",
-            "gpus",
-            f"none{setting}",
-            "for recipes that need a GPU, use another machine or a preset for CPUs (`--preset smoke`)",
-        )
-        return
+        advice = "for recipes that need a GPU, use another machine or a preset for CPUs (`--preset smoke`)"
+        return ProbeLine("note", "gpus", f"none{setting}", advice)
     try:
         driver = Path("/proc/driver/nvidia/version").read_text("utf-8").splitlines()[0].strip()
     except (OSError, IndexError):
@@ -169,7 +158,7 @@ def _machine() -> Iterator[ProbeLine]:
         f"{device.name} is {device.uuid}" if device.uuid not in ("", device.name) else device.name
         for device in found
     )
-    yield ProbeLine("ok", "gpus", f"{len(found)} ({driver}{setting}): {names}")
+    return ProbeLine("ok", "gpus", f"{len(found)} ({driver}{setting}): {names}")
 
 
 def _extensions() -> Iterator[ProbeLine]:
@@ -195,61 +184,55 @@ def _overlay(folder: Path) -> ProbeLine:
     except OSError as error:
         why = f"{error.strerror}"
     if why:
-        return ProbeLine("note", what, f"not supported: {why}", "steps get read-only inputs instead")
+        return ProbeLine(
+            "note", what, f"not supported: {why}", "steps get read-only inputs instead"
+        )
     return ProbeLine("ok", what, f"supported; {BREAKS}")
 
 
 def _workspace(root: Path) -> Iterator[ProbeLine]:
-    from ...storage.content.disk import file_system
     from ...storage.records.store import home
 
     if not root.is_dir():
-        yield ProbeLine(
-            "missing", "workspace", str(root), "not a directory; select the workspace with `-C`"
-        )
+        advice = "not a directory; select the workspace with `-C`"
+        yield ProbeLine("missing", "workspace", str(root), advice)
         return
     folder = home(Path(os.path.abspath(root)), os.environ)
-    if "RECIPE_HOME" in os.environ:
-        yield ProbeLine("ok", "RECIPE_HOME", os.environ["RECIPE_HOME"])
-    else:
-        yield ProbeLine("ok", "RECIPE_HOME", f"not set; results are cached in {folder}")
-    for what, place, advice in (
-        ("workspace", root, "make it writable to publish results of recipe files here"),
-        (
-            "store",
-            _nearest_folder(folder),
-            "make it writable, or set RECIPE_HOME to a writable directory",
-        ),
-    ):
-        trouble = _write_trouble(place)
-        yield (
-            ProbeLine("ok", what, f"{place}, writable")
-            if not trouble
-            else ProbeLine("missing", what, f"{place}: {trouble}", advice)
-        )
-    place = _nearest_folder(folder)
-    kind, remote = file_system(place)
-    if remote:
-        yield ProbeLine(
-            "missing",
-            "file system",
-            f"{kind}, a network file system",
-            "set RECIPE_HOME to a directory on a local disk: locks and the store require one",
-        )
-    else:
-        yield ProbeLine(
-            "ok",
-            "file system",
-            f"{kind}, {'copies share disk blocks (reflinks)' if _reflinks(place) else 'no reflinks: each copy takes disk space'}",
-        )
-    yield _overlay(place)
-    free = shutil.disk_usage(place).free
+    setting = os.environ.get("RECIPE_HOME", f"not set; results are cached in {folder}")
+    yield ProbeLine("ok", "RECIPE_HOME", setting)
+    store = _nearest_folder(folder)
+    yield _writable("workspace", root, "make it writable to publish results of recipe files here")
+    yield _writable("store", store, "make it writable, or set RECIPE_HOME to a writable directory")
+    yield _file_system(store)
+    yield _overlay(store)
+    yield _disk(store)
+
+
+def _writable(what: str, folder: Path, advice: str) -> ProbeLine:
+    trouble = _write_trouble(folder)
+    if trouble:
+        return ProbeLine("missing", what, f"{folder}: {trouble}", advice)
+    return ProbeLine("ok", what, f"{folder}, writable")
+
+
+def _file_system(folder: Path) -> ProbeLine:
+    from ...storage.content.disk import file_system
+
+    kind, is_remote = file_system(folder)
+    if is_remote:
+        advice = "set RECIPE_HOME to a directory on a local disk: locks and the store require one"
+        return ProbeLine("missing", "file system", f"{kind}, a network file system", advice)
+    if _reflinks(folder):
+        return ProbeLine("ok", "file system", f"{kind}, copies share disk blocks (reflinks)")
+    return ProbeLine("ok", "file system", f"{kind}, no reflinks: each copy takes disk space")
+
+
+def _disk(folder: Path) -> ProbeLine:
+    free = shutil.disk_usage(folder).free
     text = f"{free / 1e9:.1f} GB free"
-    yield (
-        ProbeLine("ok", "disk", text)
-        if free >= 1e9
-        else ProbeLine("note", "disk", text, "delete unused cached data with `recipe gc`")
-    )
+    if free < 1e9:
+        return ProbeLine("note", "disk", text, "delete unused cached data with `recipe gc`")
+    return ProbeLine("ok", "disk", text)
 
 
 def _nearest_folder(folder: Path) -> Path:

@@ -80,9 +80,9 @@ def run(args: argparse.Namespace) -> int:
         )
     elif args.script is not None:
         made = _draft_script(args.location, path, name, args.script)
-        files, next_words = {path.name: made.text}, _after_draft(shown, made)
+        files, next_words = {path.name: made.text}, _next_steps(shown, made)
     else:
-        files = _scaffold(name, shown, _from_root(args.location, path.parent / name))
+        files = _scaffold(name, shown, _path_from_root(args.location, path.parent / name))
         next_words = [
             f"next: recipe run {shown} --preset smoke; then replace the example programs in {name}/"
         ]
@@ -154,7 +154,7 @@ def _show_path(path: Path) -> str:
     return f"./{path}" if not path.is_absolute() and path.parts[0] not in (".", "..") else str(path)
 
 
-def _from_root(location: CallerLocation, path: Path) -> str:
+def _path_from_root(location: CallerLocation, path: Path) -> str:
     """Return a path relative to the workspace; only its name if it is outside the workspace."""
     root, there = os.path.abspath(location.root), os.path.abspath(location.here / path)
     return (
@@ -337,7 +337,7 @@ def _read(source: Path, home: Path) -> Script:
         raise CannotRun(f"cannot read {source}: {error.strerror}") from error
 
 
-def _after_draft(shown: str, made: RecipeDraft) -> list[str]:
+def _next_steps(shown: str, made: RecipeDraft) -> list[str]:
     lines = [f"note: {note}" for note in made.look]
     words = [f"{name}=…" for name in made.needed]
     words += ["--preset smoke"] if made.smaller else []

@@ -29,7 +29,7 @@ from .. import costs as told
 from ..tables import align
 from ..tail import safe_ids, safe_line, span
 from .flags import JSON_HELP, RUN_HELP
-from .history import earlier
+from .history import describe_producer
 from .overview import ProgressOverview
 from .targets import find_producers, format_time, open_for_reading, suggest_step
 
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
             if not made:
                 raise
             last = max(made, key=lambda attempt: attempt.ended or 0.0)
-            print(earlier(last.ended or 0.0, last.run), file=sys.stderr)
+            print(describe_producer(last.ended or 0.0, last.run), file=sys.stderr)
             found = describe_run(ws, ws.store.runs.get(last.run), args.step)
     print(json.dumps(found, indent=2) if args.json else "\n".join(as_text(found)))
     return 0

@@ -248,7 +248,7 @@ def execute_request(
 
         _print_plan(ws, plan_run(ws, request, choice), args)
         return 0
-    if not _ask_about_cost(ws, request, choice, args):
+    if not _confirm_cost(ws, request, choice, args):
         return 3
     settings = settings_of(args)
     if getattr(args, "in_cluster", False) and preview(ws, request, choice).todo:
@@ -327,7 +327,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
     )
 
 
-def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
+def _rental_lines(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
     """Return plan lines on offers, possible recipients of data, multi-node machines and sent secrets.
 
     Empty for the driver `local` or if no step would run.
@@ -463,7 +463,7 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
     return {step: each for step, each in by_step.items() if each}
 
 
-def _ask_about_cost(
+def _confirm_cost(
     ws: Workspace, request: Request, choice: Choice, args: argparse.Namespace
 ) -> bool:
     """Return True if the run may rent; ask the user about costs above the setting `confirm`.
@@ -546,7 +546,7 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
                 end="",
             )
         _print_findings(verdict, found, args)
-        print("".join(f"{line}\n" for line in _rents(ws, found, args)), end="")
+        print("".join(f"{line}\n" for line in _rental_lines(ws, found, args)), end="")
         if isinstance(args.out, str):
             print(f"results will be uploaded to {safe_line(args.out)}")
 

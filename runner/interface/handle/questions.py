@@ -329,7 +329,7 @@ def error_of(status: int, body: bytes) -> RecipeError:
             for each in error.get("problems", ())
         ]
     except (ValueError, TypeError, LookupError):
-        return answers.strange(status)
+        return answers.unexpected_reply(status)
     if status == 404:
         return NotFound(message, fix=fix)
     if status >= 500:
