@@ -65,7 +65,7 @@ class Declarations:
             yield setting._replace(declared=False)
 
     def _subject(self, key: str) -> str | None:
-        """Return `base` or `dataset` if a setting with this name holds a model or dataset address, else None."""
+        """Return `base` or `dataset` if a setting of this name holds such an address, else None."""
         called = set(ends(key))
         for subject in _SAYS:
             if not called.isdisjoint((subject, *self.names.get(subject, ()))):

@@ -51,7 +51,7 @@ def problems(findings: Iterable[Finding], found: Survey) -> list[Problem]:
 
 
 def list_remedies(finding: Finding, found: Survey) -> tuple[dict[str, object], list[str]]:
-    """Return a finding's fix: new input values by name, and lines to add to the recipe or its files."""
+    """Return a finding's fix as new input values by name, and as lines to add to files."""
     typed: dict[str, object] = {}
     written: list[str] = []
     step = _name_in_recipe(finding.step)

@@ -236,7 +236,7 @@ def count_extra_adapter_bytes(row: DiffusionPeak, case: DiffusionTraining) -> in
 
 
 def count_offloaded_bytes(case: DiffusionTraining) -> int:
-    """Return the bytes of 16-bit weights offloaded to CPU memory, less the largest block (on the GPU)."""
+    """Return the 16-bit weights offloaded to CPU memory, in bytes, without the largest block."""
     sizes = BLOCKS.get(case.family, ())[: case.away]
     return round((sum(sizes) - max(sizes)) * 2 * (1 + FRAGMENTATION)) if sizes else 0
 

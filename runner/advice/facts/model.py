@@ -199,7 +199,7 @@ def _text_after_answer(template: str, special: Mapping[str, str | None]) -> str 
 
 
 def _template(value: object) -> str:
-    """Return the chat template of a tokenizer_config.json. Of several templates, return the default."""
+    """Return the chat template of a tokenizer_config.json, or the default of several templates."""
     if isinstance(value, list):
         named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
         value = named.get("default")
