@@ -126,7 +126,7 @@ def _doubtful_part(step: Mapping[str, object]) -> dict[str, object]:
 
 
 def _is_sound(key: str, value: object) -> bool:
-    """Return True if a step key's value is certainly valid. False leaves the decision to the schema."""
+    """Return True if a step key's value is certainly valid, so that the schema check is skipped."""
     if key == "run":
         return _is_command(value)
     if key == "outputs" and type(value) is dict:

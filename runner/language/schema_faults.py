@@ -412,7 +412,7 @@ def _better_name(name: str, schema: Schema) -> str:
 
 
 def _mapping_around(error: ValidationError) -> Mapping[str, object]:
-    """Return the mapping around an invalid value, if the schema allows alternatives at this position."""
+    """Return the mapping around an invalid value, if the schema allows alternatives there."""
     found: Any = error.parent.instance if error.parent is not None else None
     return found if isinstance(found, dict) else {}
 

@@ -84,7 +84,7 @@ class _ScriptWriter:
 
 
 def _variables(variable: str, value: object, position: Position) -> list[tuple[str, object]]:
-    """Return the shell variables for a value. A list that is a whole word has one variable per item."""
+    """Return the shell variables for a value. A list as a whole word has one variable per item."""
     if not position.alone:
         return [(variable, value)]
     if isinstance(value, Unknown) and value.textless and LIST in value.kinds:
