@@ -358,7 +358,7 @@ class _BundleBuilder:
                     )
 
     def add_glob_matches(self) -> None:
-        """Add all files that the recipe's globs match, so that the globs match them on the worker too."""
+        """Add all files matched by the recipe's globs, so that they match on the worker too."""
         for match in self._glob_matches():
             if match not in self._files and match not in self._inputs:
                 self._files[match] = str(self._ws.root / match)

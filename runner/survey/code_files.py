@@ -33,7 +33,6 @@ def code_matches(base: str, text: str) -> list[str]:
 
 def files_below(base: str, folder: str) -> Iterator[str]:
     """Yield a directory's files, except hidden files, compiled files and virtual environments.
-    environments.
 
     Links to directories are not followed.
     """

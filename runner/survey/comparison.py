@@ -254,7 +254,7 @@ def _reports(attempt: AttemptRow) -> bool:
 
 
 def matrix_values(step: str) -> dict[str, str]:
-    """Parse the matrix values in a step ID as text, for example rank and lr of `s[rank=4]/train[lr=1]`."""
+    """Parse the matrix values in a step ID, such as rank and lr in `s[rank=4]/train[lr=1]`."""
     pairs = (pair.partition("=") for inside in _MATRIX.findall(step) for pair in inside.split(","))
     return {name: unquote(value) for name, equals, value in pairs if equals}
 

@@ -63,7 +63,7 @@ class EnvFiles:
         self._read: dict[str, Mapping[str, str]] = {}
 
     def values(self, paths: Iterable[str]) -> dict[str, str]:
-        """Return the merged variables of env files given by relative path. Later files take precedence.
+        """Return the merged variables of env files. Later files take precedence.
 
         Raises CannotRun.
         """

@@ -216,7 +216,6 @@ def import_advice(
     said: str, step: str, base: str, listed: Collection[str], starts: Sequence[Start]
 ) -> str:
     """Return advice for a failed import in a step's output, or "".
-    not below `base`.
 
     `listed` are the files of the attempt, `starts` the scripts of its command.
     """

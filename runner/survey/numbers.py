@@ -23,7 +23,6 @@ def read_metrics(
     ws: Workspace, plan: Plan, key: str, rule: MetricsSpec
 ) -> Mapping[str, Any] | None:
     """Read and store a cached result's metrics, or return None if its log or files are gone.
-    gone.
 
     Raises Invalid, naming the step, for a slow pattern.
     """

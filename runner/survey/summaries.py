@@ -38,7 +38,6 @@ _TRIAL = re.compile(r"^[^/\]]*\[[^\]]*\]")
 
 class MetricSummary(NamedTuple):
     """Summary of a metric over one or more attempts: last value, extremes, their steps, and count.
-    and its count.
 
     `curve` is a thumbnail with at most `CURVE` values. None means unknown.
     """
