@@ -72,7 +72,7 @@ class StepEstimate:
 
     @property
     def verdict(self) -> Verdict | None:
-        """FITS, TIGHT or NO; None if the training or the GPU is unknown."""
+        """Memory verdict: FITS, TIGHT or NO. None if the training or the GPU is unknown."""
         return (
             self.found.verdict(self.usable)
             if self.found is not None and self.usable is not None
@@ -81,7 +81,7 @@ class StepEstimate:
 
     @property
     def lines(self) -> list[str]:
-        """The estimate as lines for `recipe plan`."""
+        """Format the estimate as lines for `recipe plan`."""
         lines = [self.memory]
         if self.seconds is not None:
             lines.append(
@@ -95,7 +95,7 @@ class StepEstimate:
 
     @property
     def brief(self) -> str:
-        """A summary for one GPU model in one line: verdict, training time and cost, if known."""
+        """One-line summary for a GPU model: memory verdict, training time and cost, if known."""
         parts: list[str] = [self.verdict or "memory not known"]
         if self.seconds is not None:
             parts.append(f"{_format_range(*map(format_duration, self.seconds))} of training")
@@ -107,7 +107,7 @@ class StepEstimate:
 
     @property
     def is_guess(self) -> bool:
-        """Whether the time comes from formulas instead of measured runs."""
+        """True if the time comes from formulas instead of measured runs."""
         return self.basis.startswith(GUESS)
 
     @property
@@ -142,7 +142,7 @@ class StepEstimate:
 
     @property
     def memory(self) -> str:
-        """The memory estimate as one line."""
+        """The memory estimate as one line of text."""
         if self.found is None:
             return f"memory: not known ({self.unknown})"
         notes = [
@@ -222,7 +222,7 @@ def _load_hardware(own: tuple[Path, int, int] | None) -> Hardware:
 
 
 def estimate_plan(ws: Workspace, plan: Plan, numbers: Sequence[int]) -> dict[int, StepEstimate]:
-    """Return the estimates of the nodes `numbers` that train on GPUs."""
+    """Return the estimates of those plan nodes in `numbers` that train on GPUs."""
     found = {}
     for n in numbers:
         if (estimated := estimate_step(ws, plan, n)) is not None:
@@ -318,7 +318,7 @@ def find_gpus(asked: str | None, memory: int | None) -> list[GpuModel]:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One training to estimate: its recipe and inputs, and the GPUs that run it."""
+    """One training to estimate: its recipe, its inputs and its GPUs."""
 
     ws: Workspace
     step: str
@@ -332,7 +332,7 @@ class _Case:
 
     @property
     def blank(self) -> StepEstimate:
-        """An estimate of this case without memory and time."""
+        """An estimate of this training without memory and time."""
         return StepEstimate(self.step, None, gpu=self.label, usable=self.usable)
 
     def on(self, gpu: GpuModel) -> _Case:
@@ -389,7 +389,7 @@ def _read_text_training(case: _Case, model: Model) -> TrainingSetup | None:
 
 
 def _subtract_vllm(case: _Case) -> int | None:
-    """Return the usable bytes of a GPU without the fraction that vLLM reserves."""
+    """Return a GPU's usable bytes minus the fraction that vLLM reserves."""
     if case.usable is None or not case.inputs.get("use_vllm"):
         return case.usable
     return round(case.usable * (1 - float(case.inputs.get("vllm_memory", 0))))
@@ -512,7 +512,7 @@ def _describe_guess(what: str, gpu: GpuModel) -> str:
 def _select_gpu(
     gpu: GpuModel | None, wants: ResourceSpec
 ) -> tuple[GpuModel | None, str, int | None]:
-    """Return the GPU model, its label and its usable bytes, as far as the resources name them."""
+    """Return the requested GPU model, its label and its usable bytes, as far as they are known."""
     if gpu is None and wants.gpu:
         gpu = load_hardware().find_requested(str(wants.gpu), wants.gpu_memory)
     if gpu is not None:

@@ -33,7 +33,7 @@ class GpuModel:
         return self.capability >= 8.0
 
     def has_memory(self, size: int, *, tolerance: float = 0.03) -> bool:
-        """Return whether the nominal memory is about `size` bytes; `tolerance` is a fraction."""
+        """Return True if the GPU's nominal memory is about `size` bytes. `tolerance` is a fraction."""
         return abs(self.memory * 1e9 - size) <= tolerance * size
 
 
@@ -66,7 +66,7 @@ class DiffusionSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The content of recipes/hardware.yaml."""
+    """The GPU data in recipes/hardware.yaml."""
 
     gpus: tuple[GpuModel, ...]
     utilisation: tuple[float, float]
@@ -115,7 +115,7 @@ class Hardware:
         return best[0] if len(best) == 1 else None
 
     def estimate_usable(self, size: int) -> int:
-        """Return the usable bytes of a GPU of which only the nominal memory is known.
+        """Estimate the usable bytes of a GPU from its nominal memory size.
 
         The value is the lowest among known GPU models of that size, or else 97 %.
         """
@@ -207,7 +207,7 @@ def estimate_image_seconds(
 
 
 def find_row(rows: Sequence[DiffusionPeak], case: DiffusionTraining) -> DiffusionPeak | None:
-    """Return the table row with the least memory that covers this training; None if there is none.
+    """Return the table row with the least memory that covers this training, or None.
 
     Weights must be stored alike. The rank may be up to four times the row's rank, because a LoRA is
     a small part of the total: see `count_extra_adapter_bytes`.
@@ -228,7 +228,7 @@ def find_row(rows: Sequence[DiffusionPeak], case: DiffusionTraining) -> Diffusio
 
 
 def count_extra_adapter_bytes(row: DiffusionPeak, case: DiffusionTraining) -> int:
-    """Return the bytes that a training's LoRA needs beyond the row's LoRA.
+    """Return the additional bytes of a training's LoRA compared with the row's LoRA.
 
     The row's LoRA has weights, gradients and two AdamW moments, 32 bits each.
     """
@@ -236,7 +236,7 @@ def count_extra_adapter_bytes(row: DiffusionPeak, case: DiffusionTraining) -> in
 
 
 def count_offloaded_bytes(case: DiffusionTraining) -> int:
-    """Return the bytes of 16-bit weights in CPU memory, less the largest block (on the GPU)."""
+    """Return the 16-bit weights offloaded to CPU memory, in bytes, without the largest block."""
     sizes = BLOCKS.get(case.family, ())[: case.away]
     return round((sum(sizes) - max(sizes)) * 2 * (1 + FRAGMENTATION)) if sizes else 0
 

@@ -45,12 +45,12 @@ scratch space."""
 
 
 class UnknownConfig(ValueError):
-    """A config.json without a required value; the message names it."""
+    """Error for a config.json without a required value. The message names the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The shape of a decoder-only transformer: widths in elements, counts of weights."""
+    """Shape of a decoder-only transformer: widths in elements, and weight counts."""
 
     family: str
     layers: int
@@ -69,7 +69,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSetup:
-    """The settings that determine the memory of one device; lengths are in tokens."""
+    """Training settings that determine the memory of one device. Lengths are in tokens."""
 
     method: Method = "lora"
     length: int = 1024  # of one sequence
@@ -109,7 +109,7 @@ class TrainingSetup:
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """The peak bytes on each device: the likely value, a range and the summed terms."""
+    """Peak memory on each device in bytes: the likely value, a range and the summed terms."""
 
     bytes: int
     low: int
@@ -118,9 +118,10 @@ class MemoryEstimate:
     measured: str = ""
 
     def verdict(self, usable: float) -> Verdict:
-        """Compare the range with `usable` bytes.
+        """Return the verdict FITS, TIGHT or NO for a device with `usable` bytes.
 
-        FITS: the upper bound fits. NO: even the lower bound exceeds `usable`. TIGHT: in between.
+        FITS means that the upper bound fits, and NO that even the lower bound exceeds `usable`.
+        TIGHT is in between.
         """
         return "FITS" if self.high <= usable else "NO" if self.low > usable else "TIGHT"
 
@@ -209,7 +210,7 @@ def read(config: Mapping[str, Any]) -> Model:
 
 
 class _Part(NamedTuple):
-    """Weights of a part of a model."""
+    """Weight counts of one part of a model."""
 
     linear: int = 0  # weights of linear layers
     adapted: int = 0  # inputs + outputs of the linear layers that a LoRA adapts
@@ -225,7 +226,7 @@ class _Part(NamedTuple):
 
 
 def _language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the language model's part of a config.json; only this part of a vision model trains."""
+    """Return the language-model part of a config.json, the only trained part of a vision model."""
     text = config.get("text_config")
     if isinstance(text, Mapping) and "hidden_size" not in config:
         return {"model_type": config.get("model_type", ""), **text}
@@ -258,7 +259,7 @@ def _attention_part(
 def _feed_forward_part(
     config: Mapping[str, Any], family: str, hidden: int, layers: int
 ) -> tuple[_Part, int]:
-    """Return the weights of all feed-forward layers, and the width that one token uses."""
+    """Return the weights of all feed-forward layers, and the feed-forward width used per token."""
     matrices = 2 if family in _PLAIN else 3
 
     def matrices_of(width: int) -> _Part:
@@ -307,7 +308,7 @@ def _count_feed_forward_bias(
 def _count_end_weights(
     config: Mapping[str, Any], family: str, hidden: int, vocabulary: int, tied: bool
 ) -> int:
-    """Return the weights of embeddings, head and final norm."""
+    """Return the number of weights in embeddings, output head and final norm."""
     ends = vocabulary * hidden * (1 if tied else 2) + hidden * (2 if family in _PLAIN else 1)
     if family == "gpt2":
         ends += _whole(config, "n_positions", "max_position_embeddings", default=1024) * hidden
@@ -361,7 +362,7 @@ def _whole(config: Mapping[str, Any], *names: str, default: int | None = None) -
 
 
 class _Shards(NamedTuple):
-    """Number of devices that share each part of the state."""
+    """Number of devices that share each part of the training state."""
 
     weights: int
     gradients: int
@@ -369,7 +370,7 @@ class _Shards(NamedTuple):
 
 
 def _terms(model: Model, training: TrainingSetup) -> dict[str, float]:
-    """Return the bytes of each part of the peak memory, by name."""
+    """Return the bytes of each component of the peak memory, by name."""
     if training.optimizer not in _OPTIMIZERS:
         raise UnknownConfig(
             f'unknown optimizer "{training.optimizer}"; known optimizers: {", ".join(_OPTIMIZERS)}'
@@ -460,7 +461,7 @@ def _optimizer_bytes(training: TrainingSetup) -> float:
 
 
 def _scratch_bytes(training: TrainingSetup, shards: _Shards, trained: float) -> float:
-    """Return the temporary bytes of an optimizer step; only the unfused AdamW needs them."""
+    """Return the temporary bytes of an optimizer step, which only the unfused AdamW needs."""
     is_in_backward = training.method == "full" and training.in_backward
     if training.optimizer != "adamw" or is_in_backward:
         return 0.0
@@ -468,14 +469,14 @@ def _scratch_bytes(training: TrainingSetup, shards: _Shards, trained: float) -> 
 
 
 def _gathered_bytes(model: Model, training: TrainingSetup) -> float:
-    """Return the bytes of the layers that ZeRO 3 gathers: the current one and the next."""
+    """Return the bytes of the layers gathered by ZeRO 3: the current layer and the next."""
     width = 2.0 if training.method == "full" else _frozen_bytes(training)
     layers = 2 * width * model.linear / max(model.layers, 1)
     return layers + 2 * model.vocabulary * model.hidden
 
 
 def _peak_terms(model: Model, training: TrainingSetup, scratch: float) -> dict[str, float]:
-    """Return the largest temporary memory: of a backward pass, generation or the optimizer."""
+    """Return the largest temporary memory: of the backward pass, generation or the optimizer."""
     tokens = training.length * training.batch * (2 if training.pairs else 1)
     layer = layer_bytes(model, training) * tokens
     if training.checkpointing:
@@ -500,7 +501,7 @@ def _peak_terms(model: Model, training: TrainingSetup, scratch: float) -> dict[s
 
 
 def _stream_bytes(training: TrainingSetup) -> float:
-    """Return the bytes of a residual-stream element, which a checkpoint between layers holds."""
+    """Return the bytes of one residual-stream element, as stored by gradient checkpointing."""
     has_master = training.master and training.method == "full"
     return 4.0 if training.upcast or has_master or training.frozen == 32 else 2.0
 

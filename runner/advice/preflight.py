@@ -53,7 +53,7 @@ def check(
     python: str = "",
     allow: Iterable[str] = (),
 ) -> RuleFindings:
-    """Return the verdict of the rules about the nodes `numbers`.
+    """Check plan nodes with the preflight rules and return the verdict.
 
     `host` has the facts of a probed host, `python` is the value of `--python`. Raises NotFound for
     an unknown rule in `allow`, CannotRun for a missing Python, and Invalid for an invalid
@@ -90,7 +90,7 @@ def check(
 
 
 class _FactGatherer:
-    """Gathers the facts of each step; facts that steps share are gathered once."""
+    """Collector of each step's facts. Facts shared by steps are collected once."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class _FactGatherer:
         self._host = RuleFacts(host or {}, rules.NEEDS["host"], here)
 
     def gather(self, n: int) -> tuple[dict[str, object], bool]:
-        """Return every namespace of a step, and whether the step trains."""
+        """Return the facts of a step in every namespace, and whether the step trains."""
         plan = self._found.plan
         node, spec = plan.nodes[n], plan.specs()[n]
         scope = _scope(spec, node.id)
@@ -177,7 +177,7 @@ class _FactGatherer:
         return ToolSettings(merged, self._library.names)
 
     def _input_types_of(self, recipe: str) -> Mapping[str, str]:
-        """Return the input types of a recipe; empty if the recipe cannot be read."""
+        """Return the input types of a recipe, or nothing if the recipe cannot be read."""
         from ..errors import RecipeError
         from ..survey.recipes import input_types
 
@@ -273,7 +273,7 @@ class _FactGatherer:
     def _read_configs(
         self, n: int, named: Sequence[str]
     ) -> tuple[list[tuple[object, str, str]], list[str]]:
-        """Return a step's configuration files and the errors of unreadable ones.
+        """Return a step's parsed configuration files, and the errors of unreadable files.
 
         Each file is a tuple of its parsed content, name and path; the path is empty for files in
         `files`. Files in `named` count if the step can see them.
@@ -386,7 +386,7 @@ class _FactGatherer:
         return RuleFacts({}, unknown)
 
     def _kept_facts(self, n: int) -> dict[str, object]:
-        """Return facts of earlier attempts.
+        """Return facts about earlier attempts of a step.
 
         These are the newest checkpoints and, after a failure, the end of the log.
         """
@@ -425,7 +425,7 @@ class _FactGatherer:
 
 
 def _find_file(name: str, visible: Iterable[tuple[Path, list[str]]]) -> tuple[Path, bytes] | None:
-    """Return the path and content of a file that a step can see; None for any other file.
+    """Return the path and content of a file visible to a step, or None for any other file.
 
     Absolute paths are always visible.
     """
@@ -438,7 +438,7 @@ def _find_file(name: str, visible: Iterable[tuple[Path, list[str]]]) -> tuple[Pa
 
 
 def _covers(pattern: str, name: str) -> bool:
-    """Return whether a path pattern matches a file or contains it as a directory."""
+    """Return True if a path pattern matches a file or its parent directory."""
     return fnmatch.fnmatch(name, pattern) or name.startswith(f"{pattern.rstrip('/')}/")
 
 
@@ -462,7 +462,7 @@ def _read_log_tail(log: Path) -> str | None:
 
 
 def _scope(spec: StepSpec, id: str) -> dict[str, object]:
-    """Return the template namespaces of a step before it runs: no checkpoint, no host values."""
+    """Return the template namespaces of a step before its run: no checkpoint, no host values."""
     from ..language.template import StatePath
 
     state = {each.name: StatePath(each.path, {"latest": None}) for each in spec.state}

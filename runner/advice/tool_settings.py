@@ -20,7 +20,7 @@ from ..planning.step import StepSpec
 
 
 class UnknownSetting(Exception):
-    """An unknown fact; the message says how to find out."""
+    """Error for a fact that is unknown before the run. The message says how to find out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Origin:
 
 
 class Setting(NamedTuple):
-    """One setting; `value` is an `Unknown` if only a running step can tell."""
+    """One setting of a program. `value` is an `Unknown` if it is known only at run time."""
 
     key: str
     value: object
@@ -45,7 +45,7 @@ class Setting(NamedTuple):
 
 
 class ToolSettings(Mapping[str, object]):
-    """Settings by any of their names; declared settings take precedence over guesses.
+    """Settings of a program by name or alias. Declared settings take precedence over guesses.
 
     An unset setting is null. Reading a setting without a value before the run raises Unknown.
     """
@@ -108,9 +108,9 @@ class ToolSettings(Mapping[str, object]):
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word of a command line and its source in the recipe.
+    """One command-line word and its source in the recipe.
 
-    `text` is None if only a running step can tell the word.
+    `text` is None if the word is known only at run time.
     """
 
     text: str | None
@@ -118,7 +118,7 @@ class Word:
 
 
 def words(spec: StepSpec, scope: Mapping[str, Any]) -> list[Word]:
-    """Return the command of a step as words, as far as they are known.
+    """Return the known words of a step's command.
 
     Of a script these are the words of all its commands, one after another.
     """
@@ -204,7 +204,7 @@ def of_words(line: Sequence[Word]) -> Iterator[Setting]:
 def of_tree(
     tree: object, scope: Mapping[str, Any], file: str, found_at: str = "", at: str = ""
 ) -> Iterator[Setting]:
-    """Yield the leaves of a configuration by their paths.
+    """Yield the leaf settings of a configuration by their paths.
 
     Of a list of mappings the first counts. A mapping is yielded too, to say that it is there.
     """
@@ -226,7 +226,7 @@ def of_tree(
 
 
 def _leaf_value(leaf: object, scope: Mapping[str, Any], what: str) -> object:
-    """Return the value of a leaf; an `Unknown` if only a running step can tell."""
+    """Return the value of a configuration leaf, or an `Unknown` if it is known only at run time."""
     if not isinstance(leaf, str) or not has(leaf):
         return leaf
     try:
@@ -245,7 +245,7 @@ def of_inputs(inputs: Mapping[str, object]) -> Iterator[Setting]:
 
 
 def scalar(text: str) -> object:
-    """Return a word of a command line as the value it most likely is."""
+    """Convert a command-line word to its most likely typed value."""
     low = text.lower()
     if low in ("true", "false"):
         return low == "true"
@@ -274,14 +274,14 @@ def _key(name: str) -> str:
 
 
 def ends(key: str) -> Iterator[str]:
-    """Yield a dotted key and its shorter ends: `a.b.c`, `b.c`, `c`."""
+    """Yield a dotted key and its suffixes: `a.b.c`, `b.c`, `c`."""
     while key:
         yield key
         key = key.partition(".")[2]
 
 
 def _origin(leaf: object, otherwise: Origin) -> Origin:
-    """Return the input that a template reads, or else `otherwise`."""
+    """Return the input that a template reads as the origin, or else `otherwise`."""
     if isinstance(leaf, str) and has(leaf):
         read = references(leaf)
         if len(read) == 1 and read[0].path[0] == "inputs" and len(read[0].path) == 2:

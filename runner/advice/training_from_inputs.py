@@ -52,7 +52,7 @@ BLOCKS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class DiffusionTraining:
-    """The settings of a diffusion training, as in the table of recipes/hardware.yaml."""
+    """Settings of a diffusion training, for comparison with the table in recipes/hardware.yaml."""
 
     family: str
     method: str
@@ -79,11 +79,11 @@ def read_text_training(
     devices: int = 1,
     reward: Model | None = None,
 ) -> TrainingSetup | None:
-    """Return the settings of a language-model training; None if the sequence length is not set.
+    """Return the training settings of a language model from a recipe's inputs, or None.
 
-    `recipe` is NAME@VERSION. The length is `max_length`, or `max_prompt_length` plus
-    `max_completion_length`. Without `method`, a `rank` means lora. `reward` is the reward model's
-    shape.
+    None means that the sequence length is not set. `recipe` is NAME@VERSION. The length is
+    `max_length`, or `max_prompt_length` plus `max_completion_length`. Without `method`, a `rank`
+    means lora. `reward` is the reward model's shape.
     """
     name = recipe.partition("@")[0]
     length = _whole(inputs, "max_length")
@@ -161,7 +161,7 @@ def count_samples(inputs: Mapping[str, Any]) -> int | None:
 
 
 class MemorySaving(NamedTuple):
-    """An input change that reduces memory, and its cost."""
+    """An input change that reduces GPU memory, and its cost."""
 
     inputs: dict[str, Tree]  # to set
     price: str  # disadvantage, for messages

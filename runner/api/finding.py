@@ -17,7 +17,7 @@ SHOWN: Final = 3
 
 
 def find_run(store: Store, word: str) -> RunRow:
-    """Return the run with this name, ID or unique part of an ID; `last~1` is the second latest run.
+    """Find a run by name, ID or unique part of an ID; `last~1` is the second latest run.
 
     Raises NotFound.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ForecastRequest(NamedTuple):
-    """A planned run, with its driver and limits."""
+    """A run to forecast, with its driver and limits."""
 
     recipe: Recipe
     start: Start
@@ -66,7 +66,7 @@ def forecast_run(
 
 
 def _machine(step: str, shelves: Sequence[Shelf]) -> Facts:
-    """Return the best offer for a step, or the reason if no offer matches."""
+    """Return the best GPU offer for a step, or the reason if no offer matches."""
     ranked = rank_offers(shelves)
     if not ranked:
         shelf = shelves[0]

@@ -35,7 +35,7 @@ def list_workers(ws: Workspace) -> list[Facts]:
 
 
 def list_queue(ws: Workspace) -> list[Facts]:
-    """Return the waiting runs of a workspace in the order in which workers claim them, with reasons."""
+    """List the queued runs of a workspace in claim order, with the reasons why they wait."""
     rows = _open_runs(ws)
     by_id = {row.id: row for row in rows}
     return [
@@ -52,7 +52,7 @@ def list_queue(ws: Workspace) -> list[Facts]:
 
 
 def wait_of(ws: Workspace, row: RunRow) -> Facts | None:
-    """Return a run's queue position and the reason why it waits, or None if it does not wait."""
+    """Return a run's queue position and the reason why it waits, or None if it is not queued."""
     if row.state not in ("QUEUED", "ACTIVE") or ws.store.runs.live(row.id):
         return None
     found = next((each for each in _waits(ws, _open_runs(ws)) if each.run == row.id), None)
@@ -93,7 +93,7 @@ def _waits(ws: Workspace, rows: Sequence[RunRow]) -> list[Wait]:
 
 
 def _taker(worker: WorkerRow, busy: set[str]) -> Taker:
-    """Return what a worker accepts. `busy` holds the names of workers with a run."""
+    """Return which runs a worker accepts. `busy` holds the names of workers with a run."""
     return Taker(
         worker.driver,
         _texts(worker.labels),
@@ -143,7 +143,7 @@ def _worker(worker: WorkerRow, runs: list[str], live: set[str]) -> Facts:
 
 
 def _unregistered_worker(name: str, runs: list[str], live: set[str]) -> Facts:
-    """Describe a process that executes one run and takes no others, such as `recipe run`."""
+    """Describe a process such as `recipe run`, which executes one run and claims no others."""
     return {
         "worker": name,
         "alive": bool(live.intersection(runs)),

@@ -34,7 +34,7 @@ class Import(NamedTuple):
 
 
 class Imports(NamedTuple):
-    """The imports of a file, the names in its `__all__`, and doubts about completeness.
+    """Imports of a Python file, the names in its `__all__`, and doubts about completeness.
 
     A doubt is a sentence without its subject, the file.
     """
@@ -45,7 +45,7 @@ class Imports(NamedTuple):
 
     @property
     def module_names(self) -> tuple[str, ...]:
-        """Every name that may be a module of another package, such as `a` and `a.b`."""
+        """All names that may be modules of other packages, such as `a` and `a.b`."""
         names: dict[str, None] = {}
         for each in self.found:
             if not each.level:
@@ -55,7 +55,7 @@ class Imports(NamedTuple):
 
     @classmethod
     def load(cls, row: Sequence[Any]) -> Imports:
-        """Return the imports from their JSON array."""
+        """Load imports from their JSON array."""
         found, exported, doubts = row
         return cls(
             tuple(Import(level, module, tuple(names)) for level, module, names in found),
@@ -65,7 +65,7 @@ class Imports(NamedTuple):
 
 
 class EntryPoint(NamedTuple):
-    """A script path or a module name in a command."""
+    """A script path or module name started by a command."""
 
     kind: Literal["script", "module"]
     name: str
@@ -74,7 +74,7 @@ class EntryPoint(NamedTuple):
 def find_starts(
     run: Sequence[Tree] | str | None, accelerate: Mapping[str, Tree] | None
 ) -> list[EntryPoint]:
-    """Return the distinct scripts and modules in a command, as written.
+    """Return the distinct scripts and modules started by a command, as written.
 
     Words with a template are left out.
     """
@@ -110,7 +110,7 @@ def _started_by_accelerate(block: Mapping[str, Tree]) -> Iterator[EntryPoint]:
 
 
 def _texts(run: Sequence[Tree]) -> Iterator[str]:
-    """Yield the texts of a command, including nested lists."""
+    """Yield the words of a command, including words in nested lists."""
     for item in run:
         if isinstance(item, list):
             yield from _texts(item)

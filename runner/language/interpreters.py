@@ -22,7 +22,7 @@ Role: TypeAlias = Literal["code", "name", "number", "operand", "one", "program"]
 
 
 class CommandWord(NamedTuple):
-    """One word of a command.
+    """One word of a shell command.
 
     `text` has no quotes. `redirect` is the operator before the word.
     """
@@ -34,7 +34,7 @@ class CommandWord(NamedTuple):
 
 
 class Ruling(NamedTuple):
-    """The values allowed between two offsets, because of the command `by`."""
+    """Restriction on template values between two offsets, imposed by the command `by`."""
 
     role: Role
     start: int
@@ -43,7 +43,7 @@ class Ruling(NamedTuple):
 
 
 class SourceWords(NamedTuple):
-    """The words that the interpreter `by` evaluates, and whether it evaluates its input."""
+    """Words evaluated as code by the interpreter `by`, and whether it also evaluates its input."""
 
     by: str = ""
     words: Sequence[CommandWord] = ()
@@ -51,7 +51,7 @@ class SourceWords(NamedTuple):
 
 
 class _Program(NamedTuple):
-    """The ways in which an interpreter receives code.
+    """Options through which an interpreter receives code.
 
     Letters of options: `code` for options with code as argument, `file` for options with a code
     file, `input` for options that read code from the input. `takes`: options with any other
@@ -159,7 +159,7 @@ def rulings(words: Sequence[CommandWord]) -> Iterator[Ruling]:
 
 
 def assignment(word: CommandWord) -> tuple[str, Role | None] | None:
-    """Return the variable that a word sets and the role of its value; None without one."""
+    """Return the variable set by an assignment word and the role of its value, or None."""
     found = _FIXED_ASSIGNMENT.match(word.text)
     if found is None:
         return None
@@ -185,7 +185,7 @@ def find_evaluated(words: Sequence[CommandWord]) -> Iterator[str]:
 
 
 def declares(words: Sequence[CommandWord], name: str, arrays: Container[str]) -> bool:
-    """Return whether a command, as far as it was read, may set an array variable.
+    """Return True if a partly read command may set an array variable.
 
     The variable is in `arrays`, or the command declares it as an array.
     """
@@ -214,7 +214,7 @@ def _strip_prefixes(words: Sequence[CommandWord]) -> list[CommandWord]:
 
 
 def _options(command: Sequence[CommandWord]) -> str:
-    """Return the letters of all options of a command."""
+    """Return the letters of all single-letter options of a command."""
     return "".join(word.text[1:] for word in command[1:] if word.text[:1] in ("-", "+"))
 
 
@@ -251,7 +251,7 @@ def _trap(command: Sequence[CommandWord]) -> Iterator[Ruling]:
 
 
 def _names(command: Sequence[CommandWord], takes: str) -> Iterator[Ruling]:
-    """Yield the restrictions on operands that name variables.
+    """Yield the restrictions on operands that are variable names.
 
     `takes` has the letters of options with another argument.
     """
@@ -263,7 +263,7 @@ def _names(command: Sequence[CommandWord], takes: str) -> Iterator[Ruling]:
 
 
 def _role_of_name(before: str, word: CommandWord, takes: str, options: str) -> Role | None:
-    """Return the role of a value in an operand; None if any text is allowed."""
+    """Return the role of a template value in an operand, or None if any text is allowed."""
     found = assignment(word)
     if found is None:
         is_option = takes and (
@@ -277,7 +277,7 @@ def _role_of_name(before: str, word: CommandWord, takes: str, options: str) -> R
 
 
 def _after_option(command: Sequence[CommandWord], option: str) -> Iterator[Ruling]:
-    """Yield the rulings of `printf -v` and `wait -p`, whose option names a variable.
+    """Yield the restrictions of `printf -v` and `wait -p`, whose option argument is a variable name.
 
     No operand may become this option.
     """
@@ -335,7 +335,7 @@ def source(words: Sequence[CommandWord]) -> SourceWords:
 
 
 def _source_of_head(command: Sequence[CommandWord]) -> SourceWords:
-    """Return the words that a command such as `ssh` or `xargs` evaluates."""
+    """Return the words evaluated by a command such as `ssh` or `xargs`."""
     head = command[0].text
     name = _base(head)
     if name in _READ_ANY_WORD:
@@ -346,12 +346,12 @@ def _source_of_head(command: Sequence[CommandWord]) -> SourceWords:
 
 
 def _add(found: SourceWords, more: SourceWords) -> SourceWords:
-    """Return the words of both; the first interpreter gives the name."""
+    """Merge two sets of evaluated words. The first interpreter gives the name."""
     return SourceWords(found.by or more.by, [*found.words, *more.words], found.input or more.input)
 
 
 def _values_of_env(command: Sequence[CommandWord]) -> list[CommandWord]:
-    """Return the options of `env`, and values that may become options, before its command."""
+    """Return the words of `env` before its command that are or may become options."""
     own = takewhile(
         lambda word: word.text.startswith((VALUE, "-")) or "=" in word.text, command[1:]
     )
@@ -359,7 +359,7 @@ def _values_of_env(command: Sequence[CommandWord]) -> list[CommandWord]:
 
 
 def _read_arguments(arguments: Sequence[CommandWord], program: _Program) -> SourceWords:
-    """Return the options of an interpreter and the words with code.
+    """Return the options of an interpreter and the words that contain code.
 
     Without an option for code, the first operand is the code, or else the input.
     """
@@ -385,7 +385,7 @@ def _read_arguments(arguments: Sequence[CommandWord], program: _Program) -> Sour
 
 
 def _reads_from_input(text: str, program: _Program) -> bool:
-    """Return whether an argument makes an interpreter read its input, such as `-` or `sh -s`."""
+    """Return True if an argument makes an interpreter read code from its input, as `-` does."""
     if _INPUT.fullmatch(text):
         return True
     option = f"-[A-Za-z]*[{program.input}][A-Za-z]*"
@@ -393,24 +393,24 @@ def _reads_from_input(text: str, program: _Program) -> bool:
 
 
 def _names_source(text: str, program: _Program) -> bool:
-    """Return whether the argument of this option is code or names a code file."""
+    """Return True if the argument of an option is code or a code file."""
     if _is_code(text, program):
         return True
     return bool(program.file and re.fullmatch(f"-[A-Za-z]*[{program.file}]", text))
 
 
 def _takes_argument(text: str, program: _Program) -> bool:
-    """Return whether this option has an argument; a shell's may end a group of letters."""
+    """Return True if an option has an argument. In shells, the option may end a letter group."""
     return text in program.takes or (program is _SHELL and f"-{text[-1]}" in program.takes)
 
 
 def _is_code(text: str, program: _Program) -> bool:
-    """Return whether the argument of this option is code."""
+    """Return True if the argument of an option is code."""
     return text in _CODE_AT_LENGTH or re.match(f"-[A-Za-z]*[{program.code}]", text) is not None
 
 
 def _reads_input(name: str, command: Sequence[CommandWord]) -> bool:
-    """Return whether a command of _READ_ANY_WORD evaluates its input."""
+    """Return True if a command such as `source` or `su` evaluates its input."""
     match name:
         case "source" | ".":
             return any(_INPUT.fullmatch(word.text) for word in command[1:])
@@ -429,7 +429,7 @@ def _reads_input(name: str, command: Sequence[CommandWord]) -> bool:
 
 
 def _inner_reads_input(carried: Sequence[CommandWord]) -> bool:
-    """Return whether the command inside `ssh` or `sudo` evaluates its input.
+    """Return True if the command inside `ssh` or `sudo` evaluates its input.
 
     Without a command, these start a shell.
     """
@@ -451,7 +451,7 @@ def _skip_host(command: Sequence[CommandWord]) -> int:
 
 
 def _program(text: str) -> _Program | None:
-    """Return the interpreter that a word names; None if it is not an interpreter."""
+    """Return the interpreter named by a word, or None for other programs."""
     name = _base(text)
     return next((program for pattern, program in _PROGRAMS if pattern.fullmatch(name)), None)
 

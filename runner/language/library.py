@@ -24,7 +24,7 @@ _HEAD_BYTES = 65536
 
 
 class LibraryEntry(NamedTuple):
-    """A recipe with its summary from the first lines.
+    """A recipe file with its summary, read from the first lines.
 
     `origin` is the package with the recipe; empty for the library and for workspace files.
     """
@@ -41,7 +41,7 @@ class LibraryEntry(NamedTuple):
 
 
 def fixtures() -> Path:
-    """Return the directory for `{{ fixtures }}`."""
+    """Return the directory of shipped fixtures, for `{{ fixtures }}` in templates."""
     return shipped() / "fixtures"
 
 
@@ -51,7 +51,7 @@ def schema_text() -> str:
 
 
 def entries() -> list[LibraryEntry]:
-    """Return all library recipes, then the recipes of each other package.
+    """List all library recipes, then the recipes of other installed packages.
 
     Sorted by name, newest version first.
     """
@@ -62,7 +62,7 @@ def entries() -> list[LibraryEntry]:
 
 
 def faults() -> list[Problem]:
-    """Return the problems of other packages: duplicate recipe names and missing folders."""
+    """Return the problems of other recipe packages: duplicate recipe names, missing folders."""
     ours = {entry.name for entry in _entries(shipped() / "recipes", "")}
     entries_of: dict[str, list[LibraryEntry]] = {}
     for entry in _list_package_recipes():
@@ -81,7 +81,7 @@ def faults() -> list[Problem]:
 
 
 def list_recipes(folder: Path) -> list[LibraryEntry]:
-    """Return every recipe file in `folder` by file name; empty if the folder is unreadable."""
+    """List the recipe files in `folder` by file name, or none if the folder is unreadable."""
     try:
         paths = sorted(
             path for path in folder.iterdir() if path.suffix in (".yaml", ".yml") and path.is_file()
@@ -100,7 +100,7 @@ def list_recipes(folder: Path) -> list[LibraryEntry]:
 
 
 def find(name: str, workspace: Path) -> Path:
-    """Return the file of a recipe: `flux-lora@1`, `flux-lora` (the newest version), or a path.
+    """Find a recipe file by name (`flux-lora@1`), by name without version (newest), or by path.
 
     Paths are relative to `workspace`. Other packages are searched only for names that the library
     lacks, so they cannot replace library recipes. Raises NotFound, and Invalid if two packages have
@@ -129,7 +129,7 @@ def find(name: str, workspace: Path) -> Path:
 
 
 def _find_package_files(name: str) -> dict[tuple[str, int], Path]:
-    """Return the recipes of other packages by name and version.
+    """Return the recipe files of other packages for a name, by name and version.
 
     Raises Invalid if several packages have recipes called `name`.
     """
@@ -156,7 +156,7 @@ def _no_recipe(name: str, known: set[str], workspace: Path) -> NotFound:
 
 
 def resolve(location: CallerLocation, word: str | None) -> str:
-    """Return the recipe for a command-line word: a path in the workspace or a library name.
+    """Resolve a command-line word to a recipe path in the workspace or a library name.
 
     `train` is the file train.yaml in the caller's directory or the workspace, or else a library
     recipe. Without a word it is recipe.yaml. Raises NotFound.
@@ -180,7 +180,7 @@ def resolve(location: CallerLocation, word: str | None) -> str:
 
 
 def _find_file(location: CallerLocation, stem: str) -> str:
-    """Return `stem`.yaml or .yml in the caller's directory or the workspace, or an empty text."""
+    """Find `stem`.yaml or .yml in the caller's directory or the workspace, or return ""."""
     for folder in dict.fromkeys((location.below, "")):
         for name in (f"{stem}.yaml", f"{stem}.yml"):
             file = f"{folder}/{name}" if folder else name
@@ -190,13 +190,13 @@ def _find_file(location: CallerLocation, stem: str) -> str:
 
 
 def resolve_path(location: CallerLocation, word: str) -> str:
-    """Return the recipe for a word that is a path, like `resolve`."""
+    """Resolve a command-line word that is a path to a recipe."""
     found = location.typed(word)
     return found if "/" in found else f"./{found}"
 
 
 def _list_package_recipes() -> list[LibraryEntry]:
-    """Return the recipes of other packages, each file once."""
+    """List the recipes of other installed packages, each file once."""
     found: dict[Path, LibraryEntry] = {}
     for each in extensions.find_extensions(extensions.RECIPES):
         folder = extensions.find_folder(each)
@@ -206,7 +206,7 @@ def _list_package_recipes() -> list[LibraryEntry]:
 
 
 def _clash(name: str, brought: list[LibraryEntry], ours: bool) -> Problem | None:
-    """Return the problem of a recipe name in several packages, or in a package and the library.
+    """Return the problem of a recipe name provided by several packages, or None.
 
     None if all versions are from one package.
     """
@@ -223,7 +223,7 @@ def _entries(folder: Path, origin: str) -> list[LibraryEntry]:
 
 
 def _files(folder: Path) -> list[tuple[Path, re.Match[str]]]:
-    """Return the recipe files in a folder, with the match of name and version."""
+    """List the recipe files in a folder, with the regex match of name and version."""
     found: list[tuple[Path, re.Match[str]]] = []
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _NAME.fullmatch(path.stem) if path.suffix == ".yaml" else None
@@ -256,7 +256,7 @@ def _head(path: Path) -> str:
 
 
 def _summary(head: str) -> str:
-    """Return the value of the top-level line `summary: …`, read without a YAML parser for speed."""
+    """Return a recipe's top-level `summary` line, read without a YAML parser for speed."""
     found = re.search(r"^summary:[ \t]*(.*?)[ \t]*$", head, re.MULTILINE)
     if found is None:
         return ""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class SchemaFault(NamedTuple):
-    """A problem with its path in the value, before its line is known."""
+    """A schema violation with its path in the document, before its line is known."""
 
     code: str
     message: str
@@ -43,7 +43,7 @@ class _Mismatch:
 
 
 def explain(error: ValidationError, above: Where = ()) -> Iterator[SchemaFault]:
-    """Yield the faults behind a jsonschema error.
+    """Convert a jsonschema error to readable faults.
 
     `above` is the path of the parent error, if this error belongs to one of several alternatives.
     """
@@ -93,7 +93,7 @@ def _missing_keys(mismatch: _Mismatch) -> Iterator[SchemaFault]:
 
 
 def _any_of(mismatch: _Mismatch) -> Iterator[SchemaFault]:
-    """Yield the faults of the intended alternative, or one fault that names all alternatives.
+    """Yield the faults of the probably intended `anyOf` alternative, or one fault naming all.
 
     The intended alternative accepts the value's type, and for mappings has the most keys in common.
     """
@@ -113,7 +113,7 @@ def _any_of(mismatch: _Mismatch) -> Iterator[SchemaFault]:
 
 
 def _is_of_another_kind(error: ValidationError) -> bool:
-    """Return whether the value's type does not match an alternative.
+    """Return True if a value's type does not match an `anyOf` alternative.
 
     An alternative with a single allowed word matches only that word.
     """
@@ -125,7 +125,7 @@ def _is_of_another_kind(error: ValidationError) -> bool:
 
 
 def _count_known_keys(schema: Schema, value: object) -> int:
-    """Return how many keys of a mapping exist in a schema."""
+    """Count the keys of a mapping that exist in a schema."""
     if not isinstance(value, dict):
         return 0
     known = schema.get("properties", {})
@@ -133,7 +133,7 @@ def _count_known_keys(schema: Schema, value: object) -> int:
 
 
 def _one_of(mismatch: _Mismatch) -> Iterator[SchemaFault]:
-    """Yield the fault of a mapping with several or none of the exclusive keys.
+    """Yield the fault of a mapping with none or several of its mutually exclusive keys.
 
     No fault if one of them is misspelt, because the unknown key is reported itself.
     """
@@ -302,7 +302,7 @@ def _unknown_key(key: str, known: tuple[str, ...], path: Where) -> SchemaFault:
 
 
 def _fix_of_key(key: str, known: tuple[str, ...], path: Where) -> str:
-    """Return the fix for an unknown key."""
+    """Return a suggested fix for an unknown key."""
     if key in _PLACES and path[:1] in ((), ("steps",)):
         return _PLACE_FIX
     near = _nearest_key(key, known)
@@ -318,7 +318,7 @@ def _fix_of_key(key: str, known: tuple[str, ...], path: Where) -> str:
 
 @lru_cache(1000)
 def _nearest_key(key: str, known: tuple[str, ...]) -> str:
-    """Return the known key, or the other tool's key, most similar to a key."""
+    """Return the known key, or known alias from another tool, most similar to a key."""
     elsewhere = [
         word for word, ours in _KEYS_ELSEWHERE.items() if ours in known and word not in known
     ]
@@ -328,14 +328,14 @@ def _nearest_key(key: str, known: tuple[str, ...]) -> str:
 
 
 def _is_misspelt(schema: Schema, value: Mapping[str, object], keys: Sequence[str]) -> bool:
-    """Return whether an unknown key of a mapping probably means one of these keys."""
+    """Return True if an unknown key of a mapping is probably a misspelling of one of `keys`."""
     known = tuple(schema.get("properties", ()))
     near = [_nearest_key(key, known) for key in value if key not in known]
     return any(word in keys or _KEYS_ELSEWHERE.get(word) in keys for word in near)
 
 
 def _fix_indentation(path: Where) -> str:
-    """Return the fix for a step that is named like a key of steps."""
+    """Return the indentation fix for a step whose name is a key of steps."""
     if len(path) == 2 and path[0] == "steps" and path[1] in load()["$defs"]["step"]["properties"]:
         return f'indent it further, if it is "{path[1]}" of the step above'
     return ""
@@ -407,7 +407,7 @@ def _fix_of_text(value: str, path: Where, schema: Schema) -> str:
 
 
 def _better_name(name: str, schema: Schema) -> str:
-    """Return a fix with a valid name derived from an invalid one."""
+    """Suggest a valid name derived from an invalid name."""
     if "A-Z" in schema.get("pattern", ""):
         return ""
     lower = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
@@ -418,7 +418,7 @@ def _better_name(name: str, schema: Schema) -> str:
 
 
 def _mapping_around(error: ValidationError) -> Mapping[str, object]:
-    """Return the mapping that contains the wrong value, if the schema allows alternatives there."""
+    """Return the mapping around an invalid value, if the schema allows alternatives there."""
     found: Any = error.parent.instance if error.parent is not None else None
     return found if isinstance(found, dict) else {}
 
@@ -444,7 +444,7 @@ _SECTIONS = {"steps": "step", "inputs": "input", "presets": "preset"}
 
 
 def _describe(path: Where) -> str:
-    """Return the name of the value at `path` for messages: `"deps[0]" of step "train"`."""
+    """Describe a document path for messages, such as `"deps[0]" of step "train"`."""
     owner, rest = "the recipe", path
     if len(path) > 1 and path[0] in _SECTIONS:
         owner, rest = f'{_SECTIONS[str(path[0])]} "{_shorten(path[1])}"', path[2:]
@@ -456,7 +456,7 @@ def _describe(path: Where) -> str:
 
 
 def _describe_value(value: object) -> str:
-    """Return a short form of a value for messages."""
+    """Format a value briefly for messages."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:

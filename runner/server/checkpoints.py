@@ -65,7 +65,7 @@ async def checkpoints(run: str, room: InRoom, planner: InPlanner) -> CheckpointL
 
 
 def read_checkpoints(room: ServedWorkspace, run: str) -> CheckpointList:
-    """Return the checkpoints of a run in this workspace. Raises Refused, or a RecipeError."""
+    """Return the checkpoints of a run. Raises Refused, or a RecipeError."""
     with room.open_workspace() as ws:
         try:
             found = find_checkpoints(ws, run_of(ws, run)).facts()
@@ -84,7 +84,7 @@ async def resume(run: str, room: InRoom, planner: InPlanner, chosen: Chosen) -> 
 
 
 def set_checkpoint(room: ServedWorkspace, run: str, chosen: Chosen) -> ChosenView:
-    """Set aside newer checkpoints. Raises Refused, or a RecipeError."""
+    """Set aside checkpoints newer than the chosen checkpoint. Raises Refused, or a RecipeError."""
     with room.open_workspace() as ws:
         row = run_of(ws, run)
         try:

@@ -99,7 +99,7 @@ SMALL: Final = 1024
 
 
 def accepts_gzip(request: Request) -> bool:
-    """Return True if the client accepts gzip."""
+    """Return True if the client accepts gzip compression."""
     offered = request.headers.get("accept-encoding", "").split(",")
     return any(
         word.strip().lower() == "gzip" and quality.replace(" ", "") not in ("q=0", "q=0.0")

@@ -179,7 +179,7 @@ async def deploy(asked: Deploy, room: InRoom, planner: InPlanner) -> Executed:
 
 
 def _log_ignored(done: Executed) -> Executed:
-    """Log the ignored fields of a stored job, and return the job."""
+    """Log the ignored fields of a stored platform job, and return the job."""
     if done.ignored:
         _log.warning("job %s: ignored: %s", done.job_id, "; ".join(done.ignored))
     return done
@@ -245,12 +245,12 @@ def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
 
 
 def _printable(name: str) -> str:
-    """Return the start of a received name, with unprintable characters replaced for the log."""
+    """Return the start of a received name, with unprintable characters replaced."""
     return "".join(each if each.isprintable() else "?" for each in name[:200])
 
 
 def _training_gpus(recipe: Recipe, chosen: Preset | None, asked: Job) -> int:
-    """Return the number of GPUs of a job's training step."""
+    """Return the GPU count of a platform job's training step."""
     if asked.resources.gpus is not None:
         return asked.resources.gpus
     shared = recipe.resources
@@ -260,7 +260,7 @@ def _training_gpus(recipe: Recipe, chosen: Preset | None, asked: Job) -> int:
 
 
 def _input_for(recipe: Recipe, kinds: tuple[str, ...], field: str) -> str:
-    """Return the first recipe input for the value of a job field. Raises Refused."""
+    """Return the first recipe input suitable for a job field. Raises Refused."""
     found = pod.first_input(recipe, kinds)
     if found is None:
         raise Refused(
@@ -346,7 +346,7 @@ async def resume(
 
 
 def go_back(room: ServedWorkspace, run: str, path: str) -> None:
-    """Set aside checkpoints of a paused run that are newer than the checkpoint at `path`.
+    """Set aside a paused run's checkpoints that are newer than the checkpoint at `path`.
 
     `path` may be the end of a path. Raises Refused.
     """

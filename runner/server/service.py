@@ -430,7 +430,7 @@ def _count_machines(ws: Workspace, registry: CollectorRegistry) -> None:
 
 
 def _count_seconds(ws: Workspace, registry: CollectorRegistry) -> None:
-    """Measure the time in each state of the latest runs."""
+    """Measure the time that the latest runs spent in each state."""
     spent = Gauge(
         "recipe_state_seconds",
         f"Total seconds of the latest {LATEST} runs in each state",

@@ -38,7 +38,7 @@ _STARTERS: Final = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|accelerate|uv)"
 
 
 def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem]:
-    """Yield a warning for each option that a script will reject.
+    """Yield a warning for each command-line option that a script will reject.
 
     `read` returns the imports of a file by its absolute path.
     """
@@ -60,7 +60,7 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
 def _option_faults(
     base: str, step: Step, start: EntryPoint, imported: ImportedFiles, made: Collection[str]
 ) -> Iterable[WordFault]:
-    """Return the faults of a script's options; empty if the script or its options are uncertain."""
+    """Return the faults of a script's command-line options, or none if they are uncertain."""
     words = _given_words(step, start)
     # A dynamically named module adds no options unless it receives the parser, which is checked.
     is_uncertain = any(not doubt.endswith(BY_VALUE) for _, doubt in imported.doubts)
@@ -102,7 +102,7 @@ def _problem(recipe: Recipe, step: Step, start: EntryPoint, fault: WordFault) ->
 
 
 def _given_words(step: Step, start: EntryPoint) -> list[GivenWord] | None:
-    """Return the options that a step passes to its script; None if uncertain."""
+    """Return the options that a step passes to its script, or None if uncertain."""
     if step.accelerate is not None:
         args = step.accelerate.get("args") or {}
         where: Where = (*step.origin, "accelerate", "args")
@@ -121,7 +121,7 @@ def _given_words(step: Step, start: EntryPoint) -> list[GivenWord] | None:
 
 
 def _first(run: Sequence[Tree]) -> str:
-    """Return the program of a list of arguments."""
+    """Return the program of an argument list."""
     item = run[0] if run else ""
     return _first(item) if isinstance(item, list) else str(item)
 
@@ -147,7 +147,7 @@ def _version(path: str) -> tuple[int, int, int]:
 def _read_options(
     base: str, script: str, files: tuple[tuple[str, tuple[int, int, int]], ...]
 ) -> ScriptOptions | None:
-    """Return the options of a script. The file versions are part of the cache key."""
+    """Read a script's command-line options. `files` with versions is part of the cache key."""
     trees = {file: _parse_file(f"{base}/{file}", version) for file, version in files}
     return options_of(script, trees)
 

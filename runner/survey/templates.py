@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def refuse_unrenderable(ws: Workspace, found: Survey) -> None:
-    """Raise Invalid, with every location, if a step that may run cannot be rendered."""
+    """Raise Invalid, with all locations, if templates of a step that may run cannot be rendered."""
     nodes = [n for n in found.todo if found.verdicts[n].answer in ("run", "maybe")]
     if nodes:
         refuse_nodes(ws, found.source, found.request, found.plan, nodes, found.globs)
@@ -33,7 +33,7 @@ def refuse_nodes(
     nodes: Iterable[int],
     known: dict[str, tuple[str, ...]],
 ) -> None:
-    """Raise Invalid if one of these nodes cannot be rendered.
+    """Raise Invalid if the templates of one of these plan nodes cannot be rendered.
 
     `known` has the matches of globs below outputs.
     """

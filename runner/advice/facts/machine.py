@@ -62,7 +62,10 @@ def facts(name: str, said: bytes) -> dict[str, object]:
 
 
 def _provider(name: str, said: Iterable[str]) -> str | None:
-    """Return the provider of a rented host, by its own report or address; None if not rented."""
+    """Return the provider of a rented host, or None if the host is not rented.
+
+    The provider is recognized by the host's own report or by its address.
+    """
     for provider in said:
         if provider in _PROVIDERS:
             return provider
@@ -77,7 +80,7 @@ _PROVIDERS: Final = {"vast": ".vast.ai", "runpod": ".runpod.io"}
 
 
 def offer(host: RuleFacts) -> dict[str, object]:
-    """Return the facts of a rental offer that the machine itself shows.
+    """Return the facts of a rental offer that the rented machine itself shows.
 
     Only the provider knows the remaining hours and the verification.
     """
@@ -91,7 +94,7 @@ def offer(host: RuleFacts) -> dict[str, object]:
 
 
 def here(root: Path) -> dict[str, object]:
-    """Return the facts of this machine; `root` selects the disk.
+    """Return the hardware facts of this machine. `root` selects the disk.
 
     Raises Unknown after a timeout.
     """
@@ -108,7 +111,7 @@ def here(root: Path) -> dict[str, object]:
 
 
 async def ask(driver: Any) -> dict[str, object]:
-    """Return the facts of the first host of a driver that answers.  Raises DriverError."""
+    """Return the hardware facts of a driver's first host that answers. Raises DriverError."""
     from ...hosts.probe import visit
 
     failed: DriverError | None = None
@@ -132,7 +135,7 @@ async def ask(driver: Any) -> dict[str, object]:
 
 
 def gpu(step: RuleFacts, host: RuleFacts) -> dict[str, object]:
-    """Return the facts of the step's GPU: the probed host's, or else those of the resources."""
+    """Return the facts of the step's GPU, from the probed host or else from the step's resources."""
     found: dict[str, object] = {}
     try:
         if (host["gpus"] or 0) > 0:  # type: ignore[operator]
@@ -159,7 +162,7 @@ def gpu(step: RuleFacts, host: RuleFacts) -> dict[str, object]:
 
 
 def kind_of(name: object) -> Any:
-    """Return the GPU model with this name from recipes/hardware.yaml; None if it is unknown."""
+    """Return the GPU model with this name from recipes/hardware.yaml, or None if it is unknown."""
     from ...errors import NotFound
     from .. import estimates
 
