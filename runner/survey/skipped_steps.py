@@ -9,8 +9,9 @@ from ..planning.plan import SKIP, Plan
 
 
 def skipped_steps(plan: Plan, skipped: Collection[str], wanted: Collection[int]) -> list[str]:
-    """Return a line for each step with skipped instances: those that the plan skips among `wanted`,
-    and those that the run skipped.
+    """Return a summary line for each step with skipped instances.
+
+    Includes instances skipped by the plan among `wanted`, and by the run.
     """
     gone = {
         n
