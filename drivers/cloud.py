@@ -44,8 +44,8 @@ from .base import (
     suggest,
 )
 from .machine import enough
-from .ssh import Machine, SshHost
-from .sshlink import Link, NotLetIn, Route, Stuck
+from .ssh import SshHost, SshServer
+from .sshlink import NotLetIn, Route, SshLink, Stuck
 from .web import Web, printable
 
 _T = TypeVar("_T")
@@ -62,7 +62,7 @@ RISE: Final = 1.05
 # --- who we are
 
 
-class Installation(installation.Installation):
+class InstallationKeys(installation.Installation):
     """This installation, with the login keys and host keys of its machines."""
 
     def login(self, key: str) -> bytes:
@@ -130,7 +130,7 @@ setsid sh ~/.recipe-deadman </dev/null >/dev/null 2>&1 &
 """
 
 
-def boot(installation: Installation, order: Order, now: datetime, end: str) -> str:
+def boot(installation: InstallationKeys, order: Order, now: datetime, end: str) -> str:
     """Return the boot script of a machine: it admits our key, shows its host key, and runs `end` when its time is over.
 
     The elapsed time is read from the machine's own clock.  The time of day counts only if it makes the end
@@ -147,7 +147,7 @@ def boot(installation: Installation, order: Order, now: datetime, end: str) -> s
     )
 
 
-def prove(installation: Installation, key: str) -> str:
+def prove(installation: InstallationKeys, key: str) -> str:
     """Return the script with which a lease's machine shows the host key that it was given."""
     host_key = installation.host_key(key)
     return _PROVE.format(host_key=host_key.decode().strip(), host_public=public(host_key))
@@ -156,7 +156,7 @@ def prove(installation: Installation, key: str) -> str:
 # --- a Host there
 
 
-class Login(Link):
+class Login(SshLink):
     """A connection to a rented machine.  `failed` looks into why it cannot be made, and answers what to raise."""
 
     def __init__(
@@ -180,7 +180,7 @@ class Logins:
 
     def __init__(
         self,
-        installation: Installation,
+        installation: InstallationKeys,
         alive: Callable[[Lease], Awaitable[object]],
         poll: timedelta,
         let_in: Callable[[Lease], Awaitable[None]] | None = None,
@@ -209,7 +209,7 @@ class Logins:
         )
         link = Login(route, lambda error: self._login_error(lease, error))
         made = SshHost(
-            Machine(route, ROOT, lease.data.get("python", "python3"), 1, link=link),
+            SshServer(route, ROOT, lease.data.get("python", "python3"), 1, link=link),
             lease.data.get("root", ROOT),
             self._forget,
         )
@@ -436,7 +436,7 @@ class Rented(Driver, ABC, Generic[_Wire]):
     ) -> None:  # fmt: skip
         self._wire, self._image, self._data = wire, image, {"python": python}
         self._filters = Filters().with_more(filters)
-        self._installation = Installation.of(installation)
+        self._installation = InstallationKeys.of(installation)
         self.traits = self.traits._replace(
             poll=timedelta(seconds=poll), settles=timedelta(seconds=settles), image=image
         )

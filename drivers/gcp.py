@@ -36,7 +36,16 @@ from .base import (
 )
 from .cloud import Filters, Value, harmless, markets
 from .gcp_prices import PriceList
-from .gcp_wire import API, FULL, QUOTAS, Instance, Operation, Quota, Wire, find_lack_of_credentials
+from .gcp_wire import (
+    API,
+    FULL,
+    QUOTAS,
+    GcpClient,
+    GcpInstance,
+    Operation,
+    Quota,
+    find_lack_of_credentials,
+)
 from .ssh import SshHost
 
 IMAGE: Final = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2204-nvidia-580"
@@ -79,7 +88,7 @@ NOTICE: Final = (
 """Ends on a spot machine when Google is about to take it away."""
 
 
-class Gcp(cloud.Rented[Wire]):
+class Gcp(cloud.Rented[GcpClient]):
     """Machines at Google Compute Engine.  `project` is who pays, `image` what they boot, `network` where they are, `port` where their SSH listens.
 
     Every other setting is a filter of offers: see `cloud.Filters`.
@@ -105,7 +114,7 @@ class Gcp(cloud.Rented[Wire]):
         self, *, api: str = "", project: str = "", image: str = IMAGE, network: str = "global/networks/default", port: int = 0,
         python: str = "python3", installation: str | None = None, poll: float = 5.0, settles: float = 30.0, **filters: Value,
     ) -> None:  # fmt: skip
-        wire = Wire(
+        wire = GcpClient(
             api or os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE") or API, project
         )
         super().__init__(
@@ -245,7 +254,7 @@ class Gcp(cloud.Rented[Wire]):
         offer = min(fit, key=lambda each: (each.hourly, each.id))
         shape, kind = gcp_prices.SHAPES[offer.data["shape"]], offer.data["shape"].partition("+")[0]
         own = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "stack"
-        return gcp_pulumi.program(gcp_pulumi.Machine(
+        return gcp_pulumi.program(gcp_pulumi.PulumiMachine(
             own, self._project, zone, kind, self._image, int(offer.data["disk"]), self._network, self._port, USER, offer.market == "spot", keep,
             seconds, {shape.gpu: shape.gpus} if shape.attached else {}, _TOLD, bucket, nodes,
         ))  # fmt: skip
@@ -461,7 +470,7 @@ class Gcp(cloud.Rented[Wire]):
     async def solvent(self) -> None:
         """Google says only at an order whether the project is billed."""
 
-    async def _alive(self, lease: Lease) -> Instance:
+    async def _alive(self, lease: Lease) -> GcpInstance:
         """Return Google's record of a machine.  Raises HostLost if it is gone or will not start."""
         found = await harmless(self._wire.show(*_place(lease)))
         if found is not None and found.status not in ENDED:
@@ -492,7 +501,7 @@ def _regions(prices: PriceList, filters: Filters) -> Filters:
     return filters
 
 
-def _price(prices: PriceList, made: Instance) -> float:
+def _price(prices: PriceList, made: GcpInstance) -> float:
     """US dollars an hour by the list; 0 where it does not say."""
     rate = prices.price(made.zone.rpartition("-")[0], made.kind)
     return (

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class Machine(NamedTuple):
+class PulumiMachine(NamedTuple):
     """What is to be made.  `seconds`: Google stops the machine so long after each start, or deletes it where it is not kept."""
 
     name: str  # of the stack, as names and labels at Google may have it
@@ -130,7 +130,7 @@ _USE_OF_SEVERAL = """pulumi stack output settings >>recipe.toml
 recipe run RECIPE --driver ssh"""
 
 
-def program(made: Machine) -> str:
+def program(made: PulumiMachine) -> str:
     """Return the text of `__main__.py`."""
     tag, q = f"recipe-stack-{made.name}", json.dumps
     project = f"\n    project={q(made.project)}," if made.project else ""

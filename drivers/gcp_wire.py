@@ -46,7 +46,7 @@ class Operation(NamedTuple):
     zones: tuple[str, ...] = ()
 
 
-class Instance(NamedTuple):
+class GcpInstance(NamedTuple):
     """A machine.  `address` is its external IP address, once known."""
 
     name: str
@@ -70,7 +70,7 @@ class Quota(NamedTuple):
     usage: float
 
 
-class Wire:
+class GcpClient:
     """A client of the Compute Engine API."""
 
     def __init__(self, api: str, project: str) -> None:
@@ -103,7 +103,7 @@ class Wire:
             )
         )
 
-    async def show(self, zone: str, name: str) -> Instance | None:
+    async def show(self, zone: str, name: str) -> GcpInstance | None:
         """Return one machine; None if Google explicitly reports it as missing."""
         answer = await self._ask("GET", f"zones/{zone}/instances/{name}")
         return None if _is_gone(answer, name) else _instance(_good(answer, f"the instance {name}"))
@@ -183,7 +183,7 @@ class Wire:
             for row in rows({"items": [], **found}, "items", WHOSE)
         }
 
-    async def listing(self, filter: str) -> list[Instance]:
+    async def listing(self, filter: str) -> list[GcpInstance]:
         """List all instances that match a filter, in all zones.  Raises Unreachable if a zone did not answer."""
         found = []
         for scope in await self._list_all("instances", filter):
@@ -415,7 +415,7 @@ def _read_available_zones(error: Fields) -> tuple[str, ...]:
     return tuple(zones)
 
 
-def _instance(row: Fields) -> Instance:
+def _instance(row: Fields) -> GcpInstance:
     """Parse an instance.  Raises Unsure if the name or status is missing."""
     metadata = inner(row.get("metadata") or {}, "an instance", WHOSE)
     items = rows({"items": [], **metadata}, "items", WHOSE)
@@ -426,7 +426,7 @@ def _instance(row: Fields) -> Instance:
         raise Unsure("cannot read Google's reply about an instance")
     scheduling = inner(row.get("scheduling") or {}, "an instance", WHOSE)
     disks = rows({"disks": [], **row}, "disks", WHOSE)
-    return Instance(
+    return GcpInstance(
         name=f"{row['name']}",
         zone=_last(row.get("zone")),
         status=f"{row['status']}",

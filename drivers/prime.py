@@ -32,7 +32,17 @@ from .base import (
     Wish,
 )
 from .cloud import Value, harmless, markets
-from .prime_wire import FULL, Ask, Pod, Wire, api_key, config, key_source, pod, words
+from .prime_wire import (
+    FULL,
+    PrimeClient,
+    PrimeOffer,
+    PrimePod,
+    api_key,
+    config,
+    key_source,
+    pod,
+    words,
+)
 from .ssh import SshHost
 from .web import explain_missing_key
 
@@ -49,7 +59,7 @@ FIRST_USE: Final = (
 )
 
 
-class Prime(cloud.Rented[Wire]):
+class Prime(cloud.Rented[PrimeClient]):
     """Driver for Prime Intellect pods.  `api` is the API's address, `image` the pods' image, `team` the payer, `key` the path of a private SSH key.
 
     Every other setting is a filter of offers: see `cloud.Filters`.
@@ -71,7 +81,7 @@ class Prime(cloud.Rented[Wire]):
         self, *, api: str = "", image: str = IMAGE, python: str = "python3", team: str = "", key: str = "", first_use: bool = False,
         installation: str | None = None, poll: float = 10.0, settles: float = 60.0, **filters: Value,
     ) -> None:  # fmt: skip
-        wire = Wire(
+        wire = PrimeClient(
             api
             or os.environ.get("PRIME_API_BASE_URL")
             or os.environ.get("PRIME_BASE_URL")
@@ -271,7 +281,7 @@ class Prime(cloud.Rented[Wire]):
             ) from error
         return found
 
-    async def _alive(self, lease: Lease) -> Pod:
+    async def _alive(self, lease: Lease) -> PrimePod:
         """Return Prime's record of a pod.  Raises HostLost if it is gone or will not start."""
         found = await harmless(self._wire.show(lease.id))
         if found is None:
@@ -284,7 +294,7 @@ class Prime(cloud.Rented[Wire]):
 _FULL: Final = tuple(word.replace(" ", "") for word in FULL)
 
 
-def _offer(ask: Ask) -> Offer:
+def _offer(ask: PrimeOffer) -> Offer:
     return Offer(
         "prime", ask.id, ask.resources, price=math.nan if ask.price is None else round(ask.price, 5), region=ask.region,
         data={**ask.order, "disk": str(ask.disk)}, market=ask.market,

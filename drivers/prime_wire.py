@@ -32,7 +32,7 @@ _LOGIN: Final = re.compile(
 )
 
 
-class Ask(NamedTuple):
+class PrimeOffer(NamedTuple):
     """An offer from a provider behind Prime.  `price` is US dollars per hour with `disk` GB, and `order` holds the fields to repeat when ordering."""
 
     id: str
@@ -51,7 +51,7 @@ class Ask(NamedTuple):
     ]  # that can be ordered there, by Prime's own names; empty: it does not say
 
 
-class Pod(NamedTuple):
+class PrimePod(NamedTuple):
     """A pod.  `login` is user, host and port, once known.  `ready` means that installation has finished, which the status ACTIVE does not tell."""
 
     id: str
@@ -67,15 +67,15 @@ class Pod(NamedTuple):
         return f"{self.status}{'' if self.ready else ', not installed yet'}{f': {self.failure}' if self.failure else ''}"
 
 
-class Wire:
+class PrimeClient:
     """A client of the Prime Intellect API.  `team` pays if set, otherwise the key's own account."""
 
     def __init__(self, api: str, team: str) -> None:
         self.web, self.team = Web(api), team
 
-    async def search(self, disk: int) -> list[Ask]:
+    async def search(self, disk: int) -> list[PrimeOffer]:
         """Return all offers of one machine, with a disk of at least this many GB."""
-        found: list[Ask] = []
+        found: list[PrimeOffer] = []
         for page in range(1, PAGES):
             query = {"page": str(page), "page_size": str(PAGE)}
             fields = _good(
@@ -90,7 +90,7 @@ class Wire:
     async def create(self, order: Fields) -> Answer:
         return await self.ask("POST", "/api/v1/pods", order)
 
-    async def show(self, id: str) -> Pod | None:
+    async def show(self, id: str) -> PrimePod | None:
         """Return one pod; None if the address has none.
 
         This is no proof that the pod is gone: any unknown address gets the same reply.
@@ -98,7 +98,7 @@ class Wire:
         answer = await self.ask("GET", f"/api/v1/pods/{id}")
         return None if answer.status == 404 else pod(_good(answer, f"the pod {id}"))
 
-    async def listing(self) -> list[Pod]:
+    async def listing(self) -> list[PrimePod]:
         """Return all pods of the account.
 
         Raises Unreachable if pods change during the listing, as one may then be missing.
@@ -224,7 +224,7 @@ def words(answer: Answer) -> str:
     )
 
 
-def pod(row: Fields) -> Pod:
+def pod(row: Fields) -> PrimePod:
     """Parse a pod.  Raises Unsure if the reply is not a pod."""
     if not isinstance(row.get("id"), str) or not isinstance(row.get("status"), str):
         raise Unsure("cannot read Prime's reply about a pod")
@@ -241,7 +241,7 @@ def pod(row: Fields) -> Pod:
     ready = (
         row.get("installationStatus") == "FINISHED" or number(row, "installationProgress") >= 100
     )
-    return Pod(
+    return PrimePod(
         f"{row['id']}", f"{row.get('name') or ''}", f"{row['status']}", ready, printable(f"{row.get('installationFailure') or ''}"),
         (match["user"], match["host"], int(match["port"] or 22)) if match else None, price(row.get("priceHr")),
     )  # fmt: skip
@@ -256,7 +256,7 @@ def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
     return answer.fields
 
 
-def _ask(row: Fields, disk: int) -> Ask | None:
+def _ask(row: Fields, disk: int) -> PrimeOffer | None:
     """Parse an offer with at least `disk` GB of disk.  None if a required field is missing."""
     prices = inner(row.get("prices") or {}, "a price", "Prime")
     listed = prices.get("communityPrice") or prices.get("onDemand")
@@ -301,7 +301,7 @@ def _ask(row: Fields, disk: int) -> Ask | None:
     images = (
         tuple(each for each in named if isinstance(each, str)) if isinstance(named, list) else ()
     )
-    return Ask(
+    return PrimeOffer(
         f"{row['cloudId']}", have, hourly + stored if hourly else None, stored, size, f"{row.get('dataCenter') or ''}, {row.get('country') or ''}",
         "spot" if row.get("isSpot") else "on-demand", row.get("security") == "secure_cloud", number(row, "internetSpeed"),
         row.get("stockStatus") != "Unavailable", order, images,

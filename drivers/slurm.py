@@ -44,7 +44,7 @@ from .base import (
     Wish,
     WrongSetting,
 )
-from .slurm_commands import Group, Listed
+from .slurm_commands import Listed, NodeGroup
 
 LONGEST = 30.0
 """Timeout for a Slurm command, in seconds.
@@ -135,7 +135,7 @@ class Slurm(Driver):
         )
         self.excluded: Mapping[str, int] = {}
         self.waits = ""
-        self._pattern = commands.Order(
+        self._pattern = commands.SbatchOptions(
             "",
             "",
             1,
@@ -175,7 +175,7 @@ class Slurm(Driver):
                 commands.partitions(said),
             )
         self._check_prices(commands.partitions(said))
-        by_name: dict[str, list[Group]] = {}
+        by_name: dict[str, list[NodeGroup]] = {}
         for group in commands.groups(said):
             if self._pattern.partition in ("", group.partition):
                 by_name.setdefault(group.partition, []).append(group)
@@ -525,7 +525,7 @@ class Slurm(Driver):
     def _lease(self, job: str, key: str) -> Lease:
         return Lease("slurm", job, key, {"python": self._python})
 
-    def _fits(self, group: Group, wish: Wish) -> bool:
+    def _fits(self, group: NodeGroup, wish: Wish) -> bool:
         """Return True if a node group satisfies one node of a wish and the driver's settings."""
         if (
             not set(filter(None, self._pattern.constraint.replace("&", ",").split(",")))

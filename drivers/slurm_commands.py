@@ -142,7 +142,7 @@ the walltime.
 """
 
 
-class Group(NamedTuple):
+class NodeGroup(NamedTuple):
     """Identical nodes of one partition."""
 
     partition: str
@@ -171,7 +171,7 @@ class Listed(NamedTuple):
     comment: str
 
 
-class Order(NamedTuple):
+class SbatchOptions(NamedTuple):
     """The options of an sbatch request."""
 
     name: str
@@ -228,7 +228,7 @@ def config_of() -> Argv:
     return ("scontrol", "show", "config")
 
 
-def sbatch(order: Order) -> Argv:
+def sbatch(order: SbatchOptions) -> Argv:
     """Request an allocation of whole nodes, or of `cpus` CPUs if set.
 
     The batch script is read from stdin.
@@ -265,7 +265,7 @@ def sbatch(order: Order) -> Argv:
     )
 
 
-def look(order: Order, python: str, root: str, probe: str, setup: Sequence[str]) -> Argv:
+def look(order: SbatchOptions, python: str, root: str, probe: str, setup: Sequence[str]) -> Argv:
     """Check the equipment of a node that is free now.  Prints lines of name=value.
 
     `probe` is the name of a file in `root`, which the node sees if it shares a disk with this
@@ -301,7 +301,7 @@ def look(order: Order, python: str, root: str, probe: str, setup: Sequence[str])
     )
 
 
-def limits(found: Iterable[Group]) -> str:
+def limits(found: Iterable[NodeGroup]) -> str:
     """List partitions with their nodes and time limits."""
     nodes: dict[tuple[str, float], int] = {}
     for group in found:
@@ -314,7 +314,7 @@ def limits(found: Iterable[Group]) -> str:
     )
 
 
-def worker_job(order: Order, cwd: str, log: str, grace: float) -> Argv:
+def worker_job(order: SbatchOptions, cwd: str, log: str, grace: float) -> Argv:
     """Request a job that executes a run.  Its own needs are small, so it can share a node."""
     said = {
         "partition": order.partition,
@@ -430,7 +430,7 @@ def script(keeper: str, python: str, asked: Kept, setup: Sequence[str]) -> bytes
 # --- answers
 
 
-def groups(said: str) -> list[Group]:
+def groups(said: str) -> list[NodeGroup]:
     """Parse the nodes that may start jobs, the default partition first."""
     found = []
     for line in said.splitlines():
@@ -446,7 +446,7 @@ def groups(said: str) -> list[Group]:
         )
         asked = frozenset(features.split(","))
         found.append(
-            Group(
+            NodeGroup(
                 partition.rstrip("*"),
                 partition.endswith("*"),
                 _number(count),
@@ -712,7 +712,7 @@ def pause(age: float) -> float:
     return min(60.0, age / 6) if age > 60 else min(10.0, max(0.1, age / 4))
 
 
-def least(found: Sequence[Group]) -> Resources:
+def least(found: Sequence[NodeGroup]) -> Resources:
     """Return the resources that every one of several nodes has."""
     each = [group.have for group in found]
     return Resources(

@@ -48,8 +48,8 @@ from .base import (
     Unreachable,
     Wish,
 )
-from .sshconfig import Config, Said
-from .sshlink import KNOWN_HOSTS, Link, Route, client, odd_lines
+from .sshconfig import Said, SshConfig
+from .sshlink import KNOWN_HOSTS, Route, SshLink, client, odd_lines
 
 TTL = timedelta(seconds=30)  # for which a server's facts stay cached
 ANSWERS = 20.0  # timeout for the answer of a connected server, in seconds
@@ -174,12 +174,12 @@ class Ssh(Driver):
             keep_alive=keepalive,
         )
         config = _Configured(agent is True) if use_config else None
-        self._machines: dict[str, Machine] = {}
+        self._machines: dict[str, SshServer] = {}
         for entry in hosts:
             own = {"host": entry} if isinstance(entry, str) else dict(entry)
             route = _route(str(own.get("host", "")), pattern, jump, config)
             route = replace(route, host_key=str(own["host_key"]) if "host_key" in own else host_key)
-            self._machines[str(route)] = Machine(
+            self._machines[str(route)] = SshServer(
                 route,
                 str(own.get("root", root)),
                 str(own.get("python", python)),
@@ -336,7 +336,7 @@ class Ssh(Driver):
         for each in self._machines.values():
             await each.aclose()
 
-    def _machine(self, name: str) -> Machine:
+    def _machine(self, name: str) -> SshServer:
         if name not in self._machines:
             raise Rejected(
                 f'"{name}" is not among the hosts in the settings (they are {", ".join(self._machines)})'
@@ -356,7 +356,7 @@ class SshHost(Host):
 
     def __init__(
         self,
-        machine: Machine,
+        machine: SshServer,
         root: str,
         when_closed: Callable[[SshHost], Awaitable[None]],
         deadman: float | None = None,
@@ -397,7 +397,7 @@ async def _first_of(asked: Sequence[asyncio.Task[Any]]) -> None:
         await asyncio.wait(waits_for, timeout=max(HURRY, clock() - began))
 
 
-class Machine:
+class SshServer:
     """A server with its connection and its last reported hardware."""
 
     def __init__(
@@ -408,7 +408,7 @@ class Machine:
         slots: int,
         address: str = "",
         *,
-        link: Link | None = None,
+        link: SshLink | None = None,
         setup: str = "",
     ) -> None:
         self.route, self.python, self.slots, self.address, self.setup = (
@@ -418,7 +418,7 @@ class Machine:
             address,
             setup,
         )
-        self.link = link or Link(route)
+        self.link = link or SshLink(route)
         self._root = root
         self._told: machine.Facts | None = None
         self._asked = 0.0
@@ -594,7 +594,7 @@ class _Configured:
 
     def __init__(self, agents: bool) -> None:
         self.agents = agents
-        self._config = Config(Path.home())
+        self._config = SshConfig(Path.home())
         self._passed_over: dict[str, list[str]] = {}
 
     def settings_of(self, name: str, user: str, port: int) -> Said:

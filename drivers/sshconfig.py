@@ -79,7 +79,7 @@ class Said:
     passed_over: tuple[str, ...] = ()  # directives that have no effect here
 
 
-class Config:
+class SshConfig:
     """This user's SSH configuration.  Looks up each server once."""
 
     def __init__(self, home: Path) -> None:

@@ -162,7 +162,7 @@ class Stuck(Denied):
     """The login succeeds but no command starts, because the start-up files do not finish."""
 
 
-class Link:
+class SshLink:
     """A connection opened on demand and reopened after a failure.
 
     Belongs to one event loop at a time.
@@ -171,8 +171,8 @@ class Link:
     def __init__(self, route: Route, besides: int = CONNECTIONS - 1) -> None:
         self.route = route
         self._besides = besides  # limit of additional connections
-        self._through = Link(route.jump) if route.jump else None
-        self._beside: Link | None = None  # takes calls beyond this connection's room
+        self._through = SshLink(route.jump) if route.jump else None
+        self._beside: SshLink | None = None  # takes calls beyond this connection's room
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connection: asyncssh.SSHClientConnection | None = None
         self._connecting, self._killing = asyncio.Lock(), asyncio.Lock()
@@ -192,7 +192,7 @@ class Link:
         try:
             session = await self._session(command)
         except _Full:
-            self._beside = self._beside or Link(self.route, max(0, self._besides - 1))
+            self._beside = self._beside or SshLink(self.route, max(0, self._besides - 1))
             self._beside._logged_in = True
             async for data in self._beside.call(argv, stdin):
                 yield data

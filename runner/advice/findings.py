@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import Invalid, Location, Problem
 from . import rule_files
 from .facts import contents
-from .rules import Finding, Verdict
+from .rules import Finding, RuleFindings
 from .tool_settings import Origin
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..survey.survey import Survey
 
 
-def refuse(verdict: Verdict, found: Survey) -> None:
+def refuse(verdict: RuleFindings, found: Survey) -> None:
     """Raise Invalid with all findings of severity error, if there are any."""
     if any(finding.rule.severity == "error" for finding in verdict.findings):
         raise Invalid(

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 from ..errors import did_you_mean
 from ..language.template import TemplateError, evaluate, expressions, has, references
 from ..language.template_chains import Reference
-from .tool_settings import Origin, Settings, Unknown
+from .tool_settings import Origin, ToolSettings, UnknownSetting
 
 Severity = Literal["error", "warning", "note"]
 
@@ -197,14 +197,14 @@ class Unchecked(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RuleFindings:
     """Findings and unchecked rules of one or several steps."""
 
     findings: tuple[Finding, ...] = ()
     unchecked: tuple[Unchecked, ...] = ()
 
 
-class Facts(Mapping[str, object]):
+class RuleFacts(Mapping[str, object]):
     """One namespace of facts. Missing facts are collected at their first use.
 
     A fact that is still missing is null, or Unknown with the text `needs`.
@@ -223,15 +223,15 @@ class Facts(Mapping[str, object]):
             gather, self._gather = self._gather, None
             try:
                 self._known = {**gather(), **self._known}
-            except Unknown as unknown:
+            except UnknownSetting as unknown:
                 self._needs = str(unknown)
         if name in self._known:
             value = self._known[name]
-            if isinstance(value, Unknown):
+            if isinstance(value, UnknownSetting):
                 raise value
             return value
         if self._needs:
-            raise Unknown(self._needs)
+            raise UnknownSetting(self._needs)
         return None
 
     def __contains__(self, name: object) -> bool:
@@ -286,7 +286,7 @@ def find_tools(
     ]
 
 
-def judge(all: Iterable[Rule], facts: Mapping[str, object], step: str = "") -> Verdict:
+def judge(all: Iterable[Rule], facts: Mapping[str, object], step: str = "") -> RuleFindings:
     """Evaluate preflight rules for one step. `facts` maps each namespace to its facts."""
     findings: list[Finding] = []
     unchecked: list[Unchecked] = []
@@ -299,14 +299,14 @@ def judge(all: Iterable[Rule], facts: Mapping[str, object], step: str = "") -> V
                 read: dict[str, object] = {}
                 if _value(rule.when, scope, read):
                     findings.append(_make_finding(rule, scope, step, read))
-        except Unknown as unknown:
+        except UnknownSetting as unknown:
             unchecked.append(Unchecked(rule, f"needs {unknown}", step))
         except TemplateError as error:
             unchecked.append(Unchecked(rule, f"cannot evaluate the rule: {error}", step))
-    return Verdict(tuple(findings), tuple(unchecked))
+    return RuleFindings(tuple(findings), tuple(unchecked))
 
 
-def merge(verdicts: Iterable[Verdict]) -> Verdict:
+def merge(verdicts: Iterable[RuleFindings]) -> RuleFindings:
     """Merge verdicts. Each rule and message is kept once, for the first step, in order of severity."""
     findings: dict[tuple[str, str], Finding] = {}
     unchecked: dict[tuple[str, str], Unchecked] = {}
@@ -320,7 +320,7 @@ def merge(verdicts: Iterable[Verdict]) -> Verdict:
     first = {
         each.rule.id: each for each in reversed(unchecked.values()) if each.rule.id not in fired
     }
-    return Verdict(
+    return RuleFindings(
         tuple(sorted(findings.values(), key=lambda each: order[each.rule.severity])),
         tuple(sorted(first.values(), key=lambda each: each.rule.id)),
     )
@@ -394,7 +394,7 @@ def _make_finding(
     remedy = _render(rule.remedy, scope, "")
     origins: dict[str, Origin] = {}
     settings = scope.get("settings")
-    if isinstance(settings, Settings):
+    if isinstance(settings, ToolSettings):
         names = _name_settings(rule, scope, found)
         origins = _origins(settings, names, scope.get("item"))
         judged = [name for name in names if name not in rule.fix.get("settings", {})]
@@ -440,7 +440,7 @@ def _setting_names(paths: Iterable[Sequence[str]]) -> list[str]:
     return [path[1] for path in paths if path[0] == "settings" and len(path) > 1]
 
 
-def _origins(settings: Settings, names: Iterable[str], item: object) -> dict[str, Origin]:
+def _origins(settings: ToolSettings, names: Iterable[str], item: object) -> dict[str, Origin]:
     """Return the source of each setting by name; `item` may be the value of a setting."""
     places = {name: settings.find_origin(name) for name in names}
     if isinstance(item, str):
@@ -452,7 +452,7 @@ _SUBJECTS: Final = {"model": "base", "data": "dataset", "memory": "base"}
 """The setting with the address of each namespace's subject."""
 
 
-def _find_guess(settings: Settings, names: Iterable[str]) -> str:
+def _find_guess(settings: ToolSettings, names: Iterable[str]) -> str:
     """Return the first setting among `names` that is only a guess, or ""."""
     for name in names:
         found = settings.setting(name)
@@ -470,5 +470,5 @@ def _value(
 def _render(text: str, scope: Mapping[str, object], otherwise: str) -> str:
     try:
         return str(evaluate(text, scope)).strip()
-    except (Unknown, TemplateError):
+    except (UnknownSetting, TemplateError):
         return otherwise

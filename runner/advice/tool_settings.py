@@ -19,7 +19,7 @@ from ..language.template import TemplateError, evaluate, has, references
 from ..planning.step import StepSpec
 
 
-class Unknown(Exception):
+class UnknownSetting(Exception):
     """Error for a fact that is unknown before the run. The message says how to find out."""
 
 
@@ -44,7 +44,7 @@ class Setting(NamedTuple):
     """Whether an input type or a known tool confirms the meaning; otherwise it is a guess by name."""
 
 
-class Settings(Mapping[str, object]):
+class ToolSettings(Mapping[str, object]):
     """Settings of a program by name or alias. Declared settings take precedence over guesses.
 
     An unset setting is null. Reading a setting without a value before the run raises Unknown.
@@ -95,7 +95,7 @@ class Settings(Mapping[str, object]):
         found = self.setting(name)
         if found is None:
             return None
-        if isinstance(found.value, Unknown):
+        if isinstance(found.value, UnknownSetting):
             raise found.value
         return found.value
 
@@ -188,7 +188,7 @@ def of_words(line: Sequence[Word]) -> Iterator[Setting]:
         elif any(word.text is None for word in values):
             yield Setting(
                 _key(name),
-                Unknown(f"the value of {name}, known only to the running step"),
+                UnknownSetting(f"the value of {name}, known only to the running step"),
                 origin,
             )
         else:
@@ -232,7 +232,7 @@ def _leaf_value(leaf: object, scope: Mapping[str, Any], what: str) -> object:
     try:
         return evaluate(leaf, scope)
     except (TemplateError, RecursionError):
-        return Unknown(f"the value of {what}, known only to the running step")
+        return UnknownSetting(f"the value of {what}, known only to the running step")
 
 
 def of_inputs(inputs: Mapping[str, object]) -> Iterator[Setting]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from .memory import Model, Training
+from .memory import Model, TrainingSetup
 
 if TYPE_CHECKING:
     from ..language.values import Tree
@@ -78,7 +78,7 @@ def read_text_training(
     *,
     devices: int = 1,
     reward: Model | None = None,
-) -> Training | None:
+) -> TrainingSetup | None:
     """Return the training settings of a language model from a recipe's inputs, or None.
 
     None means that the sequence length is not set. `recipe` is NAME@VERSION. The length is
@@ -99,7 +99,7 @@ def read_text_training(
     others = reward.parameters if reward is not None else 0
     if full and (name == "dpo" or (writes is not None and inputs.get("beta", 1))):
         others += model.parameters  # full fine-tuning needs the reference as a second model
-    return Training(
+    return TrainingSetup(
         method=method,
         length=length,
         batch=_whole(inputs, "micro_batch") or 1,
@@ -146,7 +146,7 @@ def read_diffusion_training(
     )
 
 
-def count_tokens(inputs: Mapping[str, Any], training: Training) -> float | None:
+def count_tokens(inputs: Mapping[str, Any], training: TrainingSetup) -> float | None:
     """Return the largest token count of the training; None if its step count is unknown."""
     seen = count_samples(inputs)
     return None if seen is None else float(seen) * training.length * (2 if training.pairs else 1)

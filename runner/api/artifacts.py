@@ -11,7 +11,7 @@ from ..agent.regular import open_regular
 from ..errors import NotFound
 from ..planning.ids import bare
 from ..storage.content.files import Content, Entry
-from ..storage.records.index import Made
+from ..storage.records.index import CachedOutput
 from ..storage.records.runs import AttemptRow, RunRow
 from ..storage.run_graph import RunGraph
 from ..storage.workspace import Workspace
@@ -45,7 +45,9 @@ def outputs_of(
         for each in traces[key].outputs
     }
     if not outputs:
-        outputs = {each.name: Made(each.name, "", Content(each.content)) for each in row.outputs}
+        outputs = {
+            each.name: CachedOutput(each.name, "", Content(each.content)) for each in row.outputs
+        }
         outputs = dict(sorted(outputs.items()))
     sizes = {each.name: each.size for each in row.outputs}
     tiny = ws.store.index.tiny([each.content for each in outputs.values()])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..advice.estimates import StepEstimate
 
 
-class Asked(NamedTuple):
+class ForecastRequest(NamedTuple):
     """A run to forecast, with its driver and limits."""
 
     recipe: Recipe
@@ -40,7 +40,7 @@ class Asked(NamedTuple):
 
 
 def forecast_run(
-    ws: Workspace, found: Survey, asked: Asked, shelves: Mapping[str, Sequence[Shelf]]
+    ws: Workspace, found: Survey, asked: ForecastRequest, shelves: Mapping[str, Sequence[Shelf]]
 ) -> Facts:
     """Return the forecast of a surveyed run.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, overload
 
 from ..agent.regular import descriptor_of
-from ..secrets import Masker, Secret, Stream, find_passwords, is_tokenlike
+from ..secrets import Masker, Secret, StreamMasker, find_passwords, is_tokenlike
 from ..survey.env_files import EnvFiles
 from ..survey.rows import StoredStream, is_elsewhere
 
@@ -125,7 +125,7 @@ class Tail:
     The file stays open, so moving or deleting it loses no data.
     """
 
-    def __init__(self, handle: int, masked: Stream) -> None:
+    def __init__(self, handle: int, masked: StreamMasker) -> None:
         self._handle, self._masked = handle, masked
         self._offset = 0
 

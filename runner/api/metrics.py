@@ -14,7 +14,7 @@ from ..errors import CannotRun, Invalid
 from ..planning.ids import names
 from ..secrets import Masker
 from ..storage import metrics, run_graph
-from ..storage.records.links import Link, find_links, stored_links
+from ..storage.records.links import TrackerLink, find_links, stored_links
 from ..storage.records.runs import FINAL, AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from ..survey import binned, rows, samples, summaries
@@ -229,7 +229,7 @@ def _summarize_attempt(ws: Workspace, run: str, part: AttemptLog) -> summaries.S
 
 def list_links(
     ws: Workspace, row: RunRow, attempts: Sequence[AttemptRow] | None = None
-) -> list[Link]:
+) -> list[TrackerLink]:
     """Return links to external views of a run's metrics.
 
     Links of finished attempts are stored. For running attempts, the start of their log is searched.

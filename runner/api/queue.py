@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ..execution.terms import settings_of_run
-from ..planning.waiting import Taker, Wait, Waiting, explain_waits
-from ..storage.records.runs import RunRow, Wanted
+from ..planning.waiting import Taker, Wait, WaitingRun, explain_waits
+from ..storage.records.runs import RunFilter, RunRow
 from ..storage.records.workers import WorkerRow
 from ..storage.workspace import Workspace
 from .values import Facts, moment
@@ -65,7 +65,7 @@ def _wait(wait: Wait) -> Facts:
 
 
 def _open_runs(ws: Workspace) -> list[RunRow]:
-    return ws.store.runs.page(Wanted(states=OPEN), LOOKED_AT)
+    return ws.store.runs.page(RunFilter(states=OPEN), LOOKED_AT)
 
 
 def _executing_runs(ws: Workspace, rows: Sequence[RunRow]) -> set[str]:
@@ -103,10 +103,10 @@ def _taker(worker: WorkerRow, busy: set[str]) -> Taker:
     )
 
 
-def _queue_entry(row: RunRow) -> Waiting:
+def _queue_entry(row: RunRow) -> WaitingRun:
     # A run that was due at its creation counts as due, even if machine clocks differ.
     due = row.created if row.due is not None and row.due <= row.created else row.due
-    return Waiting(
+    return WaitingRun(
         row.id,
         row.priority,
         due,

@@ -11,11 +11,11 @@ from typing import Any, Final, NamedTuple
 
 from ..errors import Invalid, NotFound, Problem, did_you_mean
 from ..language import library
-from ..language.library import Entry
+from ..language.library import LibraryEntry
 from ..language.recipe import Input, Recipe
 from ..paths import is_path
 from ..settings import load
-from ..storage.records.runs import Wanted
+from ..storage.records.runs import RunFilter
 from ..storage.workspace import Workspace
 from .values import Facts, moment
 
@@ -37,7 +37,7 @@ _JSON_TYPES: Final[Mapping[str, str]] = {
 class AvailableRecipe(NamedTuple):
     """A recipe available by name: its header, and its name or path in the workspace."""
 
-    entry: Entry
+    entry: LibraryEntry
     word: str
 
 
@@ -109,7 +109,7 @@ def last_used(ws: Workspace) -> dict[str, float]:
     Times are seconds since the epoch.
     """
     used: dict[str, float] = {}
-    for row in ws.store.runs.page(Wanted(), LATEST):
+    for row in ws.store.runs.page(RunFilter(), LATEST):
         used.setdefault(row.recipe.replace("-sweep@", "@"), row.created)
     return used
 

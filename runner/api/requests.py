@@ -18,7 +18,7 @@ from ..execution.unattended import end_unattended
 from ..planning.ids import stored_form
 from ..storage.records.runs import FINAL, NO_DATA, RunRow, settle
 from .outcomes import Outcome
-from .submitting import Ticket, check_priority, receivers_of, submit, submit_again
+from .submitting import QueueSettings, check_priority, receivers_of, submit, submit_again
 
 if TYPE_CHECKING:
     from ..storage.records.database import Data
@@ -148,7 +148,7 @@ def retry(
         if request is None:
             raise has_no_request(run)
         labels, own = row.data.get("labels"), row.data.get("reach")
-        ticket = Ticket(
+        ticket = QueueSettings(
             priority=row.priority,
             labels=labels if isinstance(labels, dict) else {},
             user=row.user,

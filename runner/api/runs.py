@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from ..errors import CannotAsk, Invalid, NotFound, Problem
 from ..execution.terms import settings_of_run
 from ..planning.ids import bare
-from ..planning.run_view import Failure, RunView, StepView, Training
+from ..planning.run_view import Failure, RunView, StepView, TrainingReport
 from ..storage.records.ledger import LeaseRow, Ledger, of_user
-from ..storage.records.runs import AttemptRow, RunPlace, RunRow, Wanted
+from ..storage.records.runs import AttemptRow, RunFilter, RunPlace, RunRow
 from ..storage.run_graph import RunGraph
 from ..storage.workspace import Workspace
 from ..survey import summaries
@@ -27,7 +27,7 @@ from .queue import wait_of
 from .starting import read_start
 from .values import Facts, moment
 
-NO_TRAINING: Final = Training()
+NO_TRAINING: Final = TrainingReport()
 ENDS: Final[Mapping[str, str]] = {"ran": "DONE", "fresh": "FRESH", "failed": "FAILED"}
 """Step state for each counter of `StepCounts`."""
 PACE: Final = ("step", "total", "percent", "eta")
@@ -47,7 +47,7 @@ class Page(NamedTuple):
 
 
 def list_runs(
-    ws: Workspace, wanted: Wanted, limit: int, after: str = "", *, numbers: bool = True
+    ws: Workspace, wanted: RunFilter, limit: int, after: str = "", *, numbers: bool = True
 ) -> Page:
     """Return up to `limit` matching runs. Without `numbers`, leave out metrics.
 

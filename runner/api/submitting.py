@@ -37,7 +37,7 @@ PRIORITY: Final = 1_000_000
 """Maximum absolute value of a run's priority."""
 
 
-class Ticket(NamedTuple):
+class QueueSettings(NamedTuple):
     """Queue settings of a submitted run."""
 
     priority: int = 0
@@ -56,7 +56,7 @@ class Ticket(NamedTuple):
 
 
 def submit(
-    ws: Workspace, request: Request, choice: Choice, settings: Settings, ticket: Ticket
+    ws: Workspace, request: Request, choice: Choice, settings: Settings, ticket: QueueSettings
 ) -> Submitted:
     """Queue a run for workers of this workspace, or of any machine if the database is shared.
 
@@ -118,7 +118,7 @@ def submit(
     return done
 
 
-def _check_ticket(ticket: Ticket) -> None:
+def _check_ticket(ticket: QueueSettings) -> None:
     """Raise Invalid if a text or the priority cannot be stored in the database."""
     words = (("user", ticket.user), ("key", ticket.idempotency))
     problems = [

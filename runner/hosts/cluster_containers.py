@@ -45,13 +45,12 @@ def image_address(kind: str, image: str) -> str:
     if "://" in image or image.startswith("/"):
         return image
     name, at, digest = image.partition("@")
-    if at:
-        name = (
-            name if ":" not in name.rpartition("/")[2] else name.rpartition(":")[0]
-        )  # neither engine accepts a tag beside a digest
-    first, slash, rest = name.partition("/")
-    if kind == "enroot" and slash and ("." in first or ":" in first or first == "localhost"):
-        name = f"{first}#{rest}"
+    if at and ":" in name.rpartition("/")[2]:
+        name = name.rpartition(":")[0]  # neither engine accepts a tag beside a digest
+    registry, slash, rest = name.partition("/")
+    has_registry = "." in registry or ":" in registry or registry == "localhost"
+    if kind == "enroot" and slash and has_registry:
+        name = f"{registry}#{rest}"
     return f"docker://{name}{at}{digest}"
 
 

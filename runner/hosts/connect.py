@@ -37,7 +37,7 @@ from .place.remote import RemotePlace
 from .renting.resting import UnusableMachine
 
 if TYPE_CHECKING:
-    from .link.wire import Progress
+    from .link.wire import TransferProgress
     from .transfer.host_store import HostStore
 
 TELL = 5.0
@@ -308,7 +308,7 @@ class _ProgressPrinter:
         self._say = say
         self._last: dict[str, float] = {}
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: TransferProgress) -> None:
         now = asyncio.get_running_loop().time()
         if progress.done == progress.total:
             self._last.pop(progress.what, None)

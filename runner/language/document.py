@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from runner.errors import Invalid, Location, NotFound, Problem
 
-from .node_places import NO_NODE, Lines, Places
+from .node_places import NO_NODE, LineTable, Places
 from .scalar_places import inside
 from .yaml_reader import MAX_PROBLEMS, LimitError, Locate, YamlReader, find_doubtful_scalars
 from .yaml_scalars import REFUSED_CHARACTERS
@@ -145,7 +145,7 @@ def parse(text: str | bytes, name: str) -> Document:
     if isinstance(text, bytes):
         text = _decode(text, name)
     text = text.removeprefix("\ufeff")
-    locate = Lines(name, text).location
+    locate = LineTable(name, text).location
     _refuse_control_characters(text, locate)
     reader = YamlReader(text, locate)
     try:
@@ -160,7 +160,7 @@ def parse(text: str | bytes, name: str) -> Document:
 def _limit_problem(limit: LimitError, name: str, text: str) -> Problem:
     """Return the problem of an exceeded size limit, without scanning the remaining lines."""
     end_of_line = text.find("\n", limit.index) + 1
-    lines = Lines(name, text[:end_of_line] if end_of_line else text)
+    lines = LineTable(name, text[:end_of_line] if end_of_line else text)
     where = lines.location(limit.index, limit.index + 1)
     return Problem(limit.code, limit.message, where, limit.fix)
 

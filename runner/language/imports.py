@@ -64,7 +64,7 @@ class Imports(NamedTuple):
         )
 
 
-class Start(NamedTuple):
+class EntryPoint(NamedTuple):
     """A script path or module name started by a command."""
 
     kind: Literal["script", "module"]
@@ -73,7 +73,7 @@ class Start(NamedTuple):
 
 def find_starts(
     run: Sequence[Tree] | str | None, accelerate: Mapping[str, Tree] | None
-) -> list[Start]:
+) -> list[EntryPoint]:
     """Return the distinct scripts and modules started by a command, as written.
 
     Words with a template are left out.
@@ -85,28 +85,28 @@ def find_starts(
     return list(dict.fromkeys([*found, *_started_by_accelerate(accelerate or {})]))
 
 
-def _started_by_script(run: str) -> Iterator[Start]:
+def _started_by_script(run: str) -> Iterator[EntryPoint]:
     for module, script in _WORD.findall(_EXPRESSION.sub("\0", run)):
-        yield Start("module", module) if module else Start("script", script)
+        yield EntryPoint("module", module) if module else EntryPoint("script", script)
 
 
-def _started_by_arguments(run: Sequence[Tree]) -> Iterator[Start]:
+def _started_by_arguments(run: Sequence[Tree]) -> Iterator[EntryPoint]:
     before = ""
     for word in _texts(run):
         if "{{" not in word:
             if before == "-m" and re.fullmatch(r"[A-Za-z_][\w.]*", word):
-                yield Start("module", word)
+                yield EntryPoint("module", word)
             elif word.endswith((".py", ".sh")) and not word.startswith("-"):
-                yield Start("script", word)
+                yield EntryPoint("script", word)
         before = word
 
 
-def _started_by_accelerate(block: Mapping[str, Tree]) -> Iterator[Start]:
+def _started_by_accelerate(block: Mapping[str, Tree]) -> Iterator[EntryPoint]:
     kinds: tuple[Literal["script", "module"], ...] = ("script", "module")
     for kind in kinds:
         name = block.get(kind)
         if isinstance(name, str) and "{{" not in name:
-            yield Start(kind, name)
+            yield EntryPoint(kind, name)
 
 
 def _texts(run: Sequence[Tree]) -> Iterator[str]:

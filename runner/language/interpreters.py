@@ -21,7 +21,7 @@ INNER = "\1"
 Role: TypeAlias = Literal["code", "name", "number", "operand", "one", "program"]
 
 
-class Word(NamedTuple):
+class CommandWord(NamedTuple):
     """One word of a shell command.
 
     `text` has no quotes. `redirect` is the operator before the word.
@@ -46,7 +46,7 @@ class SourceWords(NamedTuple):
     """Words evaluated as code by the interpreter `by`, and whether it also evaluates its input."""
 
     by: str = ""
-    words: Sequence[Word] = ()
+    words: Sequence[CommandWord] = ()
     input: bool = False
 
 
@@ -145,7 +145,7 @@ _NUMBERS = frozenset(
 """Variables whose value a shell computes."""
 
 
-def rulings(words: Sequence[Word]) -> Iterator[Ruling]:
+def rulings(words: Sequence[CommandWord]) -> Iterator[Ruling]:
     """Yield the restrictions on template values in one command."""
     for word in words:
         if word.redirect:
@@ -158,7 +158,7 @@ def rulings(words: Sequence[Word]) -> Iterator[Ruling]:
         yield from _builtin(command)
 
 
-def assignment(word: Word) -> tuple[str, Role | None] | None:
+def assignment(word: CommandWord) -> tuple[str, Role | None] | None:
     """Return the variable set by an assignment word and the role of its value, or None."""
     found = _FIXED_ASSIGNMENT.match(word.text)
     if found is None:
@@ -169,7 +169,7 @@ def assignment(word: Word) -> tuple[str, Role | None] | None:
     return name, "number" if name in _NUMBERS else None
 
 
-def find_evaluated(words: Sequence[Word]) -> Iterator[str]:
+def find_evaluated(words: Sequence[CommandWord]) -> Iterator[str]:
     """Yield the variables that a command declares as integers or name references.
 
     A shell evaluates the values of such variables.
@@ -184,7 +184,7 @@ def find_evaluated(words: Sequence[Word]) -> Iterator[str]:
             yield word.text.partition("=")[0]
 
 
-def declares(words: Sequence[Word], name: str, arrays: Container[str]) -> bool:
+def declares(words: Sequence[CommandWord], name: str, arrays: Container[str]) -> bool:
     """Return True if a partly read command may set an array variable.
 
     The variable is in `arrays`, or the command declares it as an array.
@@ -202,7 +202,7 @@ def declares(words: Sequence[Word], name: str, arrays: Container[str]) -> bool:
 # -- the shell's own commands --
 
 
-def _strip_prefixes(words: Sequence[Word]) -> list[Word]:
+def _strip_prefixes(words: Sequence[CommandWord]) -> list[CommandWord]:
     """Return a command without redirections and without a leading `command -p` or `builtin`."""
     command = [word for word in words if not word.redirect]
     while command and command[0].text in ("command", "builtin"):
@@ -213,12 +213,12 @@ def _strip_prefixes(words: Sequence[Word]) -> list[Word]:
     return command
 
 
-def _options(command: Sequence[Word]) -> str:
+def _options(command: Sequence[CommandWord]) -> str:
     """Return the letters of all single-letter options of a command."""
     return "".join(word.text[1:] for word in command[1:] if word.text[:1] in ("-", "+"))
 
 
-def _builtin(command: Sequence[Word]) -> Iterator[Ruling]:
+def _builtin(command: Sequence[CommandWord]) -> Iterator[Ruling]:
     """Yield the restrictions of a shell builtin on its words."""
     head = command[0].text
     if head in _READS_ALL:
@@ -237,12 +237,12 @@ def _builtin(command: Sequence[Word]) -> Iterator[Ruling]:
         yield from _test(command)
 
 
-def _rule_all(command: Sequence[Word], role: Role) -> Iterator[Ruling]:
+def _rule_all(command: Sequence[CommandWord], role: Role) -> Iterator[Ruling]:
     for word in command[1:]:
         yield Ruling(role, word.start, word.end, command[0].text)
 
 
-def _trap(command: Sequence[Word]) -> Iterator[Ruling]:
+def _trap(command: Sequence[CommandWord]) -> Iterator[Ruling]:
     """Yield the restriction on the first operand of `trap`, which is code."""
     for word in command[1:]:
         if word.text not in ("--", "-p", "-l"):
@@ -250,7 +250,7 @@ def _trap(command: Sequence[Word]) -> Iterator[Ruling]:
             return
 
 
-def _names(command: Sequence[Word], takes: str) -> Iterator[Ruling]:
+def _names(command: Sequence[CommandWord], takes: str) -> Iterator[Ruling]:
     """Yield the restrictions on operands that are variable names.
 
     `takes` has the letters of options with another argument.
@@ -262,7 +262,7 @@ def _names(command: Sequence[Word], takes: str) -> Iterator[Ruling]:
             yield Ruling(role, word.start, word.end, command[0].text)
 
 
-def _role_of_name(before: str, word: Word, takes: str, options: str) -> Role | None:
+def _role_of_name(before: str, word: CommandWord, takes: str, options: str) -> Role | None:
     """Return the role of a template value in an operand, or None if any text is allowed."""
     found = assignment(word)
     if found is None:
@@ -276,7 +276,7 @@ def _role_of_name(before: str, word: Word, takes: str, options: str) -> Role | N
     return "name" if "n" in options else found[1]
 
 
-def _after_option(command: Sequence[Word], option: str) -> Iterator[Ruling]:
+def _after_option(command: Sequence[CommandWord], option: str) -> Iterator[Ruling]:
     """Yield the restrictions of `printf -v` and `wait -p`, whose option argument is a variable name.
 
     No operand may become this option.
@@ -293,7 +293,7 @@ def _after_option(command: Sequence[Word], option: str) -> Iterator[Ruling]:
             return
 
 
-def _test(command: Sequence[Word]) -> Iterator[Ruling]:
+def _test(command: Sequence[CommandWord]) -> Iterator[Ruling]:
     head = command[0].text
     for at, word in enumerate(command[1:], 1):
         before = command[at - 1].text
@@ -310,7 +310,7 @@ def _test(command: Sequence[Word]) -> Iterator[Ruling]:
 # -- other interpreters --
 
 
-def source(words: Sequence[Word]) -> SourceWords:
+def source(words: Sequence[CommandWord]) -> SourceWords:
     """Return the words of a command that another interpreter evaluates as code."""
     command = _strip_prefixes(words)
     if not command:
@@ -334,7 +334,7 @@ def source(words: Sequence[Word]) -> SourceWords:
     return found
 
 
-def _source_of_head(command: Sequence[Word]) -> SourceWords:
+def _source_of_head(command: Sequence[CommandWord]) -> SourceWords:
     """Return the words evaluated by a command such as `ssh` or `xargs`."""
     head = command[0].text
     name = _base(head)
@@ -350,7 +350,7 @@ def _add(found: SourceWords, more: SourceWords) -> SourceWords:
     return SourceWords(found.by or more.by, [*found.words, *more.words], found.input or more.input)
 
 
-def _values_of_env(command: Sequence[Word]) -> list[Word]:
+def _values_of_env(command: Sequence[CommandWord]) -> list[CommandWord]:
     """Return the words of `env` before its command that are or may become options."""
     own = takewhile(
         lambda word: word.text.startswith((VALUE, "-")) or "=" in word.text, command[1:]
@@ -358,12 +358,12 @@ def _values_of_env(command: Sequence[Word]) -> list[Word]:
     return [word for word in own if word.text.startswith((VALUE, "-"))]
 
 
-def _read_arguments(arguments: Sequence[Word], program: _Program) -> SourceWords:
+def _read_arguments(arguments: Sequence[CommandWord], program: _Program) -> SourceWords:
     """Return the options of an interpreter and the words that contain code.
 
     Without an option for code, the first operand is the code, or else the input.
     """
-    read: list[Word] = []
+    read: list[CommandWord] = []
     at, has_source = 0, False
     while at < len(arguments):
         text = arguments[at].text
@@ -409,7 +409,7 @@ def _is_code(text: str, program: _Program) -> bool:
     return text in _CODE_AT_LENGTH or re.match(f"-[A-Za-z]*[{program.code}]", text) is not None
 
 
-def _reads_input(name: str, command: Sequence[Word]) -> bool:
+def _reads_input(name: str, command: Sequence[CommandWord]) -> bool:
     """Return True if a command such as `source` or `su` evaluates its input."""
     match name:
         case "source" | ".":
@@ -428,7 +428,7 @@ def _reads_input(name: str, command: Sequence[Word]) -> bool:
             return starts_shell or _inner_reads_input(command[1:])
 
 
-def _inner_reads_input(carried: Sequence[Word]) -> bool:
+def _inner_reads_input(carried: Sequence[CommandWord]) -> bool:
     """Return True if the command inside `ssh` or `sudo` evaluates its input.
 
     Without a command, these start a shell.
@@ -442,7 +442,7 @@ def _inner_reads_input(carried: Sequence[Word]) -> bool:
     return False
 
 
-def _skip_host(command: Sequence[Word]) -> int:
+def _skip_host(command: Sequence[CommandWord]) -> int:
     """Return the index of the first word after the options and the host of `ssh`."""
     at = 1
     while at < len(command) and command[at].text.startswith("-"):

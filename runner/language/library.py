@@ -14,7 +14,7 @@ from typing import NamedTuple
 from runner import extensions
 from runner.errors import Invalid, NotFound, Problem, did_you_mean
 
-from ..paths import BUNDLED, Location, is_path, shipped
+from ..paths import BUNDLED, CallerLocation, is_path, shipped
 
 _NAME = re.compile(r"([a-z][a-z0-9_-]*)@([1-9][0-9]{0,8})")
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
@@ -23,7 +23,7 @@ _HEAD_BYTES = 65536
 """`recipe:` and `summary:` stand at the top of a file."""
 
 
-class Entry(NamedTuple):
+class LibraryEntry(NamedTuple):
     """A recipe file with its summary, read from the first lines.
 
     `origin` is the package with the recipe; empty for the library and for workspace files.
@@ -50,7 +50,7 @@ def schema_text() -> str:
     return (shipped() / "schemas" / "recipe.schema.json").read_text("utf-8")
 
 
-def entries() -> list[Entry]:
+def entries() -> list[LibraryEntry]:
     """List all library recipes, then the recipes of other installed packages.
 
     Sorted by name, newest version first.
@@ -64,7 +64,7 @@ def entries() -> list[Entry]:
 def faults() -> list[Problem]:
     """Return the problems of other recipe packages: duplicate recipe names, missing folders."""
     ours = {entry.name for entry in _entries(shipped() / "recipes", "")}
-    entries_of: dict[str, list[Entry]] = {}
+    entries_of: dict[str, list[LibraryEntry]] = {}
     for entry in _list_package_recipes():
         entries_of.setdefault(entry.name, []).append(entry)
     problems: list[Problem] = []
@@ -80,7 +80,7 @@ def faults() -> list[Problem]:
     return problems
 
 
-def list_recipes(folder: Path) -> list[Entry]:
+def list_recipes(folder: Path) -> list[LibraryEntry]:
     """List the recipe files in `folder` by file name, or none if the folder is unreadable."""
     try:
         paths = sorted(
@@ -95,7 +95,7 @@ def list_recipes(folder: Path) -> list[Entry]:
         except OSError:
             continue
         if called := _CALLED.search(head):
-            found.append(Entry(called[1], int(called[2]), _summary(head), path))
+            found.append(LibraryEntry(called[1], int(called[2]), _summary(head), path))
     return found
 
 
@@ -155,7 +155,7 @@ def _no_recipe(name: str, known: set[str], workspace: Path) -> NotFound:
     return NotFound(f'there is no recipe "{name}" in the library', fix=fix)
 
 
-def resolve(location: Location, word: str | None) -> str:
+def resolve(location: CallerLocation, word: str | None) -> str:
     """Resolve a command-line word to a recipe path in the workspace or a library name.
 
     `train` is the file train.yaml in the caller's directory or the workspace, or else a library
@@ -179,7 +179,7 @@ def resolve(location: Location, word: str | None) -> str:
     return word
 
 
-def _find_file(location: Location, stem: str) -> str:
+def _find_file(location: CallerLocation, stem: str) -> str:
     """Find `stem`.yaml or .yml in the caller's directory or the workspace, or return ""."""
     for folder in dict.fromkeys((location.below, "")):
         for name in (f"{stem}.yaml", f"{stem}.yml"):
@@ -189,15 +189,15 @@ def _find_file(location: Location, stem: str) -> str:
     return ""
 
 
-def resolve_path(location: Location, word: str) -> str:
+def resolve_path(location: CallerLocation, word: str) -> str:
     """Resolve a command-line word that is a path to a recipe."""
     found = location.typed(word)
     return found if "/" in found else f"./{found}"
 
 
-def _list_package_recipes() -> list[Entry]:
+def _list_package_recipes() -> list[LibraryEntry]:
     """List the recipes of other installed packages, each file once."""
-    found: dict[Path, Entry] = {}
+    found: dict[Path, LibraryEntry] = {}
     for each in extensions.find_extensions(extensions.RECIPES):
         folder = extensions.find_folder(each)
         if folder is not None:
@@ -205,7 +205,7 @@ def _list_package_recipes() -> list[Entry]:
     return list(found.values())
 
 
-def _clash(name: str, brought: list[Entry], ours: bool) -> Problem | None:
+def _clash(name: str, brought: list[LibraryEntry], ours: bool) -> Problem | None:
     """Return the problem of a recipe name provided by several packages, or None.
 
     None if all versions are from one package.
@@ -215,9 +215,9 @@ def _clash(name: str, brought: list[Entry], ours: bool) -> Problem | None:
     return extensions.name_clash("recipe", name, owners) if len(owners) > 1 else None
 
 
-def _entries(folder: Path, origin: str) -> list[Entry]:
+def _entries(folder: Path, origin: str) -> list[LibraryEntry]:
     return [
-        Entry(found[1], int(found[2]), _summary(_head(path)), path, origin)
+        LibraryEntry(found[1], int(found[2]), _summary(_head(path)), path, origin)
         for path, found in _files(folder)
     ]
 

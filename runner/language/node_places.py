@@ -14,7 +14,7 @@ LONGEST_LINE = 1_000_000
 NO_NODE = -1
 
 
-class Lines:
+class LineTable:
     """Converter of text offsets to lines and columns."""
 
     def __init__(self, name: str, text: str) -> None:

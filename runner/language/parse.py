@@ -65,7 +65,7 @@ def _place(problem: Problem) -> tuple[int, int]:
     return (problem.where.line, problem.where.column) if problem.where else (0, 0)
 
 
-def _sound_part(value: Any, faults: list[schema.Fault]) -> object:
+def _sound_part(value: Any, faults: list[schema.SchemaFault]) -> object:
     """Return a document's value without its faulty parts, so that the rest can be checked too."""
     value = _without(value, [fault.path for fault in faults if fault.path])
     if not isinstance(value, dict) or len(faults) >= schema.MANY:

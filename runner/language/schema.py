@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from runner.errors import Problem
 
-from .schema_faults import Fault, explain
+from .schema_faults import SchemaFault, explain
 from .schema_file import Schema, load
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .document import Document
 
-__all__ = ["MANY", "Fault", "Schema", "check", "faults", "load", "locate_fault"]
+__all__ = ["MANY", "Schema", "SchemaFault", "check", "faults", "load", "locate_fault"]
 
 MANY = 200
 """Maximum number of reported problems."""
@@ -32,7 +32,7 @@ def check(document: Document) -> list[Problem]:
     return [locate_fault(document, fault) for fault in faults(document.value)]
 
 
-def locate_fault(document: Document, fault: Fault) -> Problem:
+def locate_fault(document: Document, fault: SchemaFault) -> Problem:
     """Convert a schema fault to a problem with location and original number spelling."""
     message, fix = fault.message, fault.fix
     written = document.source_text(fault.path) if fault.read else ""
@@ -42,7 +42,7 @@ def locate_fault(document: Document, fault: Fault) -> Problem:
     return document.problem(fault.code, message, fault.path, fix=fix, key=fault.key)
 
 
-def faults(value: object) -> list[Fault]:
+def faults(value: object) -> list[SchemaFault]:
     """Return schema violations of a plain value, at most MANY."""
     if isinstance(value, dict) and isinstance(value.get("steps"), dict):
         steps = value["steps"]
@@ -52,7 +52,7 @@ def faults(value: object) -> list[Fault]:
         # Without suspects, one valid step replaces all: the schema must not see an empty mapping.
         left = suspects or ({"s": {"run": "x"}} if steps else {})
         value = {**value, "steps": left}
-    found: dict[Fault, None] = {}
+    found: dict[SchemaFault, None] = {}
     for error in _validator().iter_errors(value):
         found.update(dict.fromkeys(explain(error)))
         if len(found) > MANY:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from .interpreters import VALUE, Word, source
+from .interpreters import VALUE, CommandWord, source
 from .shell_reader import read
 from .shell_values import Doubt, Position, read_as_source
 from .template import Expression, Reads, Scope, TemplateError, expressions, has
@@ -146,7 +146,7 @@ def doubts_of_arguments(items: Sequence[str]) -> Iterator[tuple[int, Doubt]]:
     Each with its index and a fix; none if an expression is invalid.
     """
     try:
-        words = [Word(at, at + 1, _mark_values(item)) for at, item in enumerate(items)]
+        words = [CommandWord(at, at + 1, _mark_values(item)) for at, item in enumerate(items)]
     except TemplateError:
         return
     found = source(words)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from .interpreters import Word, assignment
+from .interpreters import CommandWord, assignment
 from .shell_expansions import Expansions
 from .shell_values import Compound, Frame, Reading, Values
 from .template import TemplateError
@@ -78,7 +78,7 @@ class _Reader:
         if frame.word < 0:
             return
         raw = self.text[frame.word : at]
-        word = Word(frame.word, at, self.values.plain(frame.word, at, frame), frame.redirect)
+        word = CommandWord(frame.word, at, self.values.plain(frame.word, at, frame), frame.redirect)
         frame.word, frame.redirect = -1, ""
         if word.redirect:
             frame.words.append(word)
@@ -106,7 +106,7 @@ class _Reader:
             frame.cases.pop()
             self._close(at, frame)
 
-    def _first_word(self, raw: str, word: Word, frame: Frame) -> None:
+    def _first_word(self, raw: str, word: CommandWord, frame: Frame) -> None:
         """Process a command's first word, such as a keyword, an assignment or a command name."""
         if raw in _OPENS:
             self._open(word.start, frame)
@@ -121,7 +121,7 @@ class _Reader:
             if assignment(word) is None:
                 frame.words.append(word)
 
-    def _next_word(self, raw: str, word: Word, frame: Frame) -> None:
+    def _next_word(self, raw: str, word: CommandWord, frame: Frame) -> None:
         head = frame.words[0].text
         begins_body = head in ("for", "select") and raw in ("do", "{")
         if begins_body or head == "function":

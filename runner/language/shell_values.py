@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 from .interpreters import (
     INNER,
     VALUE,
+    CommandWord,
     Ruling,
-    Word,
     assignment,
     declares,
     find_evaluated,
@@ -114,7 +114,7 @@ class Frame:
     number: bool = False  # its output may be arithmetic
     feeder: int = -1  # start of the command that feeds a `>( )`; else -1
     places: set[int] = field(default_factory=set)  # expressions directly in this frame
-    words: list[Word] = field(default_factory=list)  # of the simple command so far
+    words: list[CommandWord] = field(default_factory=list)  # of the simple command so far
     word: int = -1  # where the word being read began; -1 between words
     begin: int = -1  # where the pipeline being read began; -1 between pipelines
     piped: bool = False  # nothing was read yet behind a `|`
@@ -303,7 +303,7 @@ class Values:
             start = self.spans[at]
         return _QUOTING.sub("", "".join((*parts, self.text[start:end])))
 
-    def assign(self, word: Word, frame: Frame) -> None:
+    def assign(self, word: CommandWord, frame: Frame) -> None:
         """Record the variable and the template values of an assignment word."""
         found = assignment(word)
         if found is None:
@@ -322,7 +322,7 @@ class Values:
         if role is not None:
             self._rule(Ruling(role, word.start, word.end, name), frame)
 
-    def _assign_at(self, name: str, subscript: str, word: Word, frame: Frame) -> None:
+    def _assign_at(self, name: str, subscript: str, word: CommandWord, frame: Frame) -> None:
         """Record an assignment to an array item, whose subscript the shell evaluates."""
         self.computes(subscript, name)
         inside = subscript.count(VALUE) + subscript.count(INNER)

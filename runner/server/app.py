@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from ..api.queue import LOOKED_AT
 from ..errors import Problem, RecipeError, did_you_mean
 from ..paths import VERSION
-from ..storage.records.runs import Wanted
+from ..storage.records.runs import RunFilter
 from . import (
     answers,
     artifacts,
@@ -82,7 +82,7 @@ def health(request: Request, room: InRoom) -> Health:
     if request.scope["state"]["caller"] is None:
         return Health(status="ok")
     with room.borrow_workspace() as ws:
-        active = len(ws.store.runs.page(Wanted(states=["ACTIVE"]), LOOKED_AT))
+        active = len(ws.store.runs.page(RunFilter(states=["ACTIVE"]), LOOKED_AT))
     return Health(status="ok", version=VERSION, gpu=platform.gpu(), active_jobs=active)
 
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from ..api.checkpoints import NotHere, find_checkpoints, resume_from
 from .answers import Refused, hide_paths_in_value
 from .planner import InPlanner
-from .room import OPERATE_RUN, READ_RUN, Given, InRoom, ServedWorkspace, Whole, run_of
+from .room import OPERATE_RUN, READ_RUN, InRoom, RequestBody, ServedWorkspace, Whole, run_of
 
 router = APIRouter(prefix="/v1/runs/{run}/checkpoints", tags=["runs"])
 
@@ -41,7 +41,7 @@ class CheckpointList(BaseModel):
     )
 
 
-class Chosen(Given):
+class Chosen(RequestBody):
     """The checkpoint from which the next run resumes."""
 
     step: str = Field(max_length=400)

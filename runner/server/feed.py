@@ -109,7 +109,7 @@ class RunUpdate(NamedTuple):
     """The latest progress and metrics, and all warnings."""
 
 
-class Reader:
+class FeedReader:
     """Reader of run updates from the store, for all followers. Use in one thread."""
 
     def __init__(self, room: Room, upcoming: Mapping[str, int] | None) -> None:
@@ -733,7 +733,7 @@ class Feed:
         return ReadRequest(runs, every, frozenset(first))
 
     async def _read(self) -> None:
-        loop, reader = asyncio.get_running_loop(), Reader(self._room, self._upcoming)
+        loop, reader = asyncio.get_running_loop(), FeedReader(self._room, self._upcoming)
         self._upcoming = None
         with ThreadPoolExecutor(1, "feed") as thread:
             try:

@@ -29,13 +29,13 @@ from ..reports.receivers import TOKEN
 from ..reports.sealing import seal
 from ..settings import load
 from ..storage.records.letters import STATUS
-from ..storage.records.runs import RunRow, Wanted
+from ..storage.records.runs import RunFilter, RunRow
 from ..storage.workspace import Workspace
 from . import hugging_face, recipes, runs, streams
 from .answers import Refused, hide_local_paths
 from .asking import InRequests
 from .planner import InPlanner
-from .room import OPERATE, READ, Caller, Given, InRoom, Nothing, Room, ServedWorkspace, Whole
+from .room import OPERATE, READ, Caller, InRoom, Nothing, RequestBody, Room, ServedWorkspace, Whole
 from .runs import NewRun
 
 _log = Log("server")
@@ -112,7 +112,7 @@ class Deploy(Job):
     driver: Literal["runpod"] = "runpod"
 
 
-class Resume(Given):
+class Resume(RequestBody):
     """The checkpoint from which a job resumes. Without a path, the newest checkpoint."""
 
     checkpoint_path: str = Field(
@@ -277,7 +277,7 @@ def _input_for(recipe: Recipe, kinds: tuple[str, ...], field: str) -> str:
 )
 def jobs(room: InRoom) -> JobList:
     with room.borrow_workspace() as ws:
-        rows = ws.store.runs.page(Wanted(), _LISTED)
+        rows = ws.store.runs.page(RunFilter(), _LISTED)
         found = [
             Accepted(job_id=row.idempotency.removeprefix(_KEY), status=_STATUS[row.state])
             for row in rows
@@ -401,7 +401,7 @@ async def logs(
 
 
 def _find_job(ws: Workspace, job_id: str) -> RunRow:
-    found = ws.store.runs.page(Wanted(key=f"{_KEY}{job_id}"), 1)
+    found = ws.store.runs.page(RunFilter(key=f"{_KEY}{job_id}"), 1)
     if not found:
         raise Refused(404, "not-found", "unknown job", "list the jobs with GET /api/training/jobs")
     return found[0]

@@ -43,7 +43,7 @@ from ..survey.summaries import selected_directions
 from .answers import Refused, hide_local_paths, hide_paths_in_value
 from .market import Ask, CachedOffers, InMarket, look_up
 from .planner import InPlanner
-from .room import READ, Given, InRoom, ServedWorkspace, Whole, integer, run_of
+from .room import READ, InRoom, RequestBody, ServedWorkspace, Whole, integer, run_of
 
 if TYPE_CHECKING:
     from ..survey.survey import Survey
@@ -95,7 +95,7 @@ _Bytes = Annotated[
 ]
 
 
-class Need(Given):
+class Need(RequestBody):
     """Resources of each step's machine, which override the recipe and its preset."""
 
     gpus: Annotated[int, Field(ge=0, le=1024), BeforeValidator(integer)] | None = Field(
@@ -130,7 +130,7 @@ def _named_by(one: str, other: str) -> dict[str, Any]:
     }
 
 
-class Asked(Given):
+class Asked(RequestBody):
     """A recipe to run, or an earlier run to repeat with changes."""
 
     model_config = ConfigDict(
@@ -193,7 +193,7 @@ class MemoryView(BaseModel):
     words: str
 
 
-class Limits(Given):
+class Limits(RequestBody):
     """Limits of a run, if its recipe has no lower limits."""
 
     time: float | None = Field(
@@ -212,7 +212,7 @@ class Limits(Given):
     )
 
 
-class AskedSearch(Given):
+class AskedSearch(RequestBody):
     """A search over `sweep`. Numeric inputs may have one text, LOW..HIGH or LOW..HIGH:log."""
 
     trials: Whole = Field(ge=1, le=1000)
@@ -592,7 +592,9 @@ def plan_request(
         names = driver_names(ws.config, asked.driver)
         looked = look_up(ws, found, names if found.todo else [], known)
         limits = asked.limits.model_dump(exclude_none=True)
-        what = forecasts.Asked(read_recipe(wanted.offered), wanted.start, asked.driver, limits)
+        what = forecasts.ForecastRequest(
+            read_recipe(wanted.offered), wanted.start, asked.driver, limits
+        )
         facts = forecasts.forecast_run(ws, found, what, looked.by_step)
         view = PlanView.model_validate(_without_folders(ws, facts))
     return view, looked.missing

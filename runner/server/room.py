@@ -132,7 +132,7 @@ def _check_query(request: HTTPConnection) -> None:
         )
 
 
-class Needs:
+class RequiresScope:
     """Dependency that checks whether the caller's token has a scope.
 
     A token of one run may only use paths with this run, and with `any_run` also paths that hide
@@ -175,21 +175,21 @@ BEARER = Depends(
         description="A token from the first `recipe serve`, or from POST /v1/tokens.",
     )
 )
-READ = [BEARER, Depends(Needs("read"))]
-OPERATE = [BEARER, Depends(Needs("operate"))]
-ADMIN = [BEARER, Depends(Needs("admin"))]
-READ_ANY = [BEARER, Depends(Needs("read", any_run=True))]
-READ_RUN = [BEARER, Depends(Needs("read", run=True))]
-OPERATE_RUN = [BEARER, Depends(Needs("operate", run=True))]
+READ = [BEARER, Depends(RequiresScope("read"))]
+OPERATE = [BEARER, Depends(RequiresScope("operate"))]
+ADMIN = [BEARER, Depends(RequiresScope("admin"))]
+READ_ANY = [BEARER, Depends(RequiresScope("read", any_run=True))]
+READ_RUN = [BEARER, Depends(RequiresScope("read", run=True))]
+OPERATE_RUN = [BEARER, Depends(RequiresScope("operate", run=True))]
 
 
-class Given(BaseModel):
+class RequestBody(BaseModel):
     """A request body with these fields only, without type conversion."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Nothing(Given):
+class Nothing(RequestBody):
     """An empty body: {}, or no body."""
 
 

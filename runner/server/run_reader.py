@@ -51,7 +51,7 @@ POINTS: Final = 64
 MORE_WARNINGS: Final = "more warnings are in the step's log"
 
 
-class Lines:
+class NewLines:
     """Reader of new lines in a growing text. With `from_start`, existing lines are included."""
 
     def __init__(self, tail: LogTail, *, from_start: bool) -> None:
@@ -127,8 +127,8 @@ class AttemptReader:
     def __init__(self, part: AttemptLog, *, from_start: bool) -> None:
         self.part = part
         self._from_start = from_start
-        self._log: Lines | None = None
-        self._metrics: Lines | None = None
+        self._log: NewLines | None = None
+        self._metrics: NewLines | None = None
         self._points = 0
         self._values: dict[str, metrics.Value] = {}
         self._warned: dict[str, None] = {}
@@ -178,7 +178,7 @@ class AttemptReader:
         return Message(kind, run, {**name, **data})
 
     @staticmethod
-    def _close(lines: Lines | None) -> None:
+    def _close(lines: NewLines | None) -> None:
         if lines is not None:
             lines.close()
 
@@ -199,7 +199,7 @@ class AttemptReader:
             tail = open_tail(ws, run, self.part)
             if tail is None:
                 return []
-            self._log = Lines(tail, from_start=self._from_start)
+            self._log = NewLines(tail, from_start=self._from_start)
         lines = self._log.read(ended=self.part.ended)
         if not lines:
             return []
@@ -215,7 +215,7 @@ class AttemptReader:
 
     def _report(self, ws: Workspace, run: str, elsewhere: bool) -> list[Message]:
         if self._metrics is None:
-            self._metrics = Lines(self._metrics_tail(ws, run, elsewhere), from_start=True)
+            self._metrics = NewLines(self._metrics_tail(ws, run, elsewhere), from_start=True)
         found: list[Message] = []
         lines = self._metrics.read(ended=self.part.ended)
         for line in lines if not self.part.pattern else ():

@@ -21,7 +21,7 @@ from ..api.differences import compare_runs, difference_facts
 from ..api.events import event_facts, read_events
 from ..api.outcomes import Outcome
 from ..api.runs import list_facts, list_runs, read_run
-from ..api.submitting import PRIORITY, Ticket, submit
+from ..api.submitting import PRIORITY, QueueSettings, submit
 from ..api.values import Facts
 from ..execution.terms import (
     Choice,
@@ -33,7 +33,7 @@ from ..reports.addresses import public_endpoint
 from ..reports.receivers import SECRET
 from ..reports.sealing import seal
 from ..storage.records.runs import Event, RunRow
-from ..storage.records.runs import Wanted as RunsWanted
+from ..storage.records.runs import RunFilter as RunsWanted
 from ..storage.workspace import Workspace
 from . import recipes
 from .answers import hide_local_paths, hide_paths_in_value
@@ -46,10 +46,10 @@ from .room import (
     OPERATE_RUN,
     READ,
     READ_RUN,
-    Given,
     InRoom,
     Moment,
     Nothing,
+    RequestBody,
     Room,
     ServedWorkspace,
     Whole,
@@ -73,7 +73,7 @@ _Tag: TypeAlias = Annotated[str, Field(max_length=60, pattern=f"^[^{_BLANKS}#,][
 _Label: TypeAlias = Annotated[str, Field(max_length=100, pattern=NAME)]
 
 
-class Hook(Given):
+class Hook(RequestBody):
     """A webhook endpoint for reports of the run, signed according to Standard Webhooks."""
 
     url: str = Field(
@@ -414,7 +414,7 @@ class Done(BaseModel):
     event: EventView = Field(description="The latest event of the run.")
 
 
-class Retry(Given):
+class Retry(RequestBody):
     begin: str | None = Field(
         default=None,
         alias="from",
@@ -423,7 +423,7 @@ class Retry(Given):
     )
 
 
-class Description(Given):
+class Description(RequestBody):
     """Name, tags and note of a run. Omitted fields are unchanged, and null removes a value."""
 
     name: Annotated[str, Field(max_length=100)] | None = None
@@ -500,7 +500,7 @@ def store_run(
     with room.open_workspace() as ws:
         # Without a shared store, only workers of this workspace have the run's files.
         reach = ws.config.lists.get("data.allow", ())
-        ticket = Ticket(
+        ticket = QueueSettings(
             asked.priority,
             due,
             key,

@@ -33,7 +33,7 @@ Source: TypeAlias = Callable[[Follower], AsyncIterator[list[bytes]]]
 """A function that yields the messages for a follower in batches."""
 
 
-class Stream(Response):
+class StreamResponse(Response):
     """An endless HTTP response for a live stream.
 
     It counts as a stream of its token until it is closed. No await separates checking and

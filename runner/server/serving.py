@@ -93,7 +93,7 @@ class Patient(H11Protocol):
         self._late = self.loop.call_later(PATIENCE, self.transport.abort)
 
 
-class Frames(WebSocketsSansIOProtocol):
+class QuietWebSocket(WebSocketsSansIOProtocol):
     """WebSocket protocol. A rejected handshake is not logged as an error, unlike in uvicorn."""
 
     async def send(self, message: ASGISendEvent) -> None:
@@ -181,7 +181,7 @@ def serve(
             config = uvicorn.Config(
                 application(room, hosts, feed), http=Patient, lifespan="on", log_level="error", access_log=False, server_header=False,
                 limit_concurrency=CONNECTIONS, h11_max_incomplete_event_size=LONGEST_HEAD, timeout_graceful_shutdown=3, proxy_headers=False,
-                ws=Frames, ws_max_size=LONGEST_HEAD, ws_per_message_deflate=False,
+                ws=QuietWebSocket, ws_max_size=LONGEST_HEAD, ws_per_message_deflate=False,
                 ssl_certfile=where.certificate or None, ssl_keyfile=where.key or None,
             )  # fmt: skip
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -37,7 +37,7 @@ from .messages import event_by_subject, log_text
 from .page import compressed_response
 from .room import READ_RUN, Caller, InRoom, Room, run_of
 from .runs import EventView, event_view
-from .sending import EVENTS, Stream
+from .sending import EVENTS, StreamResponse
 
 router = APIRouter(prefix="/v1/runs/{run}", tags=["runs"])
 
@@ -91,7 +91,9 @@ async def events(
         feed = feed_of(request)
         await feed.channel(run)
         kinds = frozenset({"move"})
-        return Stream(feed, caller, event_by_subject, kinds, partial(feed.stream_run, run, after))
+        return StreamResponse(
+            feed, caller, event_by_subject, kinds, partial(feed.stream_run, run, after)
+        )
 
     def read_page() -> list[EventView]:
         with room.borrow_workspace() as ws:
@@ -221,7 +223,7 @@ async def logs(
             offset,
             lambda found: on_node(find_attempt(found, step, number), node),
         )
-        return Stream(feed, caller, log_text, frozenset(), source, _TEXT)
+        return StreamResponse(feed, caller, log_text, frozenset(), source, _TEXT)
     tail = await run_in_threadpool(open_log, room, run, part) if part is not None else None
     return StreamingResponse(
         _read_so_far(tail, offset) if tail is not None else (), media_type=_TEXT

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..language.imports import Imports, Start, find_starts
+from ..language.imports import EntryPoint, Imports, find_starts
 from ..language.recipe import AutoCode, GitCode
 from ..language.units import about
 from ..paths import escapes, heads
@@ -76,7 +76,7 @@ _STARTERS = re.compile(r"(?:.*/)?(?:python[\d.]*|sh|bash|torchrun|accelerate)")
 
 
 def _absent_start(
-    base: str, recipe: Recipe, step: Step, starts: Sequence[Start], made: Collection[str]
+    base: str, recipe: Recipe, step: Step, starts: Sequence[EntryPoint], made: Collection[str]
 ) -> Iterator[Problem]:
     """Yield a problem for a started script that is neither in the workspace nor in the step."""
     program = next(_words(step.run), "") if step.run is not None else "accelerate"

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ..language.imports import Import, Imports, Start
+from ..language.imports import EntryPoint, Import, Imports
 from ..paths import VERSION
 from ..reading import parse_json, whole
 
@@ -42,7 +42,7 @@ class ImportedFiles(NamedTuple):
 
 
 def follow_imports(
-    base: str, starts: Iterable[Start], path: Sequence[str], read: Callable[[str], Imports]
+    base: str, starts: Iterable[EntryPoint], path: Sequence[str], read: Callable[[str], Imports]
 ) -> ImportedFiles:
     """Return all files below `base` imported by scripts and modules, including the scripts.
 
@@ -213,7 +213,7 @@ def read_imports(file: str) -> Imports:
 
 
 def import_advice(
-    said: str, step: str, base: str, listed: Collection[str], starts: Sequence[Start]
+    said: str, step: str, base: str, listed: Collection[str], starts: Sequence[EntryPoint]
 ) -> str:
     """Return advice for a failed import in a step's output, or "".
 
@@ -240,19 +240,19 @@ def import_advice(
     return ""
 
 
-def way_to_start(base: str, script: str) -> tuple[Start, list[str]]:
+def way_to_start(base: str, script: str) -> tuple[EntryPoint, list[str]]:
     """Return how to start a script so that its imports work, and the necessary PYTHONPATH.
 
     A script with relative imports is started as a module. PYTHONPATH has `src` and parent
     directories if they contain imported modules.
     """
     seek = ModuleFinder(base)
-    start, path = Start("script", script), list[str]()
+    start, path = EntryPoint("script", script), list[str]()
     if any(each.level for each in read_imports(f"{base}/{script}").found) and (
         named := _module_name(seek, script)
     ):
         module, above = named
-        start, path = Start("module", module), [above] if above else []
+        start, path = EntryPoint("module", module), [above] if above else []
     places = [posixpath.dirname(script)]
     while places[-1]:
         places.append(posixpath.dirname(places[-1]))
@@ -265,7 +265,7 @@ def way_to_start(base: str, script: str) -> tuple[Start, list[str]]:
     return start, path
 
 
-def _as_module(base: str, starts: Sequence[Start]) -> str:
+def _as_module(base: str, starts: Sequence[EntryPoint]) -> str:
     """Return advice to start a file with relative imports as a module."""
     seek = ModuleFinder(base)
     for kind, name in starts:

@@ -31,7 +31,7 @@ from .request import Request
 if TYPE_CHECKING:
     from ..language.recipe import Input, Recipe
     from ..language.values import Tree
-    from ..planning.beforehand import Trial
+    from ..planning.beforehand import DryRun
 
 
 def compile_request(
@@ -132,7 +132,7 @@ class _Compilation:
         text: bytes,
         request: Request,
         known: Mapping[str, tuple[str, ...]],
-        trial: Trial | None = None,
+        trial: DryRun | None = None,
     ) -> None:
         self.globs = WorkspaceGlobs(ws.root, known, ws)
         self.used = UsedRecipes(ws.root)
@@ -145,7 +145,7 @@ class _Compilation:
         finally:
             gc.enable()
 
-    def _compile(self, values: dict[str, Tree], trial: Trial | None) -> Plan:
+    def _compile(self, values: dict[str, Tree], trial: DryRun | None) -> Plan:
         from ..language.addresses import kind_of
         from ..planning.compile import compile_plan
 
@@ -205,7 +205,7 @@ def compile_on_trial(
     source: Path,
     request: Request,
     known: Mapping[str, tuple[str, ...]],
-    trial: Trial,
+    trial: DryRun,
 ) -> None:
     """Compile a request for a trial rendering, without the cache.
 

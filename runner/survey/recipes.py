@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..digest import Digest, of_bytes, of_value
 from ..errors import Invalid, NotFound, Problem
-from ..paths import VERSION, Location, is_path, shipped
+from ..paths import VERSION, CallerLocation, is_path, shipped
 from ..reading import whole
 from ..storage.workspace import Workspace
 from .request import Request
@@ -55,7 +55,7 @@ def read_and_bind(
     if wrong := unread.find_refused(recipe, request.inputs, request.preset, request.origins):
         raise Invalid(wrong)
     for name in request.typed_in.keys() & values.keys():
-        location = Location(ws.root, request.typed_in[name])
+        location = CallerLocation(ws.root, request.typed_in[name])
         values[name] = _start_at_root(recipe.inputs[name], values[name], location)
     return recipe, values
 
@@ -243,7 +243,7 @@ def _streamed_secret(recipe: Recipe, name: str) -> Problem:
     return problem._replace(input=name)
 
 
-def _start_at_root(spec: Input, value: Tree, location: Location) -> Tree:
+def _start_at_root(spec: Input, value: Tree, location: CallerLocation) -> Tree:
     """Resolve a relative path typed in `location` to a workspace path."""
     from ..language.addresses import kind_of
 

@@ -132,17 +132,20 @@ def _code(root: Path, masked: Callable[[str], str]) -> Found | None:
     """Return the git commit of the workspace and later changes, or None outside a repository."""
     if not any((folder / ".git").exists() for folder in (root, *root.parents)):
         return None
-    commit = _git(root, "rev-parse", "HEAD").decode().strip()
+    heads = _git(root, "rev-parse", "HEAD", "--abbrev-ref", "HEAD").decode(errors="replace")
+    commit, _, branch = heads.strip().partition("\n")
     if not commit:
         return None
     status = _git(root, "status", "--porcelain", "-z", "--no-renames", "--", ".").split(b"\0")
     names = [(line[:2], masked(line[3:].decode(errors="replace"))) for line in status if line]
     untracked = [name for sign, name in names if sign == b"??"]
     changed = [name for sign, name in names if sign != b"??"]
-    diff = _git(root, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--", ".")
+    diff = b""
+    if changed:
+        diff = _git(root, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--", ".")
     return {
         "commit": commit,
-        "branch": _git(root, "rev-parse", "--abbrev-ref", "HEAD").decode(errors="replace").strip(),
+        "branch": branch,
         "changed": changed[:FILES],
         "changed_count": len(changed),
         "untracked": untracked[:FILES],

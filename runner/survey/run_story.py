@@ -16,7 +16,7 @@ from ..planning import fingerprint
 from ..planning.ids import bare
 from ..storage.content.files import Content
 from ..storage.records.index import Trace
-from ..storage.records.links import Link, stored_links
+from ..storage.records.links import TrackerLink, stored_links
 from ..storage.records.runs import AttemptRow, RunRow
 from ..storage.run_graph import RunGraph
 from ..storage.workspace import Workspace
@@ -57,7 +57,7 @@ class StepInstance(NamedTuple):
         }
 
 
-class OutputFile(NamedTuple):
+class SmallOutput(NamedTuple):
     """A small output file of a step, for the report."""
 
     id: str
@@ -73,9 +73,9 @@ class Story(NamedTuple):
     counts: Mapping[str, int]
     instances: Sequence[StepInstance]
     logs: Mapping[str, bytes]
-    files: Sequence[OutputFile]
+    files: Sequence[SmallOutput]
     why: Mapping[str, Sequence[str]]
-    links: Sequence[Link]
+    links: Sequence[TrackerLink]
     left_out: Sequence[str]
 
 
@@ -169,9 +169,9 @@ def _read_end(path: Path) -> bytes:
 
 def _small_files(
     ws: Workspace, found: Iterable[StepInstance], traces: Mapping[str, Trace]
-) -> tuple[list[OutputFile], int]:
+) -> tuple[list[SmallOutput], int]:
     """Return small images and texts among the outputs, and the number of omitted files."""
-    files: list[OutputFile] = []
+    files: list[SmallOutput] = []
     passed = 0
     for each in found:
         trace = traces.get(each.attempts[-1].key) if each.attempts else None
@@ -184,7 +184,7 @@ def _small_files(
                 if data is None:
                     passed += 1
                 else:
-                    files.append(OutputFile(each.id, inner, data))
+                    files.append(SmallOutput(each.id, inner, data))
     return files, passed
 
 

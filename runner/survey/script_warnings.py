@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..language.imports import BY_VALUE, Imports, Start, find_starts
+from ..language.imports import BY_VALUE, EntryPoint, Imports, find_starts
 from ..language.recipe import GitCode
 from ..language.script_options import ScriptOptions, options_of
 from ..language.script_words import (
@@ -58,7 +58,7 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
 
 
 def _option_faults(
-    base: str, step: Step, start: Start, imported: ImportedFiles, made: Collection[str]
+    base: str, step: Step, start: EntryPoint, imported: ImportedFiles, made: Collection[str]
 ) -> Iterable[WordFault]:
     """Return the faults of a script's command-line options, or none if they are uncertain."""
     words = _given_words(step, start)
@@ -71,7 +71,7 @@ def _option_faults(
     return faults(start.name, takes, words, _place(step)) if takes else ()
 
 
-def _scripts(step: Step) -> list[Start]:
+def _scripts(step: Step) -> list[EntryPoint]:
     """Return the scripts that a step certainly starts.
 
     In a list of arguments, only the first: another may be its argument.
@@ -84,7 +84,7 @@ def _place(step: Step) -> Where:
     return (*step.origin, "run" if step.run is not None else "accelerate")
 
 
-def _problem(recipe: Recipe, step: Step, start: Start, fault: WordFault) -> Problem:
+def _problem(recipe: Recipe, step: Step, start: EntryPoint, fault: WordFault) -> Problem:
     offset: int | None = None
     length: int | None = None
     if isinstance(step.run, str) and fault.word:
@@ -101,7 +101,7 @@ def _problem(recipe: Recipe, step: Step, start: Start, fault: WordFault) -> Prob
     )
 
 
-def _given_words(step: Step, start: Start) -> list[GivenWord] | None:
+def _given_words(step: Step, start: EntryPoint) -> list[GivenWord] | None:
     """Return the options that a step passes to its script, or None if uncertain."""
     if step.accelerate is not None:
         args = step.accelerate.get("args") or {}

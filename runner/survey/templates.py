@@ -48,8 +48,8 @@ def refuse_nodes(
     hooks = any(True for _ in find_hook_faults(plan.settings, plan.inputs))
     if not wrong and not hooks:
         return
-    from ..planning.beforehand import HOOKS, Trial
+    from ..planning.beforehand import HOOKS, DryRun
 
-    trial = Trial(wanted=(wrong | ({HOOKS} if hooks else set())).__contains__)
+    trial = DryRun(wanted=(wrong | ({HOOKS} if hooks else set())).__contains__)
     compile_on_trial(ws, source, request, known, trial)
     raise Invalid(trial.problems)

@@ -23,7 +23,7 @@ from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL
 from ..storage.content import disk
 from ..storage.content.files import Content
 from ..storage.garbage import Garbage
-from ..storage.records.index import Made, Published, Trace
+from ..storage.records.index import CachedOutput, Published, Trace
 from ..storage.records.runs import FINAL, RunRow
 from ..storage.workspace import Workspace
 from .survey import Survey, out_dir
@@ -46,7 +46,7 @@ def adopt_outputs(ws: Workspace, found: Survey, n: int) -> Trace | None:
     base = out_dir(ws, found.plan, found.library, found.request)
     head = "" if base == ws.root else f"{base}/"
     targets = dict(found.targets.get(n, ()))
-    made: list[Made] = []
+    made: list[CachedOutput] = []
     published: list[Published] = []
     problems: list[str] = []
     for name, path, flags in node.outputs:
@@ -57,7 +57,7 @@ def adopt_outputs(ws: Workspace, found: Survey, n: int) -> Trace | None:
             problems.append(f"{at} {problem}")
         elif content is not None:
             ws.objects.put(Path(os.path.realpath(ws.root / at)), content, move=False)
-            made.append(Made(name, path, content))
+            made.append(CachedOutput(name, path, content))
             if name in targets:
                 published.append(Published(at, content, "", "", node.id, found.plan.recipe))
     if problems:

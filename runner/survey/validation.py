@@ -22,7 +22,7 @@ from ..language.recipe import Input, Recipe
 from ..language.shell_values import Doubt
 from ..language.values import Tree, Where, is_number
 from ..planning.assemble import drop_echoes
-from ..planning.beforehand import Trial
+from ..planning.beforehand import DryRun
 from ..planning.compile import compile_plan
 from . import code_warnings, script_warnings
 from .absent_files import absent_files
@@ -237,7 +237,7 @@ def _check_values(
         if spec.type != "secret" and spec.name not in bound:
             bound[spec.name] = _invent_value(spec, n, turn)
             names.append(spec.name)
-    trial = Trial(made_up=names, given={*given, *chosen} - {*names}, all_values=preset is None)
+    trial = DryRun(made_up=names, given={*given, *chosen} - {*names}, all_values=preset is None)
     found: list[Problem] = []
     try:
         compile_plan(

@@ -14,8 +14,8 @@ from typing import Any, Final
 from drivers import machine as driven
 from drivers.base import DriverError
 
-from ..rules import Facts
-from ..tool_settings import Unknown
+from ..rules import RuleFacts
+from ..tool_settings import UnknownSetting
 from . import GB
 
 PATIENCE: Final = 20.0
@@ -79,7 +79,7 @@ _PROVIDERS: Final = {"vast": ".vast.ai", "runpod": ".runpod.io"}
 """Provider -> domain of its SSH proxies.  Directly reached machines report their provider."""
 
 
-def offer(host: Facts) -> dict[str, object]:
+def offer(host: RuleFacts) -> dict[str, object]:
     """Return the facts of a rental offer that the rented machine itself shows.
 
     Only the provider knows the remaining hours and the verification.
@@ -104,7 +104,9 @@ def here(root: Path) -> dict[str, object]:
     try:
         said = subprocess.run(question, capture_output=True, timeout=PATIENCE).stdout
     except subprocess.TimeoutExpired:
-        raise Unknown(f"this machine did not report its hardware within {PATIENCE:g} s") from None
+        raise UnknownSetting(
+            f"this machine did not report its hardware within {PATIENCE:g} s"
+        ) from None
     return facts("this machine", said)
 
 
@@ -132,7 +134,7 @@ async def ask(driver: Any) -> dict[str, object]:
     return {}
 
 
-def gpu(step: Facts, host: Facts) -> dict[str, object]:
+def gpu(step: RuleFacts, host: RuleFacts) -> dict[str, object]:
     """Return the facts of the step's GPU, from the probed host or else from the step's resources."""
     found: dict[str, object] = {}
     try:
@@ -145,10 +147,10 @@ def gpu(step: Facts, host: Facts) -> dict[str, object]:
             ):
                 try:
                     found[name] = host[key]
-                except Unknown:
+                except UnknownSetting:
                     pass
             return found
-    except Unknown:
+    except UnknownSetting:
         pass
     if isinstance(wanted := step["gpu"], str):
         found["name"] = wanted

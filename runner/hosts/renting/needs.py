@@ -108,7 +108,7 @@ def why_no_group(
 
 
 def wish_for(need: Need, taking: Mapping[Need, StepTotals], filters: Mapping[str, str]) -> Wish:
-    """Return the request to a driver for a need, with the known duration of its steps.
+    """Return the request to a driver for a need, with the known totals of its steps.
 
     `taking` holds the totals of each need, on any market.
     """

@@ -90,18 +90,21 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         rows = [_as_json(each, ends, left, args.dry_run) for each in known]
         print(json.dumps([*rows, *map(_untracked_as_json, untracked)], indent=2))
-        return 5 if left else 0
-    for why in silent:
-        print(f"warning: {why}", file=sys.stderr)
-    for lease in untracked:
-        print(_describe_untracked(lease, args.installation))
-    if not known and not untracked and not args.quiet:
-        if args.installation is None:
-            print("no leases")
-        else:
-            print(f"no machines of the installation {args.installation}")
-    _print_leases(args, known, ends, left)
+    else:
+        for why in silent:
+            print(f"warning: {why}", file=sys.stderr)
+        for lease in untracked:
+            print(_describe_untracked(lease, args.installation))
+        if not known and not untracked and not args.quiet:
+            print(_describe_none(args.installation))
+        _print_leases(args, known, ends, left)
     return 5 if left else 0
+
+
+def _describe_none(installation: str | None) -> str:
+    if installation is None:
+        return "no leases"
+    return f"no machines of the installation {installation}"
 
 
 def _check_installation(args: argparse.Namespace) -> None:

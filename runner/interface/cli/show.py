@@ -125,7 +125,7 @@ def _run(args: argparse.Namespace, word: str) -> int:
     from .places import transport_for_changes
 
     with closing(transport_for_changes(args)) as place:
-        return one_run.show(place.run(place.find(word)), args)
+        return one_run.print_run(place.run(place.find(word)), args)
 
 
 def _values(recipe: Recipe, args: argparse.Namespace, typed: Mapping[str, str]) -> int:
