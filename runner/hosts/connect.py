@@ -34,7 +34,7 @@ from .link.client import Client, connect_remote
 from .link.contact import ask_program
 from .place.place import Place, Shell
 from .place.remote import RemotePlace
-from .renting.resting import UnusableMachine
+from .renting.cooldowns import UnusableMachine
 
 if TYPE_CHECKING:
     from .link.wire import TransferProgress
