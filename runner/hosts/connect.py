@@ -291,13 +291,13 @@ async def check_same_packages(places: Iterable[Place]) -> None:
                 f"the Python of {place.name} ({place.python}) does not run: {error}",
                 fix=_NAME_PYTHON,
             ) from error
-        ours = list(packages())
-        if found != ours:
-            differ = sorted({*found[1]} ^ {*ours[1]})
+        local = list(packages())
+        if found != local:
+            differ = sorted({*found[1]} ^ {*local[1]})
             some = ", ".join(differ[:5]) + (
                 f" and {len(differ) - 5} more" if len(differ) > 5 else ""
             )
-            what = some or f"Python {found[0]}, not {ours[0]}"
+            what = some or f"Python {found[0]}, not {local[0]}"
             raise CannotRun(
                 f"{place.python} on {place.name} and the local Python have different packages ({what})",
                 fix=_NAME_PYTHON,

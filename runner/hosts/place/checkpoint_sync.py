@@ -498,18 +498,18 @@ class CheckpointPruner:
         """
         if self._pattern is None or not self._folder.is_dir():
             return [], ""
-        there = {
+        listings = {
             name: _listing(self._folder / name)
             for name in checkpoints.newest_first(self._folder, self._pattern)
         }
-        newest = next(iter(there.items()), None)
+        newest = next(iter(listings.items()), None)
         settled, self._newest = newest == self._newest, newest
         good = [
             name
             for name, verdict in checkpoints.judge_checkpoints(self._folder, self._pattern)
-            if verdict.ok and (settled or name != next(iter(there)))
+            if verdict.ok and (settled or name != next(iter(listings)))
         ]
-        sizes = {name: _total_bytes(listing) for name, listing in there.items()}
+        sizes = {name: _total_bytes(listing) for name, listing in listings.items()}
         disk = os.statvfs(self._folder)
         free, total, need = (
             disk.f_bavail * disk.f_frsize,
@@ -523,8 +523,8 @@ class CheckpointPruner:
             for name in old:
                 delete(self._folder / name)
         level, words = disk_strain(free + sum(sizes[name] for name in old), total, need)
-        said, self._level = words if level > self._level else "", level
-        return old, said
+        warning, self._level = words if level > self._level else "", level
+        return old, warning
 
 
 def disk_strain(free: int, total: int, need: int) -> tuple[int, str]:
