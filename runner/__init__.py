@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .interface.handle.shells import AsyncRun, Run
     from .interface.handle.transport import New
     from .language.recipe import Recipe
-    from .paths import Location
+    from .paths import CallerLocation
     from .storage.records.runs import Event
     from .storage.workspace import Workspace
     from .survey.request import Request
@@ -277,16 +277,20 @@ def results(
     return rows
 
 
-def _standing(workspace: str | Path | None, recipe: str | Path) -> Location:
+def _standing(workspace: str | Path | None, recipe: str | Path) -> CallerLocation:
     import os
 
-    from .paths import Location, location
+    from .paths import CallerLocation, location
 
-    return location(os.environ, [str(recipe)]) if workspace is None else Location(Path(workspace))
+    return (
+        location(os.environ, [str(recipe)])
+        if workspace is None
+        else CallerLocation(Path(workspace))
+    )
 
 
 def _request(
-    location: Location,
+    location: CallerLocation,
     recipe: str | Path,
     inputs: Mapping[str, Any] | None,
     preset: str | None,
@@ -316,7 +320,7 @@ def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: RunOptions) 
     """Build the run to store from the arguments of `submit`."""
     from dataclasses import replace
 
-    from .api.submitting import Ticket
+    from .api.submitting import QueueSettings
     from .execution.terms import Choice, Settings
     from .interface.handle.http_transport import is_server
     from .interface.handle.opening import check_options
@@ -345,7 +349,7 @@ def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: RunOptions) 
         settings = replace(settings, python=python)
     if isinstance(place := results_place(out or ""), str):
         settings = replace(settings, upload=place)
-    ticket = Ticket(
+    ticket = QueueSettings(
         how.get("priority", 0),
         due.timestamp() if due is not None else None,
         how.get("key", ""),

@@ -18,17 +18,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
 
-from ..planning.run_view import WEIGHED, Progress, Standing, Training, progress_of
+from ..planning.run_view import WEIGHED, Progress, Standing, TrainingReport, progress_of
 from ..planning.schedule import FINAL, State
 from ..secrets import Masker
-from .tail import LogTail, MetricsTail, canvas, fit, lines, safe_ids, safe_line, span, width
+from .tail import MaskedTail, MetricsTail, canvas, fit, lines, safe_ids, safe_line, span, width
 
 if TYPE_CHECKING:
     from runner.execution.terms import Listener, Overview, Summary
     from runner.storage.records.runs import Event
     from runner.storage.workspace import Workspace
 
-    from ..execution.steps.failing import Failure
+    from ..execution.steps.failing import FailureDetails
 
 Line: TypeAlias = tuple[str, str]  # text and style
 Clock: TypeAlias = Callable[[], float]
@@ -358,7 +358,7 @@ class _Row:
         self.expected = expected
         # Relative paths start at the workspace root.
         log = os.path.join(run_text.workspace, str(event.data.get("log") or ""))
-        self._log = LogTail(log, run_text.masker)
+        self._log = MaskedTail(log, run_text.masker)
         self._host = MetricsTail(f"{log.removesuffix('.log')}.host", run_text.masker)
         metrics, pattern = event.data.get("metrics"), run_text.pattern(event.id)
         path = os.path.join(run_text.workspace, str(metrics)) if metrics else log
@@ -376,12 +376,12 @@ class _Row:
         """Return the seconds since the step started."""
         return now - self._started
 
-    def training(self, now: float) -> Training:
+    def training(self, now: float) -> TrainingReport:
         """Return the training progress from the metrics of the step."""
         tail = self._metrics
         if tail is None:
-            return Training()
-        return Training(tail.values.get("step"), tail.total, tail.left(now))
+            return TrainingReport()
+        return TrainingReport(tail.values.get("step"), tail.total, tail.left(now))
 
     def left(self, now: float) -> float | None:
         """Return the seconds until the step ends, estimated from its metrics, else from its earlier duration; None if unknown."""
@@ -636,7 +636,7 @@ class _RunText:
             )
         return lines
 
-    def _failure(self, failure: Failure) -> list[Line]:
+    def _failure(self, failure: FailureDetails) -> list[Line]:
         name = safe_ids(failure.id)
         report: list[Line] = [(f"{name}: failed: {safe_ids(failure.reason)}", "bad")]
         said = lines(failure.tail)

@@ -16,7 +16,7 @@ from ..errors import CannotRun, RecipeError
 from ..planning.ids import readable
 from ..planning.waiting import WaitKind
 from .handle import core
-from .handle.core import Attempt
+from .handle.core import LogPosition
 from .handle.shells import drive
 from .handle.transport import LogPart
 from .tail import canvas, fit, safe_line
@@ -134,7 +134,7 @@ def show(
 class Printed(NamedTuple):
     """Output of a followed attempt, or a notice `said` about the attempt.  `is_last` marks the end of its log."""
 
-    attempt: Attempt
+    attempt: LogPosition
     data: bytes = b""
     said: str = ""
     is_last: bool = False
@@ -147,7 +147,7 @@ def _is_idle(now: Status, patience_is_over: bool) -> bool:
     return now.over or is_left or now.state == "PAUSED"
 
 
-class Follower:
+class LogFollower:
     """Follow the logs of a run, or of one step.  A thread reads each attempt; with several logs, only complete lines are written."""
 
     def __init__(
@@ -163,16 +163,16 @@ class Follower:
     ) -> None:
         self._place, self._run, self._wanted, self._node = place, run, wanted, node
         self._writer, self._say, self._heads = writer, say, heads
-        self._found: list[Attempt] = []
-        self._going: dict[str, Attempt] = {}
+        self._found: list[LogPosition] = []
+        self._going: dict[str, LogPosition] = {}
         self._states: dict[str, str] = {}
         self._seen = 0
         self._is_over = False
-        self._waiting: list[Attempt] = []  # attempts waiting for a free reader
-        self._reading: list[Attempt] = []
+        self._waiting: list[LogPosition] = []  # attempts waiting for a free reader
+        self._reading: list[LogPosition] = []
         self._printed: queue.SimpleQueue[Printed] = queue.SimpleQueue()
         self._rests: dict[tuple[str, int], bytes] = {}  # the unfinished last line of each log
-        self._current: Attempt | None = None
+        self._current: LogPosition | None = None
 
     def follow(self, step: str) -> Status:
         """Write new output until the run or `step` has finished, or the run is paused or has no worker.  Returns the last status of the run."""
@@ -223,7 +223,7 @@ class Follower:
         while any(each.ended for each in self._reading):
             self._write_next(POLL)
 
-    def _read(self, attempt: Attempt) -> None:
+    def _read(self, attempt: LogPosition) -> None:
         """Read the log of an attempt until the attempt has finished.  If the stream ends early, because the server stopped, open it again."""
         part = LogPart(attempt.step, attempt.number, 0, False, self._node)
         try:
@@ -242,7 +242,7 @@ class Follower:
         finally:
             self._printed.put(Printed(attempt, is_last=True))
 
-    def _tell_hidden(self, part: LogPart, attempt: Attempt) -> None:
+    def _tell_hidden(self, part: LogPart, attempt: LogPosition) -> None:
         """Report a log that stays hidden until the attempt has finished."""
         try:
             next(drive(self._place, core.log(self._run, part)), None)
@@ -272,7 +272,7 @@ class Follower:
         """Return True if each attempt gets a heading."""
         return self._heads or len(self._found) > 1
 
-    def _put(self, attempt: Attempt, data: bytes) -> None:
+    def _put(self, attempt: LogPosition, data: bytes) -> None:
         if not data:
             return
         if attempt is not self._current:

@@ -19,7 +19,7 @@ _SIGNS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], object]]] = {
 }
 
 
-class Given(Protocol):
+class OptionAttributes(Protocol):
     """The option attributes required by `Defaults`."""
 
     @property
@@ -44,7 +44,9 @@ class Defaults:
     """
 
     def __init__(
-        self, options: Iterable[Given], option_of: Callable[[ast.expr], tuple[Any, bool] | None]
+        self,
+        options: Iterable[OptionAttributes],
+        option_of: Callable[[ast.expr], tuple[Any, bool] | None],
     ) -> None:
         self._option_of = option_of
         self._known: dict[str, object] = {}

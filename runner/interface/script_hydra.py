@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MISSING: Final = "???"
 
 
-class Config(NamedTuple):
+class HydraConfig(NamedTuple):
     """A Hydra configuration.
 
     `folder` is its directory relative to the workspace root, `values` has the contents of its file,
@@ -30,7 +30,7 @@ class Config(NamedTuple):
     targets: Sequence[str] = ()  # values of `_target_` in all files below `folder`
 
 
-Find: TypeAlias = Callable[[str, str], "Config | None"]
+Find: TypeAlias = Callable[[str, str], "HydraConfig | None"]
 """Function that loads a configuration, or returns None if there is none.
 
 Its arguments are the directory, relative to the script's, and the configuration's name.
@@ -127,7 +127,7 @@ def _as_override(each: Declared) -> Declared:
     )
 
 
-def _groups(found: Config, notes: list[str]) -> Iterator[Declared]:
+def _groups(found: HydraConfig, notes: list[str]) -> Iterator[Declared]:
     """Yield a choice option for each config group in the defaults list."""
     defaults = found.values.get("defaults")
     for each in defaults if isinstance(defaults, list) else ():

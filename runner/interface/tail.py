@@ -110,7 +110,7 @@ def span(seconds: float) -> str:
     return f"{whole // 86400}d{whole // 3600 % 24:02}h"
 
 
-class LogTail:
+class MaskedTail:
     """The last line of a growing log, with secrets masked."""
 
     __slots__ = ("_masker", "_path", "_size", "line")

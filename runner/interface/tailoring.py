@@ -17,7 +17,7 @@ from ..language.units import duration_text, money_text, size_text
 
 if TYPE_CHECKING:
     from ..advice.estimates import StepEstimate
-    from ..advice.hardware import Gpu
+    from ..advice.hardware import GpuModel
     from ..language.recipe import Input, Recipe
     from ..language.values import Tree
     from ..storage.workspace import Workspace
@@ -42,7 +42,7 @@ def tailor(
     ws: Workspace,
     name: str,
     recipe: Recipe,
-    gpu: Gpu,
+    gpu: GpuModel,
     given: Mapping[str, object],
     preset: str | None,
 ) -> Tailored:
@@ -88,7 +88,7 @@ class _MemoryModel:
     ws: Workspace
     recipe: str
     values: Mapping[str, Tree]
-    gpu: Gpu
+    gpu: GpuModel
     devices: int
 
     def estimate(self, more: Mapping[str, Tree]) -> StepEstimate:
@@ -101,7 +101,7 @@ def _choose_inputs(
     ws: Workspace,
     recipe: Recipe,
     values: Mapping[str, Tree],
-    gpu: Gpu,
+    gpu: GpuModel,
     devices: int,
     given: Mapping[str, object],
     notes: list[str],
@@ -201,7 +201,7 @@ def _save_memory(
 
 
 def _others(
-    ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], devices: int, gpu: Gpu
+    ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], devices: int, gpu: GpuModel
 ) -> str:
     """Return a fix that names the larger GPUs with enough memory for the recipe, smallest first."""
     gpus = sorted(estimates.load_hardware().gpus, key=lambda each: (each.usable, each.tflops))
@@ -224,7 +224,7 @@ def _is_missing(
     return spec.type != "secret" and spec.required and not spec.has_default and not said
 
 
-def _nearest(recipe: Recipe, gpu: Gpu) -> str | None:
+def _nearest(recipe: Recipe, gpu: GpuModel) -> str | None:
     """Return the preset with the largest `gpu_memory` that the GPU has.
 
     If all presets require more memory, return the preset with the smallest `gpu_memory`. None if no
@@ -249,7 +249,7 @@ def _nearest(recipe: Recipe, gpu: Gpu) -> str | None:
 def _text(
     name: str,
     recipe: Recipe,
-    gpu: Gpu,
+    gpu: GpuModel,
     found: StepEstimate,
     shown: Mapping[str, Tree],
     needed: list[str],
@@ -303,7 +303,7 @@ def _text(
     return "\n".join(lines) + "\n"
 
 
-def _resources(recipe: Recipe, gpu: Gpu, size: str) -> dict[str, Tree]:
+def _resources(recipe: Recipe, gpu: GpuModel, size: str) -> dict[str, Tree]:
     wants = recipe.resources
     found: dict[str, Tree] = {"gpus": wants.gpus or 1, "gpu": gpu.asked, "gpu_memory": size}
     found |= {

@@ -19,7 +19,7 @@ from .flags import add_request, color, request_of
 from .targets import open_for_run
 
 if TYPE_CHECKING:
-    from ...advice.rules import Verdict
+    from ...advice.rules import RuleFindings
     from ...survey.request import Request
     from ...survey.survey import Survey
 
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_request(
     ws: Workspace, request: Request, args: argparse.Namespace, host: dict[str, object] | None
-) -> tuple[Survey, Verdict]:
+) -> tuple[Survey, RuleFindings]:
     from ...advice import preflight
     from ...survey.survey import survey
     from ...survey.templates import refuse_unrenderable
@@ -123,7 +123,7 @@ def _print_warnings(ws: Workspace, found: Survey) -> None:
         print(safe_line(line))
 
 
-def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
+def _print(found: Survey, verdict: RuleFindings, args: argparse.Namespace) -> None:
     from ...advice.findings import problems
     from ..diagnostics import render
 
@@ -161,7 +161,7 @@ def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
         print(f"limits: cost {money_text(cost)}")
 
 
-def _describe_missing_facts(verdict: Verdict) -> str:
+def _describe_missing_facts(verdict: RuleFindings) -> str:
     """Return a line that lists the facts missing for unchecked rules, most wanted first."""
     counts = Counter(each.why.removeprefix("needs ") for each in verdict.unchecked)
     return "to check them, provide: " + "; ".join(
@@ -175,8 +175,8 @@ def _fix_and_check(
     args: argparse.Namespace,
     host: dict[str, object] | None,
     found: Survey,
-    verdict: Verdict,
-) -> Verdict:
+    verdict: RuleFindings,
+) -> RuleFindings:
     """Print the input values and recipe edits that fix the findings, and check again with the inputs.
 
     Return the second verdict, or `verdict` if no input value fixes a finding.

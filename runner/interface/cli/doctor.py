@@ -15,7 +15,7 @@ from typing import Final
 from drivers import devices, machine
 
 from ...agent import cgroups
-from ...hosts.probe import Finding
+from ...hosts.probe import ProbeLine
 from .flags import JSON_HELP
 
 _PACKAGES: Final = ("torch", "accelerate", "transformers", "peft")
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     return 2 if any(finding.state == "missing" for finding in found) else 0
 
 
-def _print_findings(found: Sequence[Finding], *, only_problems: bool) -> None:
+def _print_findings(found: Sequence[ProbeLine], *, only_problems: bool) -> None:
     """Print a line per finding, below the names of their hosts."""
     width = max(len(finding.what) for finding in found)
     host = ""
@@ -70,7 +70,7 @@ def _print_findings(found: Sequence[Finding], *, only_problems: bool) -> None:
             print(f"{finding.state:7}  {finding.what:{width}}  {finding.found}{advice}")
 
 
-def _examine_hosts(args: argparse.Namespace) -> list[Finding]:
+def _examine_hosts(args: argparse.Namespace) -> list[ProbeLine]:
     """Examine the hosts or provider accounts of the driver, by default of the driver `ssh`."""
     import asyncio
 
@@ -86,7 +86,7 @@ def _examine_hosts(args: argparse.Namespace) -> list[Finding]:
     root = Path(os.path.abspath(args.workspace))
     config, store = load(root, os.environ), str(home(root, os.environ))
     names = driver_names(config, name)
-    found: list[Finding] = []
+    found: list[ProbeLine] = []
     for each in names:
         driver = create_driver(each, config.driver(each), args.host, store)
         findings = asyncio.run(examine(driver))
@@ -96,58 +96,60 @@ def _examine_hosts(args: argparse.Namespace) -> list[Finding]:
     return found
 
 
-def _software() -> Iterator[Finding]:
+def _software() -> Iterator[ProbeLine]:
     import sqlite3
 
     version = ".".join(map(str, sys.version_info[:3]))
-    yield Finding("ok", "python", version)  # recipe cannot be installed with an unsupported version
+    yield ProbeLine(
+        "ok", "python", version
+    )  # recipe cannot be installed with an unsupported version
     sqlite = sqlite3.sqlite_version
     if sqlite3.sqlite_version_info < (3, 51, 3):
         # Not an error: the bug is in the write-ahead log, which the store never uses.
         sqlite += " (its write-ahead log can be damaged by two writers before 3.51.3; recipe does not use it)"
-    yield Finding("ok", "sqlite", sqlite)
+    yield ProbeLine("ok", "sqlite", sqlite)
     for program, advice in (
         ("git", "install it for recipes whose `code` comes from a repository"),
         ("bash", "install it for steps with `shell: bash`"),
     ):
         path = shutil.which(program)
         if path:
-            yield Finding("ok", program, path)
+            yield ProbeLine("ok", program, path)
         else:
-            yield Finding("note", program, "not found", advice)
+            yield ProbeLine("note", program, "not found", advice)
 
 
-def _sandbox() -> Finding:
+def _sandbox() -> ProbeLine:
     from ...hosts.sandbox import find_local_refusal
 
     if why := find_local_refusal():
-        return Finding("note", "sandbox", why, "allow user namespaces for steps with `sandbox`")
-    return Finding("ok", "sandbox", "user, mount, process and network namespaces")
+        return ProbeLine("note", "sandbox", why, "allow user namespaces for steps with `sandbox`")
+    return ProbeLine("ok", "sandbox", "user, mount, process and network namespaces")
 
 
-def _machine() -> Iterator[Finding]:
+def _machine() -> Iterator[ProbeLine]:
     cores, cgroup = cgroups.processors()
     limit = f" (limit of this cgroup; the machine has {os.cpu_count()})" if cgroup else ""
-    yield Finding("ok", "cores", f"{cores:g}{limit}")
+    yield ProbeLine("ok", "cores", f"{cores:g}{limit}")
     memory, cgroup = cgroups.memory()
     installed = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"
     limited = f"{memory / 1e9:.1f} GB (limit of this cgroup; the machine has {installed})"
-    yield Finding("ok", "memory", limited if cgroup else installed)
+    yield ProbeLine("ok", "memory", limited if cgroup else installed)
     yield _sandbox()
     yield _gpus()
 
 
-def _gpus() -> Finding:
+def _gpus() -> ProbeLine:
     """Return a finding on the GPUs, with the NVIDIA driver and CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     setting = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}"
     try:
         found = devices.here(os.environ)
     except devices.Hung:
-        return Finding("missing", "gpus", machine.HUNG, machine.WEDGED)
+        return ProbeLine("missing", "gpus", machine.HUNG, machine.WEDGED)
     if not found:
         advice = "for recipes that need a GPU, use another machine or a preset for CPUs (`--preset smoke`)"
-        return Finding("note", "gpus", f"none{setting}", advice)
+        return ProbeLine("note", "gpus", f"none{setting}", advice)
     try:
         driver = Path("/proc/driver/nvidia/version").read_text("utf-8").splitlines()[0].strip()
     except (OSError, IndexError):
@@ -156,22 +158,22 @@ def _gpus() -> Finding:
         f"{device.name} is {device.uuid}" if device.uuid not in ("", device.name) else device.name
         for device in found
     )
-    return Finding("ok", "gpus", f"{len(found)} ({driver}{setting}): {names}")
+    return ProbeLine("ok", "gpus", f"{len(found)} ({driver}{setting}): {names}")
 
 
-def _extensions() -> Iterator[Finding]:
+def _extensions() -> Iterator[ProbeLine]:
     """Yield findings on recipes and drivers from other installed packages, and on faulty packages."""
     from ... import extensions
     from ...language import library
 
     for group, what in ((extensions.RECIPES, "recipes"), (extensions.DRIVERS, "driver")):
         for each in extensions.find_extensions(group):
-            yield Finding("ok", what, f"{each.name} ({each.target}) from {each.origin}")
+            yield ProbeLine("ok", what, f"{each.name} ({each.target}) from {each.origin}")
     for problem in (*library.faults(), *extensions.driver_faults()):
-        yield Finding("note", "packages", problem.message, problem.fix)
+        yield ProbeLine("note", "packages", problem.message, problem.fix)
 
 
-def _overlay(folder: Path) -> Finding:
+def _overlay(folder: Path) -> ProbeLine:
     """Return a finding on overlays in `folder`, which let steps write to their inputs."""
     from ...hosts.place.overlays import BREAKS, find_refusal
 
@@ -182,20 +184,22 @@ def _overlay(folder: Path) -> Finding:
     except OSError as error:
         why = f"{error.strerror}"
     if why:
-        return Finding("note", what, f"cannot be had: {why}", "inputs are staged as without it")
-    return Finding("ok", what, f"can be had; {BREAKS}")
+        return ProbeLine(
+            "note", what, f"not supported: {why}", "steps get read-only inputs instead"
+        )
+    return ProbeLine("ok", what, f"supported; {BREAKS}")
 
 
-def _workspace(root: Path) -> Iterator[Finding]:
+def _workspace(root: Path) -> Iterator[ProbeLine]:
     from ...storage.records.store import home
 
     if not root.is_dir():
         advice = "not a directory; select the workspace with `-C`"
-        yield Finding("missing", "workspace", str(root), advice)
+        yield ProbeLine("missing", "workspace", str(root), advice)
         return
     folder = home(Path(os.path.abspath(root)), os.environ)
     setting = os.environ.get("RECIPE_HOME", f"not set; results are cached in {folder}")
-    yield Finding("ok", "RECIPE_HOME", setting)
+    yield ProbeLine("ok", "RECIPE_HOME", setting)
     store = _nearest_folder(folder)
     yield _writable("workspace", root, "make it writable to publish results of recipe files here")
     yield _writable("store", store, "make it writable, or set RECIPE_HOME to a writable directory")
@@ -204,31 +208,31 @@ def _workspace(root: Path) -> Iterator[Finding]:
     yield _disk(store)
 
 
-def _writable(what: str, folder: Path, advice: str) -> Finding:
+def _writable(what: str, folder: Path, advice: str) -> ProbeLine:
     trouble = _write_trouble(folder)
     if trouble:
-        return Finding("missing", what, f"{folder}: {trouble}", advice)
-    return Finding("ok", what, f"{folder}, writable")
+        return ProbeLine("missing", what, f"{folder}: {trouble}", advice)
+    return ProbeLine("ok", what, f"{folder}, writable")
 
 
-def _file_system(folder: Path) -> Finding:
+def _file_system(folder: Path) -> ProbeLine:
     from ...storage.content.disk import file_system
 
     kind, is_remote = file_system(folder)
     if is_remote:
         advice = "set RECIPE_HOME to a directory on a local disk: locks and the store require one"
-        return Finding("missing", "file system", f"{kind}, a network file system", advice)
+        return ProbeLine("missing", "file system", f"{kind}, a network file system", advice)
     if _reflinks(folder):
-        return Finding("ok", "file system", f"{kind}, copies share disk blocks (reflinks)")
-    return Finding("ok", "file system", f"{kind}, no reflinks: each copy takes disk space")
+        return ProbeLine("ok", "file system", f"{kind}, copies share disk blocks (reflinks)")
+    return ProbeLine("ok", "file system", f"{kind}, no reflinks: each copy takes disk space")
 
 
-def _disk(folder: Path) -> Finding:
+def _disk(folder: Path) -> ProbeLine:
     free = shutil.disk_usage(folder).free
     text = f"{free / 1e9:.1f} GB free"
     if free < 1e9:
-        return Finding("note", "disk", text, "delete unused cached data with `recipe gc`")
-    return Finding("ok", "disk", text)
+        return ProbeLine("note", "disk", text, "delete unused cached data with `recipe gc`")
+    return ProbeLine("ok", "disk", text)
 
 
 def _nearest_folder(folder: Path) -> Path:
@@ -264,7 +268,7 @@ def _reflinks(folder: Path) -> bool:
     return True
 
 
-def _training() -> Iterator[Finding]:
+def _training() -> Iterator[ProbeLine]:
     """Yield findings on training packages; versions are read from metadata, as imports take seconds."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -272,8 +276,8 @@ def _training() -> Iterator[Finding]:
 
     for name in _PACKAGES:
         try:
-            yield Finding("ok", name, version(name))
+            yield ProbeLine("ok", name, version(name))
         except PackageNotFoundError:
-            yield Finding(
+            yield ProbeLine(
                 "note", name, "not installed", f"{install_line('train')} to train on this machine"
             )

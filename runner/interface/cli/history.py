@@ -19,7 +19,7 @@ from ..handle import core
 from ..handle.local_transport import LocalTransport
 from ..handle.shells import drive, runs_of
 from ..handle.transport import Listing, LogPart
-from ..logs import Follower, for_stdout, show
+from ..logs import LogFollower, for_stdout, show
 from ..tables import align
 from ..tail import safe_line, span
 from .flags import JSON_HELP, positive
@@ -32,7 +32,7 @@ from .targets import find_producers, has_recent_step, suggest_step
 if TYPE_CHECKING:
     from ...api.values import Status
     from ...storage.records.runs import AttemptRow
-    from ..handle.core import Attempt
+    from ..handle.core import LogPosition
     from ..handle.transport import Transport
     from ..logs import Writer
 
@@ -241,10 +241,10 @@ def _choose_attempts(
     return [LogPart(each.step, each.number, 0, False, args.node) for each in chosen]
 
 
-def _list_attempts(place: Transport, run: str, step: str) -> list[Attempt]:
+def _list_attempts(place: Transport, run: str, step: str) -> list[LogPosition]:
     """Return the attempts of a step and its matrix instances in a run; of all steps for ""."""
-    found: list[Attempt] = []
-    running: dict[str, Attempt] = {}
+    found: list[LogPosition] = []
+    running: dict[str, LogPosition] = {}
     for event in drive(place, core.events(run, 0, False)):
         core.apply_event(event, found, running, lambda id, _number: not step or step in names(id))
     return found
@@ -340,7 +340,7 @@ def _follow(place: Transport, run: str, step: str, writer: Writer, node: int) ->
     is_done = now.over or (now.waits is not None and now.waits.kind == WaitKind.SUBMITTER)
     if step and is_done and not any(step in names(id) for id in known):
         raise _did_not_run(place, now, step, known)
-    follower = Follower(
+    follower = LogFollower(
         place,
         run,
         lambda id: not step or step in names(id),

@@ -123,14 +123,14 @@ def _make_pack(ws: Workspace, args: argparse.Namespace, path: Path, out: Path | 
 
     Raises Changed if the dataset changes meanwhile.
     """
-    with Bar(args, "hashing") as bar:
+    with ProgressBar(args, "hashing") as bar:
         ws.cache.progress = bar
         content, manifest = _read_manifest(ws, path)
     ws.save_cache()
     pack = _Pack(content, manifest, shards(manifest))
     if out is not None:
         root = path if content[0] == "t" else path.resolve().parent
-        with Bar(args, "writing") as bar:
+        with ProgressBar(args, "writing") as bar:
             packed.write(str(root), content, manifest, out, bar)
     return pack
 
@@ -239,7 +239,7 @@ def _check(ws: Workspace, args: argparse.Namespace) -> int:
     """Verify an archive against its own manifest; return 1 if it has faults."""
     folder = ws.absolute(args.location.typed(args.verify))
     pack = packed.read(folder)
-    with Bar(args, "checking") as bar:
+    with ProgressBar(args, "checking") as bar:
         faults = list(packed.faults(folder, pack, bar))
     if args.json:
         print(json.dumps({"id": pack.content, "ok": not faults, "faults": faults}, indent=2))
@@ -315,7 +315,7 @@ def _expected_content(
 # -- progress ----------------------------------------------------------------------------------------------------------------------------------------
 
 
-class Bar:
+class ProgressBar:
     """A progress bar with speed and remaining time; prints nothing without a terminal."""
 
     def __init__(self, args: argparse.Namespace, what: str) -> None:

@@ -13,14 +13,14 @@ from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
 
-from ...api.submitting import Ticket
+from ...api.submitting import QueueSettings
 from ...errors import Invalid, Problem
 from ...execution.queue import serve
 from ...execution.steps.control import Handover
 from ...execution.terms import Listener, Settings
 from ...paths import data_folder
 from ...settings import ANY
-from ...storage.records.runs import LIMITED, Offer
+from ...storage.records.runs import LIMITED, ClaimCriteria
 from ...survey.request import Request
 from ..console import for_stream
 from ..handle.http_transport import HttpTransport
@@ -197,7 +197,7 @@ def _say_where_data_goes(args: argparse.Namespace) -> None:
 
 def _new(args: argparse.Namespace) -> New:
     """Return the run to submit.  Raises Invalid, NotFound."""
-    ticket = Ticket(
+    ticket = QueueSettings(
         args.priority, args.not_before, args.key, dict(args.label), args.user, here=args.here
     )
     if not args.server:
@@ -257,7 +257,7 @@ def _work(args: argparse.Namespace) -> int:
     store = None if args.own is None else args.store
     serve(
         root,
-        Offer(args.driver, dict(args.label), dict(args.at_most)),
+        ClaimCriteria(args.driver, dict(args.label), dict(args.at_most)),
         listener,
         handover,
         os.environ,

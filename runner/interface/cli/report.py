@@ -157,7 +157,7 @@ class Part(TypedDict):
     share: float
 
 
-class Training(TypedDict):
+class TrainingStatistics(TypedDict):
     """Training statistics of a step in `--json` output."""
 
     steps: int
@@ -197,7 +197,7 @@ class StepReport(TypedDict):
     usd: float  # the step's part of the cost of rented machines
     metrics: dict[str, Value]
     kept: bool  # whether the sources of all its metrics are still stored
-    training: Training | None
+    training: TrainingStatistics | None
     machine: dict[
         str, float
     ]  # mean and peak usage of its machine; empty for a step of less than 5 seconds
@@ -320,7 +320,9 @@ def _live_points(ws: Workspace, run: str, done: _Done) -> tuple[_Points, _Points
     return read(metrics_path), read(samples.samples_path(running.raw))
 
 
-def _training_of(points: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any]) -> Training | None:
+def _training_of(
+    points: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any]
+) -> TrainingStatistics | None:
     """Return the progress, speed and bottleneck of a training.
 
     None for metrics of a whole step, such as an evaluation.
@@ -334,7 +336,7 @@ def _training_of(points: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any])
     speeds = {
         name: metrics.mean_rate(lines, name) for name in ("samples_per_second", "tokens_per_second")
     }
-    training: Training = {
+    training: TrainingStatistics = {
         "steps": len(lines),
         "last_step": lines[-1].get("step"),
         "loss": [_first(lines, "loss"), _first(lines[::-1], "loss")],
@@ -516,7 +518,7 @@ def _cell(step: StepReport, name: str, which: str) -> str:
     return safe_line(str(value)) if value is not None else ""
 
 
-def _training(id: str, training: Training) -> list[str]:
+def _training(id: str, training: TrainingStatistics) -> list[str]:
     facts = [f"{training['steps']} step{'s' if training['steps'] != 1 else ''}"]
     if training["step_seconds"]:
         facts[0] += f" of {_short(training['step_seconds'])}"

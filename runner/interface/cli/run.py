@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from drivers.base import Driver
 
     from ...advice.estimates import StepEstimate
-    from ...advice.rules import Verdict
+    from ...advice.rules import RuleFindings
     from ...hosts.renting.offering import Shelf
     from ...settings import Head
     from ...storage.workspace import Workspace
@@ -709,7 +709,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
     }
 
 
-def _run_preflight(ws: Workspace, found: Survey, args: argparse.Namespace) -> Verdict | None:
+def _run_preflight(ws: Workspace, found: Survey, args: argparse.Namespace) -> RuleFindings | None:
     """Check the preflight rules for the steps to run, without contacting hosts; None without steps."""
     if not (numbers := nodes_to_check(found)):
         return None
@@ -719,7 +719,7 @@ def _run_preflight(ws: Workspace, found: Survey, args: argparse.Namespace) -> Ve
     return preflight.check(ws, found, numbers, driver=driver, python=args.python, allow=args.allow)
 
 
-def _findings_json(verdict: Verdict | None, found: Survey) -> Any:
+def _findings_json(verdict: RuleFindings | None, found: Survey) -> Any:
     if verdict is None:
         return []
     from ...advice.findings import problems
@@ -728,7 +728,7 @@ def _findings_json(verdict: Verdict | None, found: Survey) -> Any:
     return json.loads(render(problems(verdict.findings, found), "json"))
 
 
-def _print_findings(verdict: Verdict | None, found: Survey, args: argparse.Namespace) -> None:
+def _print_findings(verdict: RuleFindings | None, found: Survey, args: argparse.Namespace) -> None:
     if verdict is None or not verdict.findings or args.quiet > 1:
         return
     from ...advice.findings import problems

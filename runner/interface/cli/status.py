@@ -108,7 +108,7 @@ def _since(row: UnfinishedRun) -> str:
     return f"{row['run']} {safe_line(row['recipe'])}, since {format_time(row['created'])}"
 
 
-class StepStatus(TypedDict):
+class OutdatedStep(TypedDict):
     """An outdated step in `--json` output."""
 
     id: str
@@ -123,7 +123,7 @@ class RecipeStatus(TypedDict):
     title: str
     fresh: bool
     counts: dict[str, int]
-    steps: list[StepStatus]
+    steps: list[OutdatedStep]
     edited: list[str]
     stale: list[str]
 
@@ -166,7 +166,7 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
     }
 
 
-def _outdated_steps(ws: Workspace, found: Survey) -> Iterator[StepStatus]:
+def _outdated_steps(ws: Workspace, found: Survey) -> Iterator[OutdatedStep]:
     """Yield the steps that are neither up to date nor skipped, with the reasons."""
     nodes = found.plan.nodes
     to_run = [nodes[n].id for n, verdict in enumerate(found.verdicts) if verdict.answer == "run"]
@@ -215,7 +215,7 @@ def as_text(report: RecipeStatus, *, all: bool) -> list[str]:
     return text
 
 
-def _step_line(step: StepStatus, width: int) -> str:
+def _step_line(step: OutdatedStep, width: int) -> str:
     """Format a step with its first reason."""
     first, *others = step["reasons"] or [""]
     more = f" (and {len(others)} more reasons: run `recipe why`)" if others else ""

@@ -15,7 +15,7 @@ from ...errors import CannotRun, NotFound, RecipeError, did_you_mean
 from ...execution.session import preview
 from ...execution.terms import request_of_run
 from ...language import library
-from ...paths import Location, is_path
+from ...paths import CallerLocation, is_path
 from ...planning.ids import bare, names
 from ...storage.records.store import home
 from ...storage.workspace import Workspace, local_folder
@@ -141,7 +141,7 @@ def resolve_request(ws: Workspace, args: argparse.Namespace) -> Request:
     return found[0]
 
 
-def find_recipe(ws: Workspace, location: Location, word: str | None) -> str:
+def find_recipe(ws: Workspace, location: CallerLocation, word: str | None) -> str:
     """Return the id of a recipe that has runs, given its id, name or file; for None, of the last run.
 
     Raises NotFound, Invalid.

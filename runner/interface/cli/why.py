@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @dataclass(slots=True)
-class Answer:
+class VerdictExplanation:
     """Explanation of one step's verdict."""
 
     id: str
@@ -200,7 +200,7 @@ def _trace_facts(trace: Trace, metrics: Mapping[str, object]) -> Mapping[str, ob
 
 def explain_nodes(
     ws: Workspace, found: Survey, numbers: list[int], against: str | None
-) -> list[Answer]:
+) -> list[VerdictExplanation]:
     """Explain each node against its attempt in the run `against`, or its last attempt in any run."""
     ids = [found.plan.nodes[n].id for n in numbers]
     rows = ws.store.runs.latest_attempts(found.plan.recipe, ids, run=against)
@@ -212,7 +212,7 @@ def explain_nodes(
 
 def _explain_node(
     ws: Workspace, found: Survey, n: int, row: AttemptRow | None, against: str | None
-) -> Answer:
+) -> VerdictExplanation:
     verdict = found.verdicts[n]
     changes = differences(found, n, row)
     reasons = list(verdict.reasons)
@@ -227,7 +227,7 @@ def _explain_node(
         metrics = verdict.made.metrics
     elif trace is not None:
         metrics = trace.numbers
-    return Answer(
+    return VerdictExplanation(
         id=found.plan.nodes[n].id,
         answer=verdict.answer,
         key=verdict.key,

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
 from ...api.values import Artifact, File, Line, Status
 from ...errors import Busy, CannotAsk, Infrastructure, NotFound
 from ...storage.records.runs import FINAL, Event
-from .transport import Events, Listing, LogPart, Lost, New, Page, Pieces, Transport
+from .transport import Events, Listing, LogPart, Lost, New, Pieces, RunPage, Transport
 
 FEW: Final = 4
 """Tries of a request that is safe to repeat."""
@@ -34,7 +34,7 @@ class TimedOut(Busy, TimeoutError):
     """The timeout of a wait expired."""
 
 
-class Ask(NamedTuple):
+class TransportRequest(NamedTuple):
     """A request to the transport.  If `streams`, the answer is read piece by piece with More."""
 
     of: Callable[[Transport], object]
@@ -57,7 +57,7 @@ class Give(NamedTuple):
     item: object
 
 
-Step: TypeAlias = Ask | More | Nap | Give
+Step: TypeAlias = TransportRequest | More | Nap | Give
 Answer: TypeAlias = object
 Operation: TypeAlias = Generator[Step, Answer, None]
 _Answer = TypeVar("_Answer")
@@ -94,7 +94,7 @@ def _ask_with_retries(
     """Return the answer to a question; ask again after a failure, up to `tries` times.  Raises the failure of the last try."""
     tried = 0
     while True:
-        heard = yield Ask(of)
+        heard = yield TransportRequest(of)
         if not isinstance(heard, Lost):
             return cast("_Answer", heard)
         tried += 1
@@ -139,7 +139,7 @@ def runs(listing: Listing) -> Operation:
             return
 
 
-def _page(listing: Listing) -> _Part[Page]:
+def _page(listing: Listing) -> _Part[RunPage]:
     return (yield from _ask_with_retries(lambda transport: transport.list_runs(listing), FEW))
 
 
@@ -208,7 +208,7 @@ def wait(run: str, clock: Clock) -> Operation:
     yield Give(now if now.over else (yield from _status(run, FOREVER, clock)))
 
 
-class Attempt:
+class LogPosition:
     """Reading position in the log of an attempt."""
 
     def __init__(self, step: str, number: int) -> None:
@@ -243,8 +243,8 @@ def lines(run: str, step: str, attempt: int, follow: bool) -> Operation:
     def is_wanted(id: str, number: int) -> bool:
         return attempt in (0, number) and (not step or step in (id, id.partition("[")[0]))
 
-    found: list[Attempt] = []
-    going: dict[str, Attempt] = {}
+    found: list[LogPosition] = []
+    going: dict[str, LogPosition] = {}
     after, nap, shown = 0, SOON, 0
     over = not follow or (yield from _status(run, FEW)).over
     while True:
@@ -276,8 +276,8 @@ def lines(run: str, step: str, attempt: int, follow: bool) -> Operation:
 
 def apply_event(
     event: Event,
-    found: list[Attempt],
-    going: dict[str, Attempt],
+    found: list[LogPosition],
+    going: dict[str, LogPosition],
     is_wanted: Callable[[str, int], bool],
 ) -> None:
     """Record the start or end of an attempt from an event: wanted attempts in `found`, running attempts by step in `going`."""
@@ -288,7 +288,7 @@ def apply_event(
         # An attempt that another worker took over keeps its number.
         key = (event.id, number)
         known = next((each for each in found if (each.step, each.number) == key), None)
-        attempt = known or Attempt(event.id, number)
+        attempt = known or LogPosition(event.id, number)
         attempt.ended = False
         going[event.id] = attempt
         if known is None and is_wanted(event.id, number):
@@ -321,7 +321,7 @@ def _log(run: str, part: LogPart) -> Callable[[Transport], Pieces]:
     return lambda transport: transport.log(run, part)
 
 
-def _read_log(run: str, each: Attempt) -> _Part[None]:
+def _read_log(run: str, each: LogPosition) -> _Part[None]:
     """Give the log lines of an attempt so far.  Raises the failure of the last try if `FEW` tries bring nothing."""
     tried = 0
     while True:
@@ -338,7 +338,7 @@ def _read_log(run: str, each: Attempt) -> _Part[None]:
         yield Give(line)
 
 
-def _follow_log(run: str, each: Attempt, after: int) -> _Part[tuple[int, list[Event]]]:
+def _follow_log(run: str, each: LogPosition, after: int) -> _Part[tuple[int, list[Event]]]:
     """Give the log lines of an attempt until it has finished.  Returns the last event number and the events read meanwhile.
 
     A stream may also end because the server stops, so a log is complete only if the attempt had finished before the stream was opened.
@@ -375,7 +375,7 @@ def _stream(
     of: Callable[[Transport], Iterable[_Piece]], take: Callable[[_Piece], Iterable[object]]
 ) -> _Part[Lost | None]:
     """Pass each piece of a streamed answer to `take` and give the resulting items.  Returns the failure if the stream broke, else None."""
-    yield Ask(of, streams=True)
+    yield TransportRequest(of, streams=True)
     while True:
         piece = yield More()
         if piece is None or isinstance(piece, Lost):

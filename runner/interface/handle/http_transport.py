@@ -36,8 +36,8 @@ from .transport import (
     Lost,
     New,
     Of,
-    Page,
     Pieces,
+    RunPage,
     Verb,
 )
 
@@ -197,7 +197,7 @@ class HttpTransport:
     def plan(self, new: New) -> Forecast:
         return self._answer(questions.plan(new))
 
-    def list_runs(self, listing: Listing) -> Page:
+    def list_runs(self, listing: Listing) -> RunPage:
         return self._answer(questions.list_runs(listing))
 
     def run(self, run: str) -> Status:

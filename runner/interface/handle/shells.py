@@ -22,7 +22,7 @@ from ...api.values import Line, OutputFile, Point, Status
 from ...errors import CannotAsk
 from ...storage.records.runs import Event
 from . import core
-from .core import Answer, Ask, Clock, Give, More, Nap, Operation
+from .core import Answer, Clock, Give, More, Nap, Operation, TransportRequest
 from .files import Download
 from .transport import AsyncTransport, Listing, Lost, Of, Transport
 
@@ -51,11 +51,11 @@ def drive(transport: Transport, talk: Operation) -> Iterator[Any]:
                         time.sleep(seconds)
                     case More():
                         heard = next(pieces, None) if pieces is not None else None
-                    case Ask(of, streams=True):
+                    case TransportRequest(of, streams=True):
                         if pieces is not None:
                             pieces.close()
                         pieces = cast("Generator[object, None, None]", of(transport))
-                    case Ask(of):
+                    case TransportRequest(of):
                         heard = of(transport)
             except Lost as error:
                 heard = error
@@ -86,11 +86,11 @@ async def drive_async(transport: AsyncTransport, talk: Operation) -> AsyncGenera
                         await sleep(seconds)
                     case More():
                         heard = await anext(pieces, None) if pieces is not None else None
-                    case Ask(of, streams=True):
+                    case TransportRequest(of, streams=True):
                         if pieces is not None:
                             await pieces.aclose()
                         pieces = cast("AsyncGenerator[object, None]", of(asked))
-                    case Ask(of):
+                    case TransportRequest(of):
                         heard = await cast("Awaitable[object]", of(asked))
             except Lost as error:
                 heard = error

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeAlias, TypedDict
 from ...paths import VERSION
 from ...planning.halving import STOPPED
 from ...planning.ids import bare, readable
-from ...storage.records.links import Link
+from ...storage.records.links import TrackerLink
 from ...storage.workspace import Workspace
 from ...survey import comparison, run_story
 from ...survey.comparison import Cell, Comparison, Result, is_comparable
@@ -266,7 +266,7 @@ def _curve_controls(curves: Mapping[str, Curves], weights: Sequence[str]) -> Map
     }
 
 
-def _link(link: Link) -> Mapping[str, object]:
+def _link(link: TrackerLink) -> Mapping[str, object]:
     return {
         "step": _name(link.step),
         "name": visible(link.name),
@@ -404,7 +404,7 @@ def _time(story: Story) -> Mapping[str, object] | None:
     return {"rows": rows, "bars": drawn, "ticks": ticks, "height": y + 26, "span": span(whole)}
 
 
-def _list_bars(story: Story) -> list[drawing.Bar]:
+def _list_bars(story: Story) -> list[drawing.TimelineBar]:
     """Return a bar for each finished attempt of this run, the longest _BARS of them.
 
     The place of a bar is empty if the whole run was executed on this machine.
@@ -417,12 +417,16 @@ def _list_bars(story: Story) -> list[drawing.Bar]:
             if attempt.started is None or attempt.ended is None:
                 continue
             state = {"done": "done", STOPPED: "skipped"}.get(attempt.outcome, "failed")
-            bar = drawing.Bar(place, each.step, attempt.started, attempt.ended, each.id, state)
+            bar = drawing.TimelineBar(
+                place, each.step, attempt.started, attempt.ended, each.id, state
+            )
             bars.append(bar)
     return sorted(bars, key=lambda bar: bar.begun - bar.ended)[:_BARS]
 
 
-def _drawn_bar(bar: drawing.Bar, begin: float, scale: float, y: int) -> Mapping[str, object]:
+def _drawn_bar(
+    bar: drawing.TimelineBar, begin: float, scale: float, y: int
+) -> Mapping[str, object]:
     seconds = bar.ended - bar.begun
     return {
         "x": round(150 + (bar.begun - begin) * scale, 1),
