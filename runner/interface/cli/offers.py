@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from drivers import DRIVERS, install_line
@@ -74,25 +74,25 @@ def run(args: argparse.Namespace) -> int:
     for step, shelf in found:
         by_step.setdefault(step, []).append(shelf)
     if args.json:
-        print(
-            json.dumps(
-                [shown for each in by_step.items() for shown in rank_for_programs(*each)], indent=2
-            )
-        )
+        rows = [row for each in by_step.items() for row in rank_for_programs(*each)]
+        print(json.dumps(rows, indent=2))
         return 0
     if not found:
         print("no step in this plan requires a rented machine")
     for step, shelves in by_step.items():
-        asked_ones = [shelf for shelf in shelves if not shelf.failed]
-        if asked_ones:
-            print("\n".join(lines(step, asked_ones, SHOWN)))
-        for shelf in shelves:
-            if shelf.failed:
-                print(
-                    f"warning: cannot get offers from {shelf.driver}: {shelf.failed}",
-                    file=sys.stderr,
-                )
+        _print_offers(step, shelves)
     return 0
+
+
+def _print_offers(step: str, shelves: Sequence[Shelf]) -> None:
+    """Print the offers for a step, and a warning for each provider that failed to answer."""
+    answered = [shelf for shelf in shelves if not shelf.failed]
+    if answered:
+        print("\n".join(lines(step, answered, SHOWN)))
+    for shelf in shelves:
+        if shelf.failed:
+            warning = f"cannot get offers from {shelf.driver}: {shelf.failed}"
+            print(f"warning: {warning}", file=sys.stderr)
 
 
 def _ask_drivers(
