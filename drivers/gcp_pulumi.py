@@ -8,7 +8,11 @@ from typing import NamedTuple
 
 
 class PulumiMachine(NamedTuple):
-    """What is to be made.  `seconds`: Google stops the machine so long after each start, or deletes it where it is not kept."""
+    """A machine for which to write a program.
+
+    `seconds` is the time after each start until Google stops the machine, or deletes it if it is
+    not persistent.
+    """
 
     name: str  # of the stack, as names and labels at Google may have it
     project: str  # empty: that of the Pulumi stack
@@ -131,7 +135,7 @@ recipe run RECIPE --driver ssh"""
 
 
 def program(made: PulumiMachine) -> str:
-    """Return the text of `__main__.py`."""
+    """Return the text of the Pulumi program `__main__.py`."""
     tag, q = f"recipe-stack-{made.name}", json.dumps
     project = f"\n    project={q(made.project)}," if made.project else ""
     attached = ", ".join(

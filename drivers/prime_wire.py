@@ -33,7 +33,11 @@ _LOGIN: Final = re.compile(
 
 
 class PrimeOffer(NamedTuple):
-    """An offer from a provider behind Prime.  `price` is US dollars per hour with `disk` GB, and `order` holds the fields to repeat when ordering."""
+    """A GPU offer from a provider behind Prime.
+
+    `price` is US dollars per hour with `disk` GB, and `order` holds the fields to repeat when
+    ordering.
+    """
 
     id: str
     resources: Resources
@@ -52,7 +56,11 @@ class PrimeOffer(NamedTuple):
 
 
 class PrimePod(NamedTuple):
-    """A pod.  `login` is user, host and port, once known.  `ready` means that installation has finished, which the status ACTIVE does not tell."""
+    """A pod.
+
+    `login` is user, host and port, once known. `ready` means that the installation has finished,
+    which the status ACTIVE does not tell.
+    """
 
     id: str
     name: str
@@ -74,7 +82,7 @@ class PrimeClient:
         self.web, self.team = Web(api), team
 
     async def search(self, disk: int) -> list[PrimeOffer]:
-        """Return all offers of one machine, with a disk of at least this many GB."""
+        """Return all single-machine offers with a disk of at least `disk` GB."""
         found: list[PrimeOffer] = []
         for page in range(1, PAGES):
             query = {"page": str(page), "page_size": str(PAGE)}
@@ -91,9 +99,9 @@ class PrimeClient:
         return await self.ask("POST", "/api/v1/pods", order)
 
     async def show(self, id: str) -> PrimePod | None:
-        """Return one pod; None if the address has none.
+        """Return one pod, or None if the API does not find it.
 
-        This is no proof that the pod is gone: any unknown address gets the same reply.
+        This does not prove that the pod is gone: any unknown address gets the same reply.
         """
         answer = await self.ask("GET", f"/api/v1/pods/{id}")
         return None if answer.status == 404 else pod(_good(answer, f"the pod {id}"))
@@ -106,7 +114,7 @@ class PrimeClient:
         return [pod(row) for row in await self._pages("/api/v1/pods", "the list of pods")]
 
     async def history(self) -> list[tuple[str, Charge]]:
-        """Return the costs of deleted pods by their ids."""
+        """Return the charges for deleted pods, each with the pod ID."""
         found = await self._pages("/api/v1/pods/history", "the history")
         ended = [row for row in found if row.get("terminatedAt")]
         return [
@@ -141,18 +149,21 @@ class PrimeClient:
         return [*found.values()]
 
     async def destroy(self, id: str) -> None:
-        """Ask for the end of a pod.  One that may not end yet stays, which `show` says."""
+        """Request the deletion of a pod.
+
+        A pod that cannot be deleted yet stays, and `show` returns it.
+        """
         answer = await self.ask("DELETE", f"/api/v1/pods/{id}")
         if answer.status not in (400, 404, 409):
             _good(answer, f"the end of the pod {id}", empty=True)
 
     async def keys(self) -> list[str]:
-        """Return the account's public SSH keys: type and key of each."""
+        """Return the type and key of each public SSH key in the account."""
         found = await self._pages("/api/v1/ssh_keys", "the SSH keys")
         return [" ".join(f"{row.get('publicKey') or ''}".split()[:2]) for row in found]
 
     async def balance(self) -> float:
-        """US dollars in the wallet."""
+        """Return the wallet balance in US dollars."""
         query = {"limit": "1", "offset": "0", **({"teamId": self.team} if self.team else {})}
         return number(
             _good(await self.ask("GET", "/api/v1/billing/wallet", query=query), "the wallet"),
@@ -166,7 +177,11 @@ class PrimeClient:
         body: Fields | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
+        """Send one API request.
+
+        Raises Unreachable if the request cannot have been received, Unsure if that is unknown,
+        Throttled, Denied.
+        """
         answer = await self.web.ask(method, path, api_key(), body, query)
         if answer.status == 429:
             raise Throttled(f"too many requests to Prime: {words(answer)}", after=TOO_OFTEN)
@@ -187,7 +202,7 @@ def config_file() -> Path:
 
 
 def config(name: str) -> str:
-    """Read a setting of the official client.  Empty if not set."""
+    """Read a setting of the official client, or return "" if not set."""
     try:
         read = json.loads(config_file().read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -211,7 +226,7 @@ def key_source() -> str:
 
 
 def words(answer: Answer) -> str:
-    """Return Prime's error message; for an invalid request, the fault of each field."""
+    """Return Prime's error message. For an invalid request, it includes the error of each field."""
     wrong = answer.fields.get("detail")
     if not isinstance(wrong, list):
         return answer.words
@@ -248,7 +263,7 @@ def pod(row: Fields) -> PrimePod:
 
 
 def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
-    """Return a successful reply's fields."""
+    """Return a successful reply's fields. Raises an error for other replies."""
     if answer.status >= 400:
         raise Rejected(f"Prime rejected {what}: {words(answer)}")
     if not answer.fields and not empty:
@@ -257,7 +272,7 @@ def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
 
 
 def _ask(row: Fields, disk: int) -> PrimeOffer | None:
-    """Parse an offer with at least `disk` GB of disk.  None if a required field is missing."""
+    """Parse an offer with at least `disk` GB of disk, or return None if a field is missing."""
     prices = inner(row.get("prices") or {}, "a price", "Prime")
     listed = prices.get("communityPrice") or prices.get("onDemand")
     hourly = price(listed) if prices.get("currency", "USD") == "USD" else None

@@ -296,7 +296,7 @@ class Runpod(cloud.Deadman[RunpodClient]):
         return await self.stands(lease) != "runs"
 
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
-        """Return the pod's state, as RunPod reports it."""
+        """Return the pod's status, as RunPod reports it."""
         found = await harmless(self._wire.show(lease.id))
         return "gone" if found is None else "stopped" if found.status in STOPPED else "runs"
 
@@ -320,7 +320,7 @@ class Runpod(cloud.Deadman[RunpodClient]):
         return explain_missing_key(api_key)
 
     async def account(self) -> Sequence[tuple[str, str]]:
-        """Describe the account for a person.  Changes nothing."""
+        """Describe the account as names and texts. Changes nothing."""
         pods = await harmless(self._wire.listing())
         return [
             (

@@ -217,13 +217,13 @@ def none(answer: Answer) -> bool:
 
 
 def _inside(row: Fields, name: str) -> Fields:
-    """Return an object in a reply.  Empty if the field is missing."""
+    """Return an object field in a reply, or {} if missing."""
     found = row.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
-    """Return a successful reply's fields."""
+    """Return a successful reply's fields. Raises an error for other replies."""
     if answer.status == 403:
         raise Denied(f"the API key in RUNPOD_API_KEY does not allow {what}: {words(answer)}")
     if answer.status >= 400:

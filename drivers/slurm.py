@@ -329,7 +329,7 @@ class Slurm(Driver):
         return commands.parse_job_id(await self._ask(job, script))
 
     async def about(self) -> Sequence[tuple[str, str]]:
-        """Describe the cluster for a person.
+        """Describe the cluster as names and texts.
 
         Raises Denied if its Slurm version is not supported.
         """
@@ -357,7 +357,7 @@ class Slurm(Driver):
                 raise Denied(f"`prices` of [drivers.slurm]: {commands.no_partition(name, known)}")
 
     async def _look(self) -> Sequence[tuple[str, str]]:
-        """Check a node that is free now.
+        """Check the equipment of a node that is currently idle.
 
         Raises Denied if the node lacks Python or a writable work directory.
         """
@@ -459,7 +459,7 @@ class Slurm(Driver):
         )
 
     async def _ask_quietly(self, argv: Argv) -> str:
-        """Return the output of a command that only informs.
+        """Return the output of an informational Slurm command.
 
         Empty if the command fails or takes long.
         """
@@ -611,7 +611,7 @@ class SlurmHost(Host):
 
 
 class _End:
-    """The relay's report after a program's output, between two marks.
+    """Parser of the relay's report after a program's output, between two marks.
 
     The report says how the program ended and holds the end of its stderr.
     """
@@ -621,7 +621,7 @@ class _End:
         self._mark, self._held, self._over = mark, b"", False
 
     def feed(self, data: bytes) -> bytes:
-        """Return the program's own part of the output."""
+        """Return the program's own part of some output."""
         self._held += data
         if self._over:
             return self._close()

@@ -383,7 +383,7 @@ class SshHost(Host):
 
 
 async def _first_of(asked: Sequence[asyncio.Task[Any]]) -> None:
-    """Wait until one task has succeeded and the others have had as long again, or all have ended.
+    """Wait until one task has succeeded and the others had as much time again, or all have ended.
 
     The others get at least HURRY seconds.
     """
@@ -398,7 +398,7 @@ async def _first_of(asked: Sequence[asyncio.Task[Any]]) -> None:
 
 
 class SshServer:
-    """A server with its connection and its last reported hardware."""
+    """An SSH server with its connection and its last reported hardware."""
 
     def __init__(
         self,
@@ -434,12 +434,12 @@ class SshServer:
         )
 
     def connect(self) -> asyncio.Task[object]:
-        """Start to connect ahead of the first question."""
+        """Start connecting in advance, before the first request."""
         self._connecting = asyncio.ensure_future(self.link.connection())
         return self._connecting
 
     def ask(self) -> asyncio.Task[machine.Facts]:
-        """Start to ask for the server's hardware, unless a question is pending.
+        """Start requesting the server's hardware, unless a request is pending.
 
         Call `take_answer` once the task is done.
         """
@@ -448,7 +448,7 @@ class SshServer:
         return self._question
 
     def take_answer(self) -> machine.Facts:
-        """Return the answer to the question.  The next `ask` starts a new one.
+        """Return the result of the hardware request. The next `ask` starts a new request.
 
         Raises DriverError.
         """
@@ -488,7 +488,7 @@ class SshServer:
         return self._told
 
     def forget(self) -> None:
-        """Discard the cached facts, because the server's slots are about to change."""
+        """Discard the cached hardware facts, because the server's slots are about to change."""
         self._asked = float("-inf")
 
     def data(self, told: machine.Facts) -> dict[str, str]:
@@ -497,7 +497,7 @@ class SshServer:
         return {**found, "hung": told["hung"][0]} if "hung" in told else found
 
     async def places(self, verb: str, *others: str) -> str:
-        """Run PLACES on the server, with a verb for its slots."""
+        """Run the slot management script PLACES on the server, with a verb."""
         root = (self._told or await self.facts())["root"][0]
         return (
             (await self._run_command(("/bin/sh", "-c", PLACES, "sh", root, verb, *others)))
@@ -510,7 +510,7 @@ class SshServer:
 
 
 def _lines(given: object) -> str:
-    """Join lines of shell into one text."""
+    """Join lines of a shell script into one text."""
     return "\n".join(map(str, given)) if isinstance(given, (list, tuple)) else str(given)
 
 
@@ -587,7 +587,7 @@ def _split_hops(jump: str) -> list[str]:
 
 
 class _Configured:
-    """OpenSSH's configuration, with a record of its directives that have no effect.
+    """OpenSSH's configuration, with a record of its unsupported directives.
 
     `agents` tells whether its IdentityAgent counts.
     """
@@ -613,7 +613,7 @@ class _Configured:
         return said
 
     def notices(self) -> list[str]:
-        """Return a line for each directive of a server that recipe does not follow."""
+        """Return a line for each OpenSSH directive that recipe does not support."""
         return [
             f"{word}, which the configuration of ssh has for {', '.join(names)}, has no effect"
             for word, names in self._passed_over.items()

@@ -92,7 +92,7 @@ class Vastai(cloud.Deadman[VastaiClient]):
     # --- offers
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """Return the matching machines, the cheapest first."""
+        """Return the matching machines, cheapest first."""
         filters = self._filters.with_more(wish.filters)
         disk = max(8, -(-max(wish.disk or 0, wish.need.disk or 0, cloud.DISK) // 10**9))
         judged: list[tuple[Offer, str]] = []
@@ -215,7 +215,7 @@ class Vastai(cloud.Deadman[VastaiClient]):
         return await self.stands(lease) != "runs"
 
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
-        """Return the machine's state, as Vast.ai reports it."""
+        """Return the machine's status, as Vast.ai reports it."""
         found = await harmless(self._wire.show(lease.id))
         return "gone" if found is None else "stopped" if found.is_stopped else "runs"
 
@@ -240,7 +240,7 @@ class Vastai(cloud.Deadman[VastaiClient]):
         return explain_missing_key(api_key)
 
     async def account(self) -> Sequence[tuple[str, str]]:
-        """Describe the account for a person.  Changes nothing."""
+        """Describe the account as names and texts. Changes nothing."""
         fields = await harmless(self._wire.user())
         credit = number(fields, "credit")
         return [

@@ -20,7 +20,7 @@ BROKEN: Final = ("error", "failed", "exception", "oci runtime", "permission deni
 
 
 class Ask(NamedTuple):
-    """An offered machine.
+    """A machine offered for rent on Vast.ai.
 
     Prices are US dollars per hour, sizes are bytes, and the network speed in `traits` is in Mb/s.
     """
@@ -224,7 +224,7 @@ def key_source() -> str:
 
 
 def _check_answer(answer: Answer) -> Answer:
-    """Return an answer to the request itself.  Raises Throttled, Denied, Unsure for others."""
+    """Return a valid API reply. Raises Throttled, Denied or Unsure for other replies."""
     if answer.status == 429:
         if answer.code == "search_quota_exceeded":
             at = answer.headers.get("x-ratelimit-reset", "")
@@ -244,7 +244,7 @@ def _check_answer(answer: Answer) -> Answer:
 
 
 def _good(answer: Answer, what: str) -> Fields:
-    """Return a successful reply's fields."""
+    """Return a successful reply's fields. Raises an error for other replies."""
     if answer.status >= 400 or answer.fields.get("success") is False:
         raise Rejected(f"Vast.ai rejected {what}: {answer.words}")
     if not answer.fields:

@@ -30,7 +30,7 @@ from .paths import VERSION as __version__
 if TYPE_CHECKING:
     from .api.values import Forecast, RecipeEntry
     from .execution.terms import Choice, Overview, Settings, Summary
-    from .interface.handle.opening import How
+    from .interface.handle.opening import RunOptions
     from .interface.handle.shells import AsyncRun, Run
     from .interface.handle.transport import New
     from .language.recipe import Recipe
@@ -122,7 +122,7 @@ async def recipes_async(
 
 
 def forecast(
-    recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]
+    recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[RunOptions]
 ) -> Forecast:
     """Forecast a submitted run: its steps, time and cost, in the same form for a workspace, a
     database and a server.
@@ -138,7 +138,7 @@ def forecast(
 
 
 async def forecast_async(
-    recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]
+    recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[RunOptions]
 ) -> Forecast:
     """Async version of `forecast`."""
     from .interface.handle import opening
@@ -194,7 +194,9 @@ def run(
         )
 
 
-def submit(recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]) -> Run:
+def submit(
+    recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[RunOptions]
+) -> Run:
     """Queue a run for a worker, and return its handle: `wait`, `status`, `events`, `logs`,
     `metrics`, `download`, `cancel`, `pause`, `resume`.
 
@@ -212,7 +214,7 @@ def submit(recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: U
 
 
 async def submit_async(
-    recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]
+    recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[RunOptions]
 ) -> AsyncRun:
     """Async version of `submit`.
 
@@ -314,7 +316,7 @@ def _request(
     )
 
 
-def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: How) -> New:
+def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: RunOptions) -> New:
     """Build the run to store from the arguments of `submit`."""
     from dataclasses import replace
 

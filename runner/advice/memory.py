@@ -134,7 +134,7 @@ class MemoryEstimate:
 def estimate(model: Model | Mapping[str, Any], training: TrainingSetup) -> MemoryEstimate:
     """Return the peak memory of a training step on each device.
 
-    `model` may be the content of a config.json. Raises Unknown.
+    `model` may be the content of a config.json. Raises UnknownConfig.
     """
     if not isinstance(model, Model):
         model = read(model)
@@ -167,7 +167,7 @@ def calibrate(found: MemoryEstimate, factor: float, runs: int, measured: str) ->
 def read(config: Mapping[str, Any]) -> Model:
     """Return the model shape from a config.json; weights are counted as in transformers.
 
-    Raises Unknown.
+    Raises UnknownConfig.
     """
     config = _language_config(config)
     family = str(config.get("model_type", ""))

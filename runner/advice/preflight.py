@@ -486,7 +486,7 @@ def _memory_facts(
 ) -> dict[str, object]:
     """Return the facts of the step's memory estimate.
 
-    Raises Unknown with the reason if there is no estimate.
+    Raises UnknownSetting with the reason if there is no estimate.
     """
     from . import estimates
     from .hardware import RESERVED

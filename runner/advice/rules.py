@@ -207,7 +207,7 @@ class RuleFindings:
 class RuleFacts(Mapping[str, object]):
     """One namespace of facts. Missing facts are collected at their first use.
 
-    A fact that is still missing is null, or Unknown with the text `needs`.
+    A fact that is still missing is null, or UnknownSetting with the text `needs`.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class Origin:
 
 
 class Setting(NamedTuple):
-    """One setting of a program. `value` is an `Unknown` if it is known only at run time."""
+    """One setting of a program. `value` is an `UnknownSetting` if known only at run time."""
 
     key: str
     value: object
@@ -47,7 +47,7 @@ class Setting(NamedTuple):
 class ToolSettings(Mapping[str, object]):
     """Settings of a program by name or alias. Declared settings take precedence over guesses.
 
-    An unset setting is null. Reading a setting without a value before the run raises Unknown.
+    An unset setting is null. Reading a setting without a value before the run raises UnknownSetting.
     """
 
     def __init__(self, settings: Iterable[Setting], names: Mapping[str, Sequence[str]]) -> None:
@@ -226,7 +226,7 @@ def of_tree(
 
 
 def _leaf_value(leaf: object, scope: Mapping[str, Any], what: str) -> object:
-    """Return the value of a configuration leaf, or an `Unknown` if it is known only at run time."""
+    """Return the value of a configuration leaf, or an `UnknownSetting` if known only at run time."""
     if not isinstance(leaf, str) or not has(leaf):
         return leaf
     try:

@@ -40,7 +40,7 @@ def stage(
     The attempt is created once the arriving objects `coming` are present. Each path in `given` is a
     link to an input. It is replaced by the input's content, as hard links if the input is an
     object. Returns the paths that remain links, or None if the unpacked tree does not match
-    `stamp`. Raises Gone if the objects do not arrive in time.
+    `stamp`. Raises ObjectGone if the objects do not arrive in time.
     """
     if os.path.lexists(f"attempts/{name}.in") and os.path.isdir(f"attempts/{name}"):
         return []
@@ -87,7 +87,7 @@ def take(
 ) -> tuple[list[tuple[str, list[Row]]], list[str]]:
     """Return the kind and hashed entries of each output, and the inputs that have changed.
 
-    The kind is f, x, d (directory), - (missing) or o (other). Raises Gone if the attempt does not
+    The kind is f, x, d (directory), - (missing) or o (other). Raises ObjectGone if the attempt does not
     exist.
     """
     if not os.path.isdir(path):

@@ -27,7 +27,7 @@ def frame(*parts: bytes | memoryview) -> bytes:
 
 
 def size_of(head: bytes) -> int:
-    """Return the payload size in a frame header. Raises Broken."""
+    """Return the payload size in a frame header. Raises BadFrame."""
     size = int.from_bytes(head[:4], "little")
     if size > LONGEST or crc32(head[:4]) != int.from_bytes(head[4:8], "little"):
         raise BadFrame
@@ -35,7 +35,7 @@ def size_of(head: bytes) -> int:
 
 
 def verify_payload(head: bytes, payload: bytes) -> bytes:
-    """Return the payload if its checksum is correct. Raises Broken."""
+    """Return the payload if its checksum is correct. Raises BadFrame."""
     if crc32(payload) != int.from_bytes(head[8:12], "little"):
         raise BadFrame
     return payload
@@ -52,7 +52,7 @@ class FrameParser:
     def feed(self, data: bytes) -> list[bytes]:
         """Return the complete payloads.
 
-        Raises Broken if the stream is damaged. Payloads before the damage are returned first.
+        Raises BadFrame if the stream is damaged. Payloads before the damage are returned first.
         """
         waiting = self._waiting
         waiting += data

@@ -254,7 +254,7 @@ def write(
 
     A new file starts as a copy of the file `older`, if given. The last request has a mode, and
     `grains` if all block digests are known. It returns the digest of the file. Other requests
-    return the digests of the received blocks. Raises Gone.
+    return the digests of the received blocks. Raises ObjectGone.
     """
     path = f"{folder}/{name}"
     request.make_arriving(os.path.dirname(path))
@@ -298,7 +298,7 @@ def write(
 
 
 def survey(request: AgentRequest, folder: str, names: Sequence[str]) -> list[list[str]]:
-    """Return the kind and digest of each file, or empty texts for missing ones. Raises Gone."""
+    """Return the kind and digest of each file, or empty texts for missing ones. Raises ObjectGone."""
     _require_directory(folder)
     found = []
     for name in names:
@@ -317,7 +317,7 @@ def chunks(
     """Return the size of a large file and its block digests, or (0, []) if it does not exist.
 
     A new file starts as a copy of the first `limit` bytes of the file `older`, if given, with the
-    digest `known`. Raises Gone.
+    digest `known`. Raises ObjectGone.
     """
     _require_directory(folder)
     path = f"{folder}/{name}"
@@ -350,7 +350,7 @@ def chunks(
 def _begin_with(older: str, path: str, limit: int) -> None:
     """Create a large file from the first `limit` bytes of another file, unless it exists.
 
-    Raises Gone.
+    Raises ObjectGone.
     """
     # Several streams write parts of the file.
     with lock_name(hashlib.sha256(os.fsencode(path)).hexdigest()):
@@ -389,7 +389,7 @@ def delete(request: AgentRequest, folder: str, names: Sequence[str]) -> None:
 def place_tree(request: AgentRequest, name: str, stamp: str, rough: bool) -> bool:
     """Move an arrived tree to its object path.
 
-    Returns False if names, kinds and links do not match `stamp`. Raises Gone.
+    Returns False if names, kinds and links do not match `stamp`. Raises ObjectGone.
     """
     here, at = f"{request.partial}/{name}", place(name)
     with lock_name(name):

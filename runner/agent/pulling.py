@@ -94,7 +94,7 @@ def pull(
 def settle(request: AgentRequest, pulled: str, name: str, stamp: str) -> bool:
     """Convert a download to the object `name`.
 
-    Returns False if names and kinds do not match `stamp`. Raises Gone.
+    Returns False if names and kinds do not match `stamp`. Raises ObjectGone.
     """
     here, came = f"{request.partial}/{name}", f"{request.partial}/{pulled}"
     if os.path.lexists(f"{came}/it"):

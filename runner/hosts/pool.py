@@ -53,6 +53,7 @@ from .link import client
 from .link.client import Client
 from .place.place import Place
 from .renting.budget import TERM
+from .renting.cooldowns import COOLDOWNS, UnusableMachine, find_on_cooldown
 from .renting.inventory import IDLE, Inventory, find_places_named
 from .renting.kept import KeptLeases
 from .renting.lease_upkeep import LeaseUpkeep
@@ -60,7 +61,6 @@ from .renting.leases import create_driver, lease_of, need_of, offer_of
 from .renting.money import DOWNLOAD_SECONDS
 from .renting.needs import Spot, StepTotals, least_of, market_of, need_for, wish_for
 from .renting.offering import describe_excluded
-from .renting.resting import COOLDOWNS, UnusableMachine, find_on_cooldown
 from .renting.several import SeveralLeases, alternatives, data_notice
 from .renting.totals import History, Pricing
 from .renting.zones import Zones, zone_of
@@ -329,23 +329,23 @@ class HostPool:
     ) -> None:
         """Acquire places on offered hosts while they are useful.  Leases in `kept` are taken over and removed from it."""
         offers = sorted(await self._offers(wish), key=lambda offer: offer.id not in kept)
-        there = {place.name for place in self.places}
+        names = {place.name for place in self.places}
         for offer in offers:
             missing = self._count_missing()
-            if (missing <= 0 and offer.id not in kept) or f"{self.name} {offer.id}" in there:
+            if (missing <= 0 and offer.id not in kept) or f"{self.name} {offer.id}" in names:
                 continue
-            ours = kept.pop(offer.id, [])
+            leases = kept.pop(offer.id, [])
             alone = (
                 offer is offers[-1] and not self.places and not self._require_leases().driver.late
             )
             try:
-                async with asyncio.timeout(None if ours or alone else OPENS):
+                async with asyncio.timeout(None if leases or alone else OPENS):
                     if await self._acquire(
-                        offer, missing, Need(), ours, reached=reached.get(offer.id)
+                        offer, missing, Need(), leases, reached=reached.get(offer.id)
                     ):
                         reached.pop(offer.id, None)
             except (DriverError, TimeoutError) as error:
-                if ours:
+                if leases:
                     raise
                 why = str(error) or f"not ready after {OPENS:g} s"
                 trouble.append(f"{self.name} {offer.id}: {why}")
@@ -375,9 +375,9 @@ class HostPool:
         Reports hosts that cannot be reached.  Raises DriverError.
         """
         joined: list[Place] = []
-        there = {place.name for place in self.places}
+        names = {place.name for place in self.places}
         for offer in await self._offers(Wish()):
-            if (missing := self._count_missing()) > 0 and f"{self.name} {offer.id}" not in there:
+            if (missing := self._count_missing()) > 0 and f"{self.name} {offer.id}" not in names:
                 joined += await self._acquire(offer, missing, Need(), ready=ready)
         return joined
 
@@ -921,8 +921,8 @@ def _ledger_path(ws: Workspace, run: str, name: str, driver: Driver) -> Path:
     if not driver.traits.allocates:
         return usual
     with Ledger.open(other, read_only=True) as noted:
-        there = any(row.driver == name and row.state != "GONE" for row in noted.of_run(run))
-    return other if there else usual
+        is_noted = any(row.driver == name and row.state != "GONE" for row in noted.of_run(run))
+    return other if is_noted else usual
 
 
 def _group_by_machine(rows: Iterable[LeaseRow]) -> dict[str, list[LeaseRow]]:

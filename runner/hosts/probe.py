@@ -124,10 +124,10 @@ async def examine(driver: Driver) -> list[ProbeLine]:
                 found.append(_refusal(host)._replace(host=name))
                 continue
             try:
-                said = b"".join(
+                output = b"".join(
                     [data async for data in host.call(machine.question(host.root, _SCRIPT))]
                 )
-                found += [finding._replace(host=name) for finding in parse_findings(said)]
+                found += [finding._replace(host=name) for finding in parse_findings(output)]
             except DriverError as error:
                 found.append(_refusal(error)._replace(host=name))
             finally:
@@ -153,13 +153,13 @@ async def _examine_account(driver: Driver) -> list[ProbeLine]:
             if offers
             else ProbeLine("note", "offers", "none pass the filters", "relax the filters")
         )
-        ours = len(await driver.leases())
-        more = "list their runs with `recipe reap -n`" if ours else ""
+        count = len(await driver.leases())
+        more = "list their runs with `recipe reap -n`" if count else ""
         found.append(
             ProbeLine(
-                "note" if ours else "ok",
+                "note" if count else "ok",
                 "machines",
-                f"{ours} of this installation",
+                f"{count} of this installation",
                 more,
             )
         )
@@ -192,9 +192,9 @@ def _refusal(error: DriverError) -> ProbeLine:
 # --- parsing
 
 
-def parse_findings(said: bytes) -> list[ProbeLine]:
+def parse_findings(output: bytes) -> list[ProbeLine]:
     """Parse a host's answer into findings, the most important first."""
-    facts = machine.facts(said)
+    facts = machine.facts(output)
     tools = {
         name: where for name, _, where in (line.partition(" ") for line in facts.get("tool", ()))
     }
@@ -264,12 +264,12 @@ def _programs(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[ProbeL
 
 
 def _sandbox(facts: machine.Facts) -> Iterator[ProbeLine]:
-    said = _first_fact(facts, "sandbox")
-    if said == "ok":
+    answer = _first_fact(facts, "sandbox")
+    if answer == "ok":
         yield ProbeLine("ok", "sandbox", "user, mount, process and network namespaces")
-    elif said:
+    elif answer:
         advice = "allow user namespaces for steps with `sandbox`"
-        yield ProbeLine("note", "sandbox", _printable(said), advice)
+        yield ProbeLine("note", "sandbox", _printable(answer), advice)
 
 
 def _python(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[ProbeLine]:

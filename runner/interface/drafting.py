@@ -120,7 +120,7 @@ def draft(
 def _add_input(
     made: RecipeDraft, option: Option, name: str, script: Script, kind: Callable[[str], str]
 ) -> str:
-    """Return the line of an input, and add what the user must know about it to the draft."""
+    """Return the line of an input, and add its review notes and smoke value to the draft."""
     default = _default(option, kind)
     is_missing_path = option.role == "input" and bool(option.default)
     if default is None and (option.required or is_missing_path):
@@ -282,7 +282,7 @@ def _default(option: Option, kind: Callable[[str], str]) -> str | None:
 
 
 def _default_path(value: object, kind: Callable[[str], str]) -> str | None:
-    """Return a default path as YAML, relative paths with `./`; None if nothing exists there."""
+    """Return a default path as YAML, relative paths with `./`; None for a missing path."""
     if not isinstance(value, str) or not kind(value):
         return None
     return _yaml(value if value.startswith(("./", "/")) else f"./{value}")

@@ -46,7 +46,7 @@ def _depths(needs: Mapping[str, Sequence[str]]) -> dict[str, int]:
 
 
 def _centre(needed: Sequence[str], place: Mapping[str, int]) -> float:
-    """Return the mean place of the dependencies in the layer above; infinite if there are none."""
+    """Return the mean place of the dependencies in the layer above; infinite without dependencies."""
     places = [place[each] for each in needed if each in place]
     return sum(places) / len(places) if places else math.inf
 

@@ -141,7 +141,7 @@ class Printed(NamedTuple):
 
 
 def _is_idle(now: Status, patience_is_over: bool) -> bool:
-    """Whether a run has finished, is paused, or has no worker.  A queued run counts as idle only after `PATIENCE` seconds."""
+    """Return True if a run has finished, is paused, or has no worker.  A queued run counts as idle only after `PATIENCE` seconds."""
     is_unclaimed = now.waits is not None and now.waits.kind == WaitKind.SUBMITTER
     is_left = is_unclaimed and (now.state != "QUEUED" or patience_is_over)
     return now.over or is_left or now.state == "PAUSED"
@@ -211,7 +211,7 @@ class LogFollower:
             self._write_ended()
 
     def _begin_reading(self) -> bool:
-        """Start a reader thread for each waiting attempt, up to `READERS`.  Returns whether any attempt is being read."""
+        """Start a reader thread for each waiting attempt, up to `READERS`.  Return True if any attempt is being read."""
         while self._waiting and len(self._reading) < READERS:
             self._reading.append(self._waiting.pop(0))
             args = (self._reading[-1],)
@@ -269,7 +269,7 @@ class LogFollower:
 
     @property
     def _has_heads(self) -> bool:
-        """Whether to print a heading for each attempt."""
+        """Return True if each attempt gets a heading."""
         return self._heads or len(self._found) > 1
 
     def _put(self, attempt: LogPosition, data: bytes) -> None:

@@ -57,7 +57,7 @@ class Defaults:
                 self._known[option.name] = None
 
     def holds(self, test: ast.expr) -> bool | None:
-        """Return whether a condition is true by default; None if unknown."""
+        """Evaluate a condition with the default values; None if unknown."""
         try:
             return bool(self._value(test))
         except (_Unknown, TypeError):

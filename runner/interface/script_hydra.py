@@ -37,7 +37,7 @@ Its arguments are the directory, relative to the script's, and the configuration
 """
 
 
-class Taken(NamedTuple):
+class HydraOptions(NamedTuple):
     """The Hydra options of a script and its configuration directory.
 
     `folder` is empty if the script has no configuration directory.
@@ -48,7 +48,7 @@ class Taken(NamedTuple):
     targets: tuple[str, ...] = ()
 
 
-def find_hydra(tree: ast.Module, find: Find, notes: list[str]) -> Taken | None:
+def find_hydra(tree: ast.Module, find: Find, notes: list[str]) -> HydraOptions | None:
     """Return the options of the `@hydra.main` function; None without such a function."""
     main = next(
         (
@@ -68,10 +68,10 @@ def find_hydra(tree: ast.Module, find: Find, notes: list[str]) -> Taken | None:
         notes.append(
             "the script uses hydra without a config_name: add the options that you set as NAME=VALUE"
         )
-        return Taken((), "")
+        return HydraOptions((), "")
     if (node := _class_in_store(tree, name)) is not None:
         classes = {each.name: each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)}
-        return Taken(
+        return HydraOptions(
             [_as_override(each) for each in fields(node, classes, notes, dashes=False)], ""
         )
     found = find(given.get("config_path", ""), name)
@@ -79,8 +79,8 @@ def find_hydra(tree: ast.Module, find: Find, notes: list[str]) -> Taken | None:
         notes.append(
             f"its configuration {name}.yaml was not found: add the options that you set as NAME=VALUE"
         )
-        return Taken((), "")
-    return Taken(
+        return HydraOptions((), "")
+    return HydraOptions(
         [*_groups(found, notes), *_leaves(found.values, "", notes)],
         found.folder,
         tuple(found.targets),

@@ -180,7 +180,7 @@ def _save_memory(
 ) -> _Saving:
     """Return the fewest memory savings that fit, or otherwise the fewest with the verdict TIGHT.
 
-    Without such savings, the verdict of the estimate is NO. `found` is the estimate without savings.
+    Without such savings, return no inputs with the estimate `found`.
     """
     best = _Saving({}, found, (), found)
     inputs: dict[str, Tree] = {}

@@ -87,7 +87,7 @@ def health(request: Request, room: InRoom) -> Health:
 
 
 def application(room: Room, hosts: Set[str], feed: Feed | None = None) -> ASGIApp:
-    """Return the ASGI application with its guard. Accepts requests only for these `hosts` (with ports)."""
+    """Return the guarded ASGI application for requests to these `hosts` (with ports)."""
     tickets = Tickets(room.tokens)
     app = routes(room, feed or Feed(room), tickets)
     return Guard(app, room.root, room.tokens, tickets, hosts)

@@ -559,7 +559,7 @@ class Feed:
     """Live updates of a server, with all followers. Use only in the event loop."""
 
     def __init__(self, room: Room, followed: Path | None = None) -> None:
-        """Restore the stream position from the file `followed`, saved by the previous server process."""
+        """Restore the stream position from the file `followed` of the previous process."""
         self._room, self._path = room, followed
         before = None if followed is None else load_state(followed)
         self._upcoming = None if before is None else before.upcoming
@@ -668,7 +668,7 @@ class Feed:
             yield found
 
     async def stream_all(self, after: str, follower: Follower) -> AsyncIterator[list[bytes]]:
-        """Yield encoded messages of all runs visible to the token, after position `after` or from now on."""
+        """Yield encoded messages of all visible runs, after position `after` or from now on."""
         channels = self._all
         channels.want(follower)
         self._read_now()

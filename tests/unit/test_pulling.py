@@ -240,7 +240,7 @@ def test_it_ends_when_its_client_is_gone(tmp_path: Path, server: str) -> None:
 
 
 def test_a_client_that_is_gone_is_seen_while_an_answer_takes_long() -> None:
-    code = "from agent import request\nr = request.Request.__new__(request.Request)\nr.check()\nprint('here', flush=True)\nwhile True: r.check()"
+    code = "from agent import request\nr = request.AgentRequest.__new__(request.AgentRequest)\nr.check()\nprint('here', flush=True)\nwhile True: r.check()"
     folder = Path(pulling.__file__).parent.parent
     process = subprocess.Popen(
         [sys.executable, "-c", code],

@@ -96,7 +96,7 @@ def offer(host: RuleFacts) -> dict[str, object]:
 def here(root: Path) -> dict[str, object]:
     """Return the hardware facts of this machine. `root` selects the disk.
 
-    Raises Unknown after a timeout.
+    Raises UnknownSetting after a timeout.
     """
     import subprocess
 

@@ -1,4 +1,4 @@
-"""Jobs on a host through its agent: start, wait, read the log, stop.
+"""Start, wait for and stop jobs on a host through its agent, and read their logs.
 
 A start is one message, and the end of a job arrives as one line that completes the waiting future.  Nothing is polled.  If the agent is killed or the
 connection breaks, the next connection repeats unconfirmed messages.  This is safe because an agent starts each job name only once.

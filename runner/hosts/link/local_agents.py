@@ -1,13 +1,13 @@
 """Choose the local agent of a run.
 
-It has the same limits, groups and namespaces as the process that executes the run.
+The agent has the same limits, groups and namespaces as the process that executes the run.
 
 A job inherits most limits from its agent, because a start message cannot contain them.  So each workspace has these entries below `.recipe/local`:
 
     IDENTITY/          the root of the agent for all processes with the same inherited limits
     claims/RUN.FENCE   a link whose target names the agent root of the jobs of this claim
 
-If another process resumes a run, it asks the agents of earlier claims for their jobs, and starts new jobs with its own agent.
+A process that resumes a run asks the agents of earlier claims for their jobs, and starts new jobs with its own agent.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def choose_root(home: Path, ours: str) -> Path:
 
 
 def note_claim(home: Path, run: str, fence: int, root: str) -> None:
-    """Record, before the first job starts, the agent root of this claim's jobs on this machine."""
+    """Record the agent root of this claim's jobs on this machine.  Called before the first job starts."""
     folder = home / "local" / _CLAIMS
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):

@@ -486,7 +486,7 @@ def parse_digests(answer: Any) -> tuple[int, list[str]]:
 
 
 def process_name() -> str:
-    """Return a unique name of this process: boot id, pid namespace, pid, start time."""
+    """Return a unique name of this process, from its boot id, pid namespace, pid, and start time."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read()[:8]

@@ -70,8 +70,8 @@ def find_refusal(root: str, source: str) -> str:
     finally:
         with contextlib.suppress(OSError):
             unlink(trial)
-    said = tried.stderr.strip().rpartition("\n")[2].removeprefix("recipe: ")
-    return "" if tried.returncode == 0 else said or f"mounting ended with {tried.returncode}"
+    message = tried.stderr.strip().rpartition("\n")[2].removeprefix("recipe: ")
+    return "" if tried.returncode == 0 else message or f"mounting ended with {tried.returncode}"
 
 
 def wrap_overlays(command: Command, attempt: str, inputs: Mapping[str, str]) -> Command:

@@ -48,8 +48,8 @@ from ...storage.crash import crashpoint
 from ...storage.records.ledger import LeaseRow, Ledger
 from ..link.contact import LONG, SOON, retry_policy
 from .budget import Budget
+from .cooldowns import COOLDOWNS, account_digest, is_denied
 from .money import RELEASE_SECONDS, committed_cost
-from .resting import COOLDOWNS, account_digest, is_denied
 
 _T = TypeVar("_T")
 RENEW: Final = 3600.0

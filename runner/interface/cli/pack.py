@@ -141,7 +141,7 @@ def _print_retry(args: argparse.Namespace, error: Exception) -> None:
 
 
 def _fetch_dataset(ws: Workspace, args: argparse.Namespace) -> Path:
-    """Return the dataset's path; download the current version of an address unless already here.
+    """Return the dataset's path; for an address, download its current version unless it is stored.
 
     Raises NotFound.
     """

@@ -154,7 +154,7 @@ def _print_leases(
         elif each in ends:
             print(f"{'would end' if args.dry_run else 'ended':11}  {words}")
         elif not args.quiet:
-            remedy = "" if _is_spared(each.fate) else f"; `recipe reap {key}` terminates it"
+            remedy = "" if _must_stay(each.fate) else f"; `recipe reap {key}` terminates it"
             print(f"{'kept':11}  {words}{remedy}")
 
 
@@ -241,7 +241,7 @@ def _choose_leases(
     ends = [each for each in known if each.row.key in keys or (each.fate.end and not args.keys)]
     if not args.dead:
         return ends
-    dead = [each for each in known if each not in ends and not _is_spared(each.fate)]
+    dead = [each for each in known if each not in ends and not _must_stay(each.fate)]
     if dead and not args.dry_run:
         now = time.time()
         lines = [reaper.describe_lease(each.row, now) for each in dead]
@@ -250,7 +250,7 @@ def _choose_leases(
     return [*ends, *dead]
 
 
-def _is_spared(fate: reaper.Fate) -> bool:
+def _must_stay(fate: reaper.Fate) -> bool:
     """Return True if a run uses the lease or a stack keeps it, so that `--dead` must spare it."""
     return fate.reason in ("at-work", "kept")
 

@@ -127,7 +127,7 @@ def enter(place: str, host: Host | None, forwards: Sequence[str], command: Seque
 def _run_program(words: Sequence[str]) -> int:
     """Run a program in this terminal and return its exit code.  Raises CannotRun if it is missing.
 
-    SIGTERM terminates the program. Ctrl-C reaches the program directly and is ignored here.
+    SIGTERM terminates the program. Ctrl-C reaches the program directly, and this process ignores it.
     """
     try:
         program = subprocess.Popen(words)

@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def open_store(ws: Workspace, name: str | None) -> RemoteCache:
-    """Open the shared store `name`, by default that of recipe.toml.  Raises NotFound without a store."""
+    """Open the shared store `name`, by default the store of recipe.toml.  Raises NotFound without a store."""
     found = ws.share(name or ws.config.store or None)
     if found is None:
         raise NotFound(

@@ -183,7 +183,7 @@ def _follow(run: str, after: int) -> Callable[[Transport], Events]:
 
 
 class _EventPosition:
-    """Position in the events of a followed run: the number of the last event, and whether the run has finished."""
+    """Position in the events of a followed run: the number of the last event, and the end of the run."""
 
     def __init__(self, after: int) -> None:
         self.after, self.over = after, False

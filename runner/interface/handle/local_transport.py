@@ -210,7 +210,7 @@ class LocalTransport:
         return open_tail(self.ws, run, part)
 
     def _left(self, run: str) -> bool:
-        """Whether the run has finished, or is neither queued nor held by a worker."""
+        """Return True if the run has finished, or is neither queued nor claimed by a worker."""
         with self._lock:
             row = self.ws.store.runs.get(run)
             return row.state in FINAL or (not self.ws.store.runs.live(run) and row.due is None)
@@ -224,7 +224,7 @@ class LocalTransport:
             return [artifact_of(each) for each in list_artifacts(self.ws, row, name, after)]
 
     def _bring(self, row: RunRow, name: str) -> None:
-        """Download outputs that are missing here from the shared store.  Raises Infrastructure."""
+        """Download missing outputs from the shared store.  Raises Infrastructure."""
         absent = [
             Content(each.content)
             for each in row.outputs

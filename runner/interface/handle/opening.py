@@ -32,7 +32,7 @@ _KINDS: Final[Mapping[str, tuple[type, str]]] = {
 T = TypeVar("T")
 
 
-class How(TypedDict, total=False):
+class RunOptions(TypedDict, total=False):
     """Options of `submit`."""
 
     to: (
@@ -60,8 +60,8 @@ class How(TypedDict, total=False):
 def check_options(how: Mapping[str, Any]) -> None:
     """Check the options of `submit`.  Raises TypeError for an unknown option, Invalid for invalid values."""
     for name in how:
-        if name not in How.__annotations__:
-            hint = did_you_mean(name, How.__annotations__)
+        if name not in RunOptions.__annotations__:
+            hint = did_you_mean(name, RunOptions.__annotations__)
             raise TypeError(f"submit() has no option {name!r}" + (f": {hint}" if hint else ""))
     problems = [
         *_check_kinds(how),
