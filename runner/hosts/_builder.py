@@ -99,7 +99,7 @@ class BuildError(Exception):
         self.fix = fix
 
 
-class Broken(BuildError):
+class IndexUnreachable(BuildError):
     """The connection to the package index failed."""
 
 
@@ -112,7 +112,7 @@ class Pip:
 
     def __init__(self, command: Sequence[str], home: str, wanted: int, meant: str) -> None:
         self.command, self.env, self.meant = command, _installer_env(home), meant
-        self.wanted, self.here, self.size = wanted, 0, 0.0
+        self.wanted, self.finished, self.size = wanted, 0, 0.0
         self.installing = False
         self.index, self.broken = "pypi.org", False
         self.faults: list[str] = []
@@ -138,7 +138,7 @@ class Pip:
             r"\s*(?:Downloading|Using cached|Processing) (\S+)(?: \(([\d.]+) ([kMG]?)B\))?", line
         ):
             if not got[1].endswith(".metadata"):
-                self.here += 1
+                self.finished += 1
                 self.size += (
                     float(got[2] or 0) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[got[3] or ""]
                 )
@@ -153,14 +153,14 @@ class Pip:
             self.faults = [*self.faults, line.strip()][:LAST]
 
     def download_progress(self) -> str:
-        return f"{min(self.here, self.wanted)} of {self.wanted} packages downloaded, {self.size / 1e9:.1f} GB"
+        return f"{min(self.finished, self.wanted)} of {self.wanted} packages downloaded, {self.size / 1e9:.1f} GB"
 
     def find_error(self) -> Exception:
         """Return the cause of the failure: BuildError, Broken, or OSError if the disk is full."""
-        said = "\n".join(self.faults)
-        if any(word in said for word in FULL):
+        output = "\n".join(self.faults)
+        if any(word in output for word in FULL):
             return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if "DO NOT MATCH THE HASHES" in said:
+        if "DO NOT MATCH THE HASHES" in output:
             package = next(
                 (
                     line.rstrip(":")
@@ -173,13 +173,13 @@ class Pip:
                 re.sub(r" \(from -r .*", "", package),
                 r"Expected sha\d+ ([0-9a-f]{12})",
                 r"Got\s+([0-9a-f]{12})",
-                said,
+                output,
             )
-        missing = re.search(r"No matching distribution found for ([^\s;]+)", said)
+        missing = re.search(r"No matching distribution found for ([^\s;]+)", output)
         if re.search(
-            r"Max retries|timed out|ProtocolError|IncompleteRead|ConnectionReset", said
+            r"Max retries|timed out|ProtocolError|IncompleteRead|ConnectionReset", output
         ) or (missing and self.broken):
-            return Broken(
+            return IndexUnreachable(
                 f"cannot reach the package index ({self.index})",
                 "check the network and `pip config list`, then run again",
             )
@@ -192,14 +192,14 @@ class Pip:
 
     def find_unpinned(self) -> list[str]:
         """Return the dependencies that the lock does not pin, each with the package that needs it."""
-        said = subprocess.run(
+        output = subprocess.run(
             [*self.command, "check", *QUIETLY],
             env=self.env,
             capture_output=True,
             text=True,
             errors="replace",
         ).stdout
-        found = re.findall(r"^(\S+) \S+ requires (\S+), which is not installed", said, re.M)
+        found = re.findall(r"^(\S+) \S+ requires (\S+), which is not installed", output, re.M)
         return [f"{needed}, which {package} needs" for package, needed in found]
 
 
@@ -214,7 +214,7 @@ class Uv:
         self.env = _uv_env(home)
         self.wanted, self.installing = wanted, False
         self.large: dict[str, float] = {}
-        self.here: list[str] = []
+        self.finished: list[str] = []
         self.faults: list[str] = []
 
     def argv(self, requirements: str) -> list[str]:
@@ -231,49 +231,49 @@ class Uv:
         elif got := re.match(r"Downloading (\S+) \(([\d.]+)([KMG]?)i?B\)", line):
             self.large[got[1]] = float(got[2]) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[got[3]]
         elif got := re.match(r" Downloaded (\S+)", line):
-            self.here.append(got[1])
+            self.finished.append(got[1])
         elif line.startswith("error:") or self.faults:
             self.faults = [*self.faults, line.strip()][:LAST]
 
     def download_progress(self) -> str:
-        size = sum(self.large.get(name, 0.0) for name in self.here)
-        return f"{len(self.here)} of {len(self.large)} large packages downloaded, {size / 1e9:.1f} of {sum(self.large.values()) / 1e9:.1f} GB"
+        size = sum(self.large.get(name, 0.0) for name in self.finished)
+        return f"{len(self.finished)} of {len(self.large)} large packages downloaded, {size / 1e9:.1f} of {sum(self.large.values()) / 1e9:.1f} GB"
 
     def find_error(self) -> Exception:
         """Return the cause of the failure: BuildError, Broken, or OSError if a disk is full."""
-        said = "\n".join(self.faults)
-        if any(word in said for word in FULL):
+        output = "\n".join(self.faults)
+        if any(word in output for word in FULL):
             where = re.search(
-                r"(?: to | file |[`'])(/[^`:'\n]+)[`']?: (?:No space|Disk quota)", said
+                r"(?: to | file |[`'])(/[^`:'\n]+)[`']?: (?:No space|Disk quota)", output
             )
             return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), where[1] if where else None)
-        if got := re.search(r"Hash mismatch for `([^`]+)`", said):
+        if got := re.search(r"Hash mismatch for `([^`]+)`", output):
             return _hash_error(
                 got[1],
                 r"Expected:\s+sha\d+:([0-9a-f]{12})",
                 r"Computed:\s+sha\d+:([0-9a-f]{12})",
-                said,
+                output,
             )
-        url = (re.search(r"(https?://[^\s)`]+)", said) or ["from uv's settings"])[0]
-        if got := re.search(r"HTTP status client error \((\d+ [^)]*)\)", said):
+        url = (re.search(r"(https?://[^\s)`]+)", output) or ["from uv's settings"])[0]
+        if got := re.search(r"HTTP status client error \((\d+ [^)]*)\)", output):
             return BuildError(
                 f"the package index ({url}) rejected the request: {got[1]}",
                 "check its URL and password in the settings of uv or pip",
             )
         if re.search(
             r"error sending request|Failed to fetch|HTTP status server|timed out|[Cc]onnection|error decoding response",
-            said,
+            output,
         ):
-            return Broken(
+            return IndexUnreachable(
                 f"cannot reach the package index ({url})",
                 "check the network, UV_DEFAULT_INDEX and `pip config list`, then run again",
             )
-        if got := re.search(r"In `--require-hashes` mode, .*(?:found|for): ([^\n]+)", said):
+        if got := re.search(r"In `--require-hashes` mode, .*(?:found|for): ([^\n]+)", output):
             return BuildError(
                 f"{got[1].strip()} is not pinned by version and hash",
                 "lock the file with `recipe lock`",
             )
-        if got := re.search(r"you\s+require\s+([\w.\[\],-]+==[^\s,;]+)", said):
+        if got := re.search(r"you\s+require\s+([\w.\[\],-]+==[^\s,;]+)", output):
             return missing_package(got[1], self.meant)
         words = [re.sub(r"^(error|cause): ", "", line).rstrip(".") for line in self.faults if line]
         return BuildError("; ".join(words) or "uv failed without an error message", ANOTHER_LOCK)
@@ -281,10 +281,12 @@ class Uv:
     def find_unpinned(self) -> list[str]:
         """Return the dependencies that the lock does not pin, each with the package that needs it."""
         argv = [self.program, "pip", "check", "--python", self.python]
-        said = subprocess.run(argv, env=self.env, capture_output=True, text=True, errors="replace")
+        output = subprocess.run(
+            argv, env=self.env, capture_output=True, text=True, errors="replace"
+        )
         found = re.findall(
             r"The package `([^`]+)` requires `([\w.-]+)[^`]*`, but it's not installed",
-            said.stdout + said.stderr,
+            output.stdout + output.stderr,
         )
         return [f"{needed}, which {package} needs" for package, needed in found]
 
@@ -359,7 +361,7 @@ def install_insistently(
     for left in range(TRIES - 1, -1, -1):
         try:
             return install(installer(), home, requirements, lock)
-        except Broken as error:
+        except IndexUnreachable as error:
             if not left:
                 raise
             _say(says=f"{error}; trying again")
@@ -478,20 +480,20 @@ def translate_pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
     for path in () if named == os.devnull else (*files, named):
         with contextlib.suppress(OSError, UnicodeDecodeError, configparser.Error):
             read.read(path)
-    said = {
+    settings = {
         name: value
         for part in ("global", "install")
         if read.has_section(part)
         for name, value in read.items(part)
     }
-    said |= {
+    settings |= {
         name[4:].lower().replace("_", "-"): value
         for name, value in environ.items()
         if name.startswith("PIP_")
     }
     found = {}
     for name, variable in OF_PIP.items():
-        words = [word for word in said.get(name, "").split() if _is_there(word)]
+        words = [word for word in settings.get(name, "").split() if _is_there(word)]
         if words:
             found[variable] = ("," if variable == "UV_FIND_LINKS" else " ").join(words)
     return found
@@ -527,9 +529,9 @@ def _count_installed(home: str) -> int:
     return 0
 
 
-def _hash_error(package: str, expected: str, got: str, said: str) -> BuildError:
+def _hash_error(package: str, expected: str, got: str, output: str) -> BuildError:
     """Return the error for a file with other hashes than in the lock.  The patterns find the digests in the installer's output."""
-    wanted, found = re.search(expected, said), re.search(got, said)
+    wanted, found = re.search(expected, output), re.search(got, output)
     what = f"{package} has other hashes than the lock (expected {wanted[1] if wanted else '?'}…, got {found[1] if found else '?'}…)"
     return BuildError(
         what, "restore the lock file, or create it again to accept the changed package"

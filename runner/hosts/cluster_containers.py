@@ -45,13 +45,12 @@ def image_address(kind: str, image: str) -> str:
     if "://" in image or image.startswith("/"):
         return image
     name, at, digest = image.partition("@")
-    if at:
-        name = (
-            name if ":" not in name.rpartition("/")[2] else name.rpartition(":")[0]
-        )  # neither engine accepts a tag beside a digest
-    first, slash, rest = name.partition("/")
-    if kind == "enroot" and slash and ("." in first or ":" in first or first == "localhost"):
-        name = f"{first}#{rest}"
+    if at and ":" in name.rpartition("/")[2]:
+        name = name.rpartition(":")[0]  # neither engine accepts a tag beside a digest
+    registry, slash, rest = name.partition("/")
+    has_registry = "." in registry or ":" in registry or registry == "localhost"
+    if kind == "enroot" and slash and has_registry:
+        name = f"{registry}#{rest}"
     return f"docker://{name}{at}{digest}"
 
 
@@ -72,8 +71,8 @@ def wrap(
     `image` is the path of an Apptainer image file, or a name of Enroot.
     """
     box = f"{command.cwd}.box"
-    here = engine.program.rpartition("/")[2]
-    ours = sorted(mounts, key=lambda mount: mount.target)  # parent directories first
+    program = engine.program.rpartition("/")[2]
+    ordered = sorted(mounts, key=lambda mount: mount.target)  # parent directories first
     given = {
         name: value
         for name, value in engine.env.items()
@@ -89,15 +88,15 @@ def wrap(
         if engine.gpus and cards:
             given["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
         words = ["start", "--conf", f"{box}/conf"]
-        words += [word for mount in ours for word in ("--mount", _fstab_mount(mount))]
+        words += [word for mount in ordered for word in ("--mount", _fstab_mount(mount))]
         env, secrets = _add_prefix(env, _HIDDEN), _add_prefix(command.secrets, _HIDDEN)
     else:
         if gpus:
             env |= device_variables(gpus, env)
-        apart = "SINGULARITYENV_" if here == "singularity" else "APPTAINERENV_"
+        apart = "SINGULARITYENV_" if program == "singularity" else "APPTAINERENV_"
         words = ["exec", "--home", box, "--pwd", command.cwd]
         words += ["--nv"] if engine.gpus and (gpus is None or gpus) else []
-        words += [word for mount in ours for word in ("--mount", _csv_mount(mount))]
+        words += [word for mount in ordered for word in ("--mount", _csv_mount(mount))]
         env.pop("HOME", None)  # `--home` sets it
         env, secrets = _escape_own(env, apart), _escape_own(command.secrets, apart)
     argv = (*engine.words, *words, *engine.args, image, *command.argv)

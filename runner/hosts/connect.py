@@ -37,7 +37,7 @@ from .place.remote import RemotePlace
 from .renting.cooldowns import UnusableMachine
 
 if TYPE_CHECKING:
-    from .link.wire import Progress
+    from .link.wire import TransferProgress
     from .transfer.host_store import HostStore
 
 TELL = 5.0
@@ -200,9 +200,11 @@ class Connector:
     ) -> Place:
         """Return a place with `slots` leased slots on one host; `reached` is a connection already begun.  Raises CannotRun, DriverError."""
         name = f"{self._name} {host.name or (lease.id if traits.priced else offer.id)}"
-        have = offer.resources
-        room = {"cpus": have.cpus or 1.0, "memory": float(have.memory or 0) or float("inf")}
-        cards = tuple(Card(number) for number in range(have.gpus or 0))
+        resources = offer.resources
+        capacity = {
+            "cpus": resources.cpus or 1.0,
+            "memory": float(resources.memory or 0) or float("inf"),
+        }
         hung = lease.data.get("hung", "")  # known since the offer
         reached = reached or self.begin_connection(
             name,
@@ -212,7 +214,6 @@ class Connector:
             lease.data.get("root", ""),
             hung=hung,
         )
-        python, jobs, host_store = reached.python, reached.jobs, reached.host_store
         try:
             answer, _ = await reached.answers
         except BaseException as error:
@@ -220,29 +221,20 @@ class Connector:
             if isinstance(error, Infrastructure):
                 raise CannotRun(f"cannot use {name}: {error}", fix=error.fix) from error
             raise
-        words = answer.decode("utf-8", "surrogateescape")
-        if "hung=nvidia-smi" in words.split("\n") and not hung:
+        text = answer.decode("utf-8", "surrogateescape")
+        shell = _parse_shell(text, reached.python)
+        cards = tuple(Card(number) for number in range(resources.gpus or 0))
+        if "hung=nvidia-smi" in text.split("\n") and not hung:
             self._say(unused_gpus_warning(name))
             cards = ()
-        cards = devices.parse_cards(words) or cards
-        facts = dict(line.split("=", 1) for line in words.split("\n") if line.startswith(_FACTS))
-        python, path = facts.get("PYTHON") or python, facts.get("PATH", "/usr/bin:/bin")
-        for folder in filter(None, (os.path.dirname(python), facts.get("CALLED"))):
-            path = f"{folder}:{path}"
-        login = dict(
-            line[4:].split("=", 1)
-            for line in words.split("\n")
-            if line.startswith("env ") and "=" in line
-        )
-        seen = devices.visible(login.get(devices.VISIBLE), cards)
-        shell = Shell(python, path, login, facts.get("VERSION", ""))
+        cards = devices.parse_cards(text) or cards
         place = RemotePlace(
             self._ws,
             name,
-            jobs,
-            room,
-            seen,
-            host_store,
+            reached.jobs,
+            capacity,
+            devices.visible(shell.login.get(devices.VISIBLE), cards),
+            reached.host_store,
             shell,
             None if traits.allocates else slots,
             self._say,
@@ -257,6 +249,22 @@ class Connector:
             if self._ws.objects.has(Content(content))
             else None
         )
+
+
+def _parse_shell(text: str, python: str) -> Shell:
+    """Parse the output of `_ASK`.  `python` is the interpreter that the settings name."""
+    lines = text.split("\n")
+    facts = dict(line.split("=", 1) for line in lines if line.startswith(_FACTS))
+    login = dict(
+        line.removeprefix("env ").split("=", 1)
+        for line in lines
+        if line.startswith("env ") and "=" in line
+    )
+    python, path = facts.get("PYTHON") or python, facts.get("PATH", "/usr/bin:/bin")
+    for folder in (os.path.dirname(python), facts.get("CALLED")):
+        if folder:
+            path = f"{folder}:{path}"
+    return Shell(python, path, login, facts.get("VERSION", ""))
 
 
 async def check_as_sold(offer: Offer, need: Need, host: Host, image: str, cuda: str) -> None:
@@ -283,13 +291,13 @@ async def check_same_packages(places: Iterable[Place]) -> None:
                 f"the Python of {place.name} ({place.python}) does not run: {error}",
                 fix=_NAME_PYTHON,
             ) from error
-        ours = list(packages())
-        if found != ours:
-            differ = sorted({*found[1]} ^ {*ours[1]})
+        local = list(packages())
+        if found != local:
+            differ = sorted({*found[1]} ^ {*local[1]})
             some = ", ".join(differ[:5]) + (
                 f" and {len(differ) - 5} more" if len(differ) > 5 else ""
             )
-            what = some or f"Python {found[0]}, not {ours[0]}"
+            what = some or f"Python {found[0]}, not {local[0]}"
             raise CannotRun(
                 f"{place.python} on {place.name} and the local Python have different packages ({what})",
                 fix=_NAME_PYTHON,
@@ -308,7 +316,7 @@ class _ProgressPrinter:
         self._say = say
         self._last: dict[str, float] = {}
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: TransferProgress) -> None:
         now = asyncio.get_running_loop().time()
         if progress.done == progress.total:
             self._last.pop(progress.what, None)

@@ -20,7 +20,15 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -191,11 +199,11 @@ async def detect(
     DriverError if the host cannot be asked.
     """
     names = cluster_containers.BENEATH.get(engine, engine) or "\n".join(ENGINES)
-    said = await _call(host, ["sh", "-c", _DETECT, "detect", names, *flags], environ or {})
+    output = await _call(host, ["sh", "-c", _DETECT, "detect", names, *flags], environ or {})
     facts: dict[str, str] = {}
     env: dict[str, str] = {}
     missing: list[str] = []
-    for line in said.splitlines():
+    for line in output.splitlines():
         word, _, rest = line.partition(" ")
         if word == "env":
             name, _, value = rest.partition("=")
@@ -225,35 +233,66 @@ def _read_info(kind: str, rest: str, facts: Mapping[str, str]) -> Engine | str:
         info = json.loads(text)
     except ValueError:
         return f"{path} does not work: {text.strip() or 'no error message'}"
-    uid, gid = facts.get("uid", "0"), facts.get("gid", "0")
-    cards, memory = int(facts.get("cards") or 0), int(facts.get("memory") or 0) * 1024
-    if kind == "docker":
-        if not info.get("ServerVersion"):
-            return f"{path} does not work: {'; '.join(info.get('ServerErrors') or ['no response from its daemon'])}"
-        rootless = any("rootless" in option for option in info.get("SecurityOptions") or ())
-        by_flag = "nvidia" in (info.get("Runtimes") or {}) or facts.get("hook") == "yes"
-        by_cdi = any(
-            str(device.get("ID", "")).startswith("nvidia.com/gpu")
-            for device in info.get("DiscoveredDevices") or ()
-        )
-        gpus: Literal["", "gpus", "cdi"] = "gpus" if by_flag else "cdi" if by_cdi else ""
-        # Docker names an init program even if it is missing, but then without its version.
-        version, init = (
-            str(info["ServerVersion"]),
-            bool(info.get("InitBinary")) and (info.get("InitCommit") or {}).get("ID") != "N/A",
-        )
-    else:
-        rootless = bool(info["host"]["security"]["rootless"])
-        gpus = "cdi" if facts.get("cdi") == "yes" else ""
-        version = str(info["version"]["Version"])
-        in_more_places = tuple(map(int, re.findall(r"\d+", version)[:2])) >= (
-            4,
-            8,
-        )  # these versions search more directories for catatonit
-        init = facts.get("init") == "yes" or (facts.get("helper") == "yes" and in_more_places)
-    # Rootless Docker maps its user to root in the container; rootless Podman keeps the uid with a flag.
-    user = "0:0" if kind == "docker" and rootless else f"{uid}:{gid}"
-    return Engine(kind, path, version, user, rootless, init, cards, gpus if cards else "", memory)  # type: ignore[arg-type]
+    if kind == "podman":
+        return _read_podman_info(path, info, facts)
+    return _read_docker_info(path, info, facts)
+
+
+def _read_docker_info(path: str, info: Mapping[str, Any], facts: Mapping[str, str]) -> Engine | str:
+    if not info.get("ServerVersion"):
+        errors = info.get("ServerErrors") or ["no response from its daemon"]
+        return f"{path} does not work: {'; '.join(errors)}"
+    rootless = any("rootless" in option for option in info.get("SecurityOptions") or ())
+    devices = info.get("DiscoveredDevices") or ()
+    gpus: Literal["", "gpus", "cdi"] = ""
+    if "nvidia" in (info.get("Runtimes") or {}) or facts.get("hook") == "yes":
+        gpus = "gpus"
+    elif any(str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in devices):
+        gpus = "cdi"
+    # Docker names an init program even if it is missing, but then without its version.
+    has_version = (info.get("InitCommit") or {}).get("ID") != "N/A"
+    return Engine(
+        "docker",
+        path,
+        str(info["ServerVersion"]),
+        # Rootless Docker maps its user to root in the container.
+        "0:0" if rootless else _user_of(facts),
+        rootless,
+        init=bool(info.get("InitBinary")) and has_version,
+        cards=_count_cards(facts),
+        gpus=gpus if _count_cards(facts) else "",
+        memory=_memory_bytes(facts),
+    )
+
+
+def _read_podman_info(path: str, info: Mapping[str, Any], facts: Mapping[str, str]) -> Engine:
+    version = str(info["version"]["Version"])
+    numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
+    # Podman 4.8 and later search more directories for the init program catatonit.
+    init = facts.get("init") == "yes" or (facts.get("helper") == "yes" and numbers >= (4, 8))
+    return Engine(
+        "podman",
+        path,
+        version,
+        _user_of(facts),  # a flag keeps the uid in rootless containers
+        bool(info["host"]["security"]["rootless"]),
+        init=init,
+        cards=_count_cards(facts),
+        gpus="cdi" if facts.get("cdi") == "yes" and _count_cards(facts) else "",
+        memory=_memory_bytes(facts),
+    )
+
+
+def _user_of(facts: Mapping[str, str]) -> str:
+    return f"{facts.get('uid', '0')}:{facts.get('gid', '0')}"
+
+
+def _count_cards(facts: Mapping[str, str]) -> int:
+    return int(facts.get("cards") or 0)
+
+
+def _memory_bytes(facts: Mapping[str, str]) -> int:
+    return int(facts.get("memory") or 0) * 1024
 
 
 def _read_cluster_info(kind: str, path: str, text: str, facts: Mapping[str, str]) -> Engine | str:
@@ -261,10 +300,9 @@ def _read_cluster_info(kind: str, path: str, text: str, facts: Mapping[str, str]
     version = re.search(r"\d+(\.\d+)+", text)
     if version is None:
         return f"{path} does not work: {text.strip() or 'no error message'}"
-    cards = int(facts.get("cards") or 0)
-    gpus: Literal["", "own"] = (
-        "own" if cards and (kind == "apptainer" or facts.get("cli") == "yes") else ""
-    )
+    cards = _count_cards(facts)
+    passes_gpus = kind == "apptainer" or facts.get("cli") == "yes"
+    gpus: Literal["", "own"] = "own" if cards and passes_gpus else ""
     return Engine(kind, path, version[0], "", rootless=True, cards=cards, gpus=gpus)  # type: ignore[arg-type]
 
 
@@ -273,35 +311,19 @@ async def pull_image(
 ) -> Image:
     """Return an image, pulled if it is missing, with a message to `say`.  Raises CannotRun with the engine's message; DriverError."""
     of_cluster = engine.kind in cluster_containers.KINDS
-    look = ["sh", "-c", _LOOK, "look", image, *engine.words]
-    fetch = ["sh", "-c", _PULL, "pull", _full_name(image), *engine.words]
-    if of_cluster:
-        asked = (
-            engine.kind,
-            cluster_containers.image_name(image),
-            cluster_containers.image_address(engine.kind, image),
-            *engine.words,
-        )
-        look, fetch = (
-            ["sh", "-c", script, "image", *asked]
-            for script in (cluster_containers.LOOK, cluster_containers.FETCH)
-        )
+    if engine.kind == "apptainer" and image.startswith("/"):
+        return Image(image, image)
+    look, fetch = _image_commands(engine, image)
     try:
-        if engine.kind == "apptainer" and image.startswith("/"):
-            return Image(image, image)
-        said = await _call(host, look, engine.env)
-        if said.split() in ([], ["[]"]):
+        output = await _call(host, look, engine.env)
+        if output.split() in ([], ["[]"]):
             if say is not None:
                 say(f"pulling the image {image} (first use only)")
-            said = await _call(host, fetch, engine.env)
+            output = await _call(host, fetch, engine.env)
     except Rejected as error:
-        words = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = next(
-            (line for line in reversed(words) if "rror" in line or "denied" in line),
-            words[-1] if words else "",
-        )
+        reason = _find_reason(str(error)).removeprefix("sh ended with 1: ")
         raise CannotRun(
-            f"cannot pull the image {image}: {reason.removeprefix('sh ended with 1: ')}",
+            f"cannot pull the image {image}: {reason}",
             fix="correct the image name, log in to its registry, or "
             + (
                 "use the path of an image file"
@@ -310,16 +332,47 @@ async def pull_image(
             ),
         ) from error
     if of_cluster:
-        return Image(said.strip(), image.partition("@")[2] or image)
+        return Image(output.strip(), image.partition("@")[2] or image)
+    return _parse_image(image, output)
+
+
+def _image_commands(engine: Engine, image: str) -> tuple[list[str], list[str]]:
+    """Return the commands that inspect and pull an image."""
+    if engine.kind not in cluster_containers.KINDS:
+        return (
+            ["sh", "-c", _LOOK, "look", image, *engine.words],
+            ["sh", "-c", _PULL, "pull", _full_name(image), *engine.words],
+        )
+    name = cluster_containers.image_name(image)
+    address = cluster_containers.image_address(engine.kind, image)
+    arguments = ("image", engine.kind, name, address, *engine.words)
+    return (
+        ["sh", "-c", cluster_containers.LOOK, *arguments],
+        ["sh", "-c", cluster_containers.FETCH, *arguments],
+    )
+
+
+def _find_reason(message: str) -> str:
+    """Return the last line of an engine's message that looks like an error, otherwise the last line."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    for line in reversed(lines):
+        if "rror" in line or "denied" in line:
+            return line
+    return lines[-1] if lines else ""
+
+
+def _parse_image(image: str, output: str) -> Image:
+    """Parse the output of `image inspect`.  Raises CannotRun."""
     try:
-        found = json.loads(said)[0]
+        found = json.loads(output)[0]
         id = str(found["Id"])
     except (ValueError, LookupError, TypeError) as error:
-        raise CannotRun(f"cannot inspect the image {image}: {said[:200]!r}") from error
+        raise CannotRun(f"cannot inspect the image {image}: {output[:200]!r}") from error
+    if not id.startswith("sha256:"):
+        id = f"sha256:{id}"
     # An image may have several digests; another machine can pull those of a registry.
     digests = [str(name).partition("@")[2] for name in found.get("RepoDigests") or ()]
     pinned = image.partition("@")[2]
-    id = id if id.startswith("sha256:") else f"sha256:{id}"
     return Image(id, pinned or (digests[0] if digests else id))
 
 
@@ -405,47 +458,60 @@ def find_mounts(command: Command, objects: str, writable: Iterable[str] = ()) ->
 
     `objects` is the directory of stored objects.  `writable` are the state directories that the step may change.
     """
-    ours = tuple(os.path.realpath(path) for path in writable)
-    found = [Mount(command.cwd, True), *(Mount(path, True) for path in ours)]
+    states = tuple(os.path.realpath(path) for path in writable)
+    found = [Mount(command.cwd, True), *(Mount(path, True) for path in states)]
     script = command.argv[-1]
     if script.startswith(f"{command.cwd}."):
         found.append(Mount(script))
     metrics = command.env.get("RECIPE_METRICS")
     if metrics and not metrics.startswith(f"{command.cwd}/"):
         found.append(Mount(metrics, True))
-    return [*found, *map(Mount, link_targets(command.cwd, objects, ours))]
+    return [*found, *map(Mount, link_targets(command.cwd, objects, states))]
 
 
-def link_targets(folder: str, objects: str, ours: Sequence[str] = ()) -> Sequence[str]:
-    """Return the targets of the symbolic links below `folder`, without targets in `ours`."""
-    seen: set[str] = set()
-    for target in _walk_links(folder, os.path.realpath(objects), ours, seen):
-        seen.add(target)
-    return cover_paths(seen)
+def link_targets(folder: str, objects: str, others: Sequence[str] = ()) -> Sequence[str]:
+    """Return the targets of the symbolic links below `folder`, without targets in the directories `others`."""
+    targets: set[str] = set()
+    for target in _walk_links(folder, os.path.realpath(objects), others, targets):
+        targets.add(target)
+    return cover_paths(targets)
 
 
-def _walk_links(folder: str, store: str, ours: Sequence[str], seen: set[str]) -> Iterable[str]:
-    """Yield the targets of the symbolic links below `folder`, and of the links below these targets."""
+def _walk_links(
+    folder: str, store: str, others: Sequence[str], known: Collection[str]
+) -> Iterator[str]:
+    """Yield the targets of the symbolic links below `folder`, and of the links below these targets, that are not `known`.
+
+    For a link into the store, yield the store, because stored objects contain no links that leave the store.
+    """
     pending, walked = [folder], {folder}
+    while pending:
+        for link in _find_links(pending.pop()):
+            target = os.path.realpath(link)
+            if not os.path.exists(target):
+                continue
+            if any(_is_within(target, place) for place in (folder, *others)):
+                continue
+            if _is_within(target, store):
+                yield store
+                continue
+            if not any(_is_within(target, place) for place in known):
+                yield target
+            if os.path.isdir(target) and target not in walked:
+                walked.add(target)
+                pending.append(target)
+
+
+def _find_links(folder: str) -> Iterator[str]:
+    """Yield the paths of the symbolic links below a directory, without following them."""
+    pending = [folder]
     while pending:
         with os.scandir(pending.pop()) as entries:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(entry.path)
                 elif entry.is_symlink():
-                    target = os.path.realpath(entry.path)
-                    if not os.path.exists(target) or any(
-                        _is_within(target, place) for place in (folder, *ours)
-                    ):
-                        continue
-                    if _is_within(target, store):
-                        yield store  # stored objects contain no links that leave the store
-                        continue
-                    if not any(_is_within(target, place) for place in seen):
-                        yield target
-                    if os.path.isdir(target) and target not in walked:
-                        walked.add(target)
-                        pending.append(target)
+                    yield entry.path
 
 
 def _is_within(path: str, folder: str) -> bool:
@@ -504,87 +570,76 @@ def wrap(
         return cluster_containers.wrap(command, image.id, engine, mounts, gpus)
     name, box = _container_name(command.cwd), f"{command.cwd}.box"
     words = [
-        *(
-            "run",
-            "--rm",
-            "--name",
-            name,
-            "--label",
-            f"{LABEL}={posixpath.dirname(command.cwd)}",
-            "--pull",
-            "never",
-            "--log-driver",
-            "none",
-        ),
+        *_base_flags(command, engine, name),
+        *_engine_flags(engine, box),
+        *_network_flags(engine, network=network),
+    ]
+    if engine.gpus and (gpus is None or gpus):
+        words += _gpu_flags(gpus, engine)
+    for mount in mounts:
+        words += _mount_flags(mount, engine)
+    env, variables_to_pass = _environment(command, engine)
+    for variable in (*variables_to_pass, f"RECIPE_CONTAINER={name}", "RECIPE_JOB"):
+        words += ["--env", variable]
+    words += [*engine.args, image.id, *command.argv]
+    init = "init" if engine.init else ""
+    plan = (engine.kind, init, name, box, str(len(engine.words)), *engine.words, *words)
+    return replace(command, argv=("sh", "-c", _RUN, "recipe-container", _GUARD, *plan), env=env)
+
+
+def _base_flags(command: Command, engine: Engine, name: str) -> list[str]:
+    """Return the verb and the flags of every container."""
+    return [
+        *("run", "--rm", "--name", name),
+        *("--label", f"{LABEL}={posixpath.dirname(command.cwd)}"),
+        *("--pull", "never", "--log-driver", "none"),
         *("--user", engine.user, "--workdir", command.cwd, "--entrypoint", ""),
         # SELinux: our files keep their labels, and the container may still read them.
         *("--security-opt", "label=disable", "--security-opt", "no-new-privileges"),
     ]
+
+
+def _engine_flags(engine: Engine, box: str) -> list[str]:
+    """Return the flags for the kind of the engine, the init process and the shared memory."""
+    words = []
     if engine.kind == "podman":
-        words += [
-            "--http-proxy=false",
-            "--pidfile",
-            f"{box}/pid",
-            "--conmon-pidfile",
-            f"{box}/conmon",
-        ]
+        words += ["--http-proxy=false", "--pidfile", f"{box}/pid"]
+        words += ["--conmon-pidfile", f"{box}/conmon"]
         if engine.rootless:
             words += ["--userns", "keep-id"]
     if engine.init:
         words.append("--init")
     if engine.memory and not _has_flag(engine.args, "--shm-size", "--ipc"):
-        words += [
-            "--shm-size",
-            str(engine.memory // 2),
-        ]  # the kernel's default for /dev/shm; data loaders fill the engine's 64 MB
-    given = _has_flag(engine.args, "--network", "--net")
-    if not network and given and not {"none", "--network=none", "--net=none"} & {*engine.args}:
+        # The kernel's default for /dev/shm.  Data loaders fill the engine's default of 64 MB.
+        words += ["--shm-size", str(engine.memory // 2)]
+    return words
+
+
+def _network_flags(engine: Engine, *, network: bool) -> list[str]:
+    """Return the network flags; none if `container_args` sets the network.  Raises CannotRun if that allows a network for a sandbox."""
+    if not _has_flag(engine.args, "--network", "--net"):
+        return ["--network", "host" if network else "none"]
+    if not network and not {"none", "--network=none", "--net=none"} & {*engine.args}:
         raise CannotRun(
             "the sandbox has no network, but `container_args` sets one",
             fix="set `sandbox: {network: true}`, or remove the network option from `container_args`",
         )
-    if not given:
-        words += ["--network", "host" if network else "none"]
-    if engine.gpus and (gpus is None or gpus):
-        words += _gpu_flags(gpus, engine)
-    for mount in mounts:
-        words += _mount_flags(mount, engine)
-    env, named = _environment(command, engine)
-    words += [word for name in named for word in ("--env", name)]
-    words += [
-        "--env",
-        f"RECIPE_CONTAINER={name}",
-        "--env",
-        "RECIPE_JOB",
-        *engine.args,
-        image.id,
-        *command.argv,
-    ]
-    plan = (
-        engine.kind,
-        "init" if engine.init else "",
-        name,
-        box,
-        str(len(engine.words)),
-        *engine.words,
-        *words,
-    )
-    return replace(command, argv=("sh", "-c", _RUN, "recipe-container", _GUARD, *plan), env=env)
+    return []
 
 
 def _gpu_flags(gpus: Sequence[Device] | None, engine: Engine) -> list[str]:
-    """Return the GPU flags, by UUID if the engine accepts UUIDs.
-
-    Otherwise, GPUs are numbered as in nvidia-smi (CDI).
-    """
+    """Return the GPU flags: by UUID if the engine accepts UUIDs, otherwise by the number in nvidia-smi (CDI)."""
     if engine.gpus == "gpus":
-        names = ",".join(gpu.uuid or gpu.name for gpu in gpus or ())
-        return [
-            "--gpus",
-            "all" if gpus is None else f'"device={names}"',
-        ]  # Docker parses CSV: without quotes, a comma would end the value
-    places = ["all"] if gpus is None else [gpu.place or gpu.name for gpu in gpus]
-    return [word for place in places for word in ("--device", f"nvidia.com/gpu={place}")]
+        if gpus is None:
+            return ["--gpus", "all"]
+        names = ",".join(gpu.uuid or gpu.name for gpu in gpus)
+        # Docker parses CSV: without quotes, a comma would end the value.
+        return ["--gpus", f'"device={names}"']
+    numbers = ["all"] if gpus is None else [gpu.place or gpu.name for gpu in gpus]
+    flags = []
+    for number in numbers:
+        flags += ["--device", f"nvidia.com/gpu={number}"]
+    return flags
 
 
 def _container_name(attempt: str) -> str:

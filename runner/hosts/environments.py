@@ -153,7 +153,7 @@ async def _build(
     files = {"builder.py": _PROGRAM.read_bytes(), "requirements.txt": text}
     last: dict[str, Any] = {}
 
-    def hear(line: bytes) -> None:
+    def on_line(line: bytes) -> None:
         nonlocal last
         with contextlib.suppress(ValueError):
             parsed = json.loads(line)
@@ -168,9 +168,11 @@ async def _build(
         home,
         *(("requirements.txt", await _provide_uv(hooks.place)) if lock else ("",)),
     ]
-    exit, said = await hooks.run_command(INSTALL, argv, pass_env=inherited, files=files, hear=hear)
+    exit, output = await hooks.run_command(
+        INSTALL, argv, pass_env=inherited, files=files, on_line=on_line
+    )
     if exit.code != 0:
-        words = last.get("wrong") or " ".join(said.split()) or exit.reason
+        words = last.get("wrong") or " ".join(output.split()) or exit.reason
         where = (
             f" on {hooks.place.name}" if hooks.place.folder.root != str(hooks.place.ws.home) else ""
         )
@@ -233,11 +235,11 @@ def _export_requirements(lock: Path) -> bytes:
             env={**os.environ, "NO_COLOR": "1", "UV_PYTHON_DOWNLOADS": "never"},
         ).stdout
     except (OSError, subprocess.CalledProcessError) as error:
-        said = " ".join(
+        message = " ".join(
             (getattr(error, "stderr", b"") or b"").decode(errors="replace").split()
         ) or str(error)
         raise CannotRun(
-            f"cannot read {lock}: {said[:1000]}",
+            f"cannot read {lock}: {message[:1000]}",
             fix="create it again with `uv lock`, next to its pyproject.toml",
         ) from error
 

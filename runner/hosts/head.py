@@ -12,7 +12,7 @@ from ..storage.workspace import Workspace
 from .connect import Connector
 from .place import rendezvous
 from .place.capacity import remove_taken
-from .place.rendezvous import Node
+from .place.rendezvous import RendezvousNode
 from .renting.leases import create_driver
 
 if TYPE_CHECKING:
@@ -54,19 +54,20 @@ class StackHead:
         return select_disjoint(could, spec.resources.gpus or 0) if spec.node_count > 1 else could
 
     def choose_places(self, spec: StepSpec, places: Sequence[Place]) -> Sequence[Place]:
-        """Return the places of a step by rank: the head, if the step uses it, then workers.  Empty if there are too few."""
-        heads = self.places if self.leads(spec) else ()
-        if not all(head.has_room({}) for head in heads):
-            return []
-        zones = [""] if heads else list(dict.fromkeys(place.zone for place in places))
-        for zone in zones:
-            there = [place for place in places if heads or place.zone == zone]
-            found = [
-                *heads,
-                *select_disjoint(there, spec.resources.gpus or 0)[: self.count_workers(spec)],
-            ]
-            if len(found) == spec.node_count:
-                return found
+        """Return the places of a step by rank: the head, if the step uses it, then workers.  Empty if there are too few.
+
+        Without a head, all nodes are in one zone.
+        """
+        gpus, count = spec.resources.gpus or 0, self.count_workers(spec)
+        if self.leads(spec):
+            if not all(head.has_room({}) for head in self.places):
+                return []
+            workers = select_disjoint(places, gpus)[:count]
+            return [*self.places, *workers] if len(workers) == count else []
+        for zone in dict.fromkeys(place.zone for place in places):
+            workers = select_disjoint([place for place in places if place.zone == zone], gpus)
+            if len(workers) >= count:
+                return workers[:count]
         return []
 
     async def open(self, traits: Traits, *, unused: bool) -> None:
@@ -116,7 +117,9 @@ class StackHead:
                 place.port, self.places = head.port, [place]
                 if unused:
                     await rendezvous.check_port_free(
-                        Node(place.name, place.host, place.address, place.python, compared=False),
+                        RendezvousNode(
+                            place.name, place.host, place.address, place.python, compared=False
+                        ),
                         head.port,
                     )
             except (CannotRun, DriverError) as error:

@@ -25,7 +25,7 @@ _PATIENCE: Final = 2.0
 """Seconds that a Python may take to print its version."""
 _asked: dict[str, subprocess.Popen[str]] = {}
 """Running version queries: interpreter path -> process."""
-_said: dict[str, tuple[float, tuple[str, str]]] = {}
+_answers: dict[str, tuple[float, tuple[str, str]]] = {}
 """Answers of interpreters with their time: a worker executes many runs."""
 _HOLDS: Final = 60.0
 """Seconds for which an answer is valid: the target of a shim may change."""
@@ -110,9 +110,9 @@ def find_version(python: str) -> tuple[str, str]:
     if asked is None:
         return python, ""
     try:
-        said, _ = asked.communicate(timeout=_PATIENCE)
-        itself, number = said.splitlines()
-        _said[python] = time.monotonic(), (itself, number)
+        output, _ = asked.communicate(timeout=_PATIENCE)
+        itself, number = output.splitlines()
+        _answers[python] = time.monotonic(), (itself, number)
         return itself, number
     except ValueError:
         return python, ""
@@ -124,8 +124,8 @@ def find_version(python: str) -> tuple[str, str]:
 
 def _recall_answer(python: str) -> tuple[str, str] | None:
     """Return a recent answer of an interpreter, or None."""
-    at, said = _said.get(python, (-_HOLDS, ("", "")))
-    return said if time.monotonic() - at < _HOLDS else None
+    at, answer = _answers.get(python, (-_HOLDS, ("", "")))
+    return answer if time.monotonic() - at < _HOLDS else None
 
 
 def _known_version(python: str) -> str:

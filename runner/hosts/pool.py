@@ -11,7 +11,16 @@ import copy
 import math
 import sys
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -21,6 +30,7 @@ from drivers.base import (
     SAVES,
     Driver,
     DriverError,
+    Host,
     HostLost,
     Need,
     Offer,
@@ -161,7 +171,7 @@ class HostPool:
 
     @property
     def has_late(self) -> bool:
-        """True if slow hosts have not answered yet.  `join` may add them."""
+        """True if slow hosts have not answered yet.  `add_late_hosts` may add them."""
         return self.is_remote and not self.is_priced and bool(self._require_leases().driver.late)
 
     @property
@@ -234,13 +244,10 @@ class HostPool:
         )
 
     async def open(self, *, want: int, wish: Callable[[], Wish] = Wish) -> None:
-        """Take over the leases of an earlier worker of this run.
+        """Take over the leases of an earlier worker of this run, and acquire up to `want` places if places cost nothing.
 
-        If places are free, acquire up to `want` places.
-
-        With free places, there are then as many hosts as `wish` needs nodes, or as many as available.
-
-        Raises Busy if all slots are in use, DriverError.
+        The places are on as many hosts as `wish` needs nodes, or on all available hosts.
+        Raises Busy if all slots are in use, NoHost if no host can be used, DriverError.
         """
         self._connector = Connector(self.ws, self.name, self.python, self.say, self.given)
         self._connectors = {
@@ -276,23 +283,26 @@ class HostPool:
         for rows in kept.values():
             await self._add_places(offer_of(rows[0]), rows)
         self.spot.preemptions = self.leases.count_preemptions() if self.is_priced else 0
-        if not self.is_priced and not self.places and self.lost:
-            raise NoHost(
+        if not self.is_priced and not self.places:
+            raise self._no_places_error()
+        self._upkeep.start()
+
+    def _no_places_error(self) -> NoHost | Busy:
+        if self.lost:
+            return NoHost(
                 "\n".join(self.lost),
                 fix=f"run `recipe doctor --driver {self.name}` to test the connection step by step",
             )
-        if not self.is_priced and not self.places:
-            raise Busy(
-                f"all slots on {self.name} are in use",
-                fix="wait, raise `slots`, or choose another host",
-            )
-        self._upkeep.start()
+        return Busy(
+            f"all slots on {self.name} are in use",
+            fix="wait, raise `slots`, or choose another host",
+        )
 
     async def _acquire_free(self, kept: dict[str, list[LeaseRow]]) -> None:
         """Acquire free places until the run has enough places and hosts, first on hosts with leases.
 
         A host that cannot be opened is skipped if another works, unless it has leases: a step may run there.
-        Slow hosts are waited for only if the others are too few; otherwise `join` adds them.
+        Slow hosts are waited for only if the others are too few; otherwise `add_late_hosts` adds them.
         """
         driver = self._require_leases().driver
         if driver.traits.allocates:
@@ -319,23 +329,23 @@ class HostPool:
     ) -> None:
         """Acquire places on offered hosts while they are useful.  Leases in `kept` are taken over and removed from it."""
         offers = sorted(await self._offers(wish), key=lambda offer: offer.id not in kept)
-        there = {place.name for place in self.places}
+        names = {place.name for place in self.places}
         for offer in offers:
             missing = self._count_missing()
-            if (missing <= 0 and offer.id not in kept) or f"{self.name} {offer.id}" in there:
+            if (missing <= 0 and offer.id not in kept) or f"{self.name} {offer.id}" in names:
                 continue
-            ours = kept.pop(offer.id, [])
+            leases = kept.pop(offer.id, [])
             alone = (
                 offer is offers[-1] and not self.places and not self._require_leases().driver.late
             )
             try:
-                async with asyncio.timeout(None if ours or alone else OPENS):
+                async with asyncio.timeout(None if leases or alone else OPENS):
                     if await self._acquire(
-                        offer, missing, Need(), ours, reached=reached.get(offer.id)
+                        offer, missing, Need(), leases, reached=reached.get(offer.id)
                     ):
                         reached.pop(offer.id, None)
             except (DriverError, TimeoutError) as error:
-                if ours:
+                if leases:
                     raise
                 why = str(error) or f"not ready after {OPENS:g} s"
                 trouble.append(f"{self.name} {offer.id}: {why}")
@@ -365,9 +375,9 @@ class HostPool:
         Reports hosts that cannot be reached.  Raises DriverError.
         """
         joined: list[Place] = []
-        there = {place.name for place in self.places}
+        names = {place.name for place in self.places}
         for offer in await self._offers(Wish()):
-            if (missing := self._count_missing()) > 0 and f"{self.name} {offer.id}" not in there:
+            if (missing := self._count_missing()) > 0 and f"{self.name} {offer.id}" not in names:
                 joined += await self._acquire(offer, missing, Need(), ready=ready)
         return joined
 
@@ -375,17 +385,9 @@ class HostPool:
         """Acquire one lease with the nodes of a step, from the first offer available."""
         for offer in await self._offers(self._wish):
             if short := self._require_leases().budget.explain_shortage(self._wish.need, offer):
-                raise Invalid(
-                    [
-                        Problem(
-                            "limit",
-                            short,
-                            fix="raise the limit, or use a preset that requires less",
-                        )
-                    ]
-                )
-            if found := await self._acquire(offer, 1, self._wish.need):
-                return found
+                raise _limit_error(short)
+            if places := await self._acquire(offer, 1, self._wish.need):
+                return places
         return ()
 
     async def find_offered(self, needs: Mapping[Need, StepTotals]) -> set[Need]:
@@ -393,37 +395,31 @@ class HostPool:
 
         Raises DriverError, Invalid if the cost limit does not cover the cheapest offer, and Busy if a dead run may use the persistent machine.
         """
+        if self.leases is None:  # all steps run on this machine
+            return set()
+        leases = self.leases
+        leases.require_free()
+        self.taking = {replace(need, market="any"): takes for need, takes in needs.items()}
+        leases.budget.checkpoint_intervals = {
+            need: takes.checkpoint_interval
+            for need, takes in self.taking.items()
+            if takes.checkpoint_interval is not None
+        }
         found = set()
-        if self.leases is not None:
-            self.leases.require_free()
-            self.taking = {replace(need, market="any"): takes for need, takes in needs.items()}
-            self.leases.budget.checkpoint_intervals = {
-                need: takes.checkpoint_interval
-                for need, takes in self.taking.items()
-                if takes.checkpoint_interval is not None
-            }
         for need in needs:
-            driver = self._require_leases().driver
             if self.inventory.count_machines(need):
                 found.add(need)
                 continue
-            await self._require_leases().check_denial()
-            if offers := await self._offers(wish_for(need, self.taking, self.where)):
-                found.add(need)
-                await self._require_leases().call(driver.solvent)
-                budget = self._require_leases().budget
-                if short := budget.explain_shortage(need, offers[0], funds=budget.maximum_funds()):
-                    raise Invalid(
-                        [
-                            Problem(
-                                "limit",
-                                short,
-                                fix="raise the limit, or use a preset that requires less",
-                            )
-                        ]
-                    )
-            else:
-                self.unmet[need] = describe_excluded(self._require_leases().exclusions)
+            await leases.check_denial()
+            offers = await self._offers(wish_for(need, self.taking, self.where))
+            if not offers:
+                self.unmet[need] = describe_excluded(leases.exclusions)
+                continue
+            found.add(need)
+            await leases.call(leases.driver.solvent)
+            funds = leases.budget.maximum_funds()
+            if short := leases.budget.explain_shortage(need, offers[0], funds=funds):
+                raise _limit_error(short)
         return found
 
     async def rent(self, need: Need, ready: Callable[[Place], Awaitable[object]]) -> Place | None:
@@ -431,69 +427,85 @@ class HostPool:
 
         Raises CannotRun, DriverError, and the errors of `ready`.
         """
-        tried: list[str] = []
-        asked: set[tuple[str, str]] = set()
+        leases = self._require_leases()
+        await leases.check_denial()
+        requested: set[tuple[str, str]] = set()
+        failures: list[str] = []  # machines that were rented but failed, with the reasons
         last = ""
-        await self._require_leases().check_denial()
-        together = need in self.together
-        while len(tried) < BOOTS:
-            # Ask for offers again each time: the earlier ones may be gone, or more expensive.
-            offers = [
-                offer
-                for offer in await self._offers(wish_for(need, self.taking, self.where))
-                if (offer.driver, offer.id) not in asked
-            ]
-            if together:
-                offers = self.zones.filter_offers(need, offers, self._zones_of(need))
-            now = time.time()
-            recent = self._require_leases().ledger.since(now - max(COOLDOWNS.values()))
-            offer = min(
-                offers,
-                key=lambda offer: find_on_cooldown(recent, self._driver_name(offer), now).covers(
-                    offer
-                ),
-                default=None,
-            )
-            if offer is None and together and self._leave_zone(need):
-                continue
+        while len(failures) < BOOTS:
+            offers = await self._untried_offers(need, requested)
+            offer = self._prefer_healthy(offers)
             if offer is None:
+                if need in self.together and self._leave_zone(need):
+                    continue
                 break
-            if together:
+            if need in self.together:
                 self.zones.choose(need, offer)
-            asked.add((offer.driver, offer.id))
-            verb = (
-                "renting"
-                if self._require_leases().kept_stack is None
-                or self._require_leases().find_machine() is None
-                else "starting"
-            )
-            why = self._why_spot(need, offer, offers)
-            self.say(f"{verb} {self._offer_name(offer)} for ${offer.price:.2f} an hour{why}")
-            began = time.monotonic()
+            requested.add((offer.driver, offer.id))
+            self._announce(need, offer, offers)
             try:
-                found = await self._acquire(offer, 1, need, ready=ready)
+                place = await self._start_machine(need, offer, ready)
             except Full as error:  # another run was faster: try again when there is room
                 self.say(f"{self._offer_name(offer)} is not rented yet: {error}")
                 return None
-            if found:
-                self.say(f"{found[0].name} is up after {time.monotonic() - began:.0f} s")
-                if together and zone_of(offer) != self.zones.zone_for(need):
-                    found[0].leaving = f"too few machines in {zone_of(offer)}"
-                return found[0]
-            row = self._require_leases().ledger.of_run(self.run)[-1]
+            if place is not None:
+                return place
+            row = leases.ledger.of_run(self.run)[-1]
             last = row.reason
             if row.lease:
-                tried.append(f"{self._offer_name(offer) if self._connectors else offer.id}: {last}")
-        why = (
-            f"{self.name} has no other matching machine"
-            if len(tried) < BOOTS
-            else f"{len(tried)} machines of {self.name} failed to start"
-        )
-        self.refuse(
-            need,
-            "; ".join([why, *(tried or [f"last request: {last}"] * bool(last))]),
-        )
+                name = self._offer_name(offer) if self._connectors else offer.id
+                failures.append(f"{name}: {last}")
+        if len(failures) < BOOTS:
+            why = f"{self.name} has no other matching machine"
+        else:
+            why = f"{len(failures)} machines of {self.name} failed to start"
+        if not failures and last:
+            failures = [f"last request: {last}"]
+        self.refuse(need, "; ".join([why, *failures]))
         return None
+
+    async def _untried_offers(
+        self, need: Need, requested: Container[tuple[str, str]]
+    ) -> Sequence[Offer]:
+        """Return the present offers that were not requested yet.  Earlier offers may be gone, or more expensive."""
+        offers = [
+            offer
+            for offer in await self._offers(wish_for(need, self.taking, self.where))
+            if (offer.driver, offer.id) not in requested
+        ]
+        if need in self.together:
+            return self.zones.filter_offers(need, offers, self._zones_of(need))
+        return offers
+
+    def _prefer_healthy(self, offers: Sequence[Offer]) -> Offer | None:
+        """Return the first offer that is not on cooldown, otherwise the first; None if there are no offers."""
+        now = time.time()
+        recent = self._require_leases().ledger.since(now - max(COOLDOWNS.values()))
+        for offer in offers:
+            if not find_on_cooldown(recent, self._driver_name(offer), now).covers(offer):
+                return offer
+        return next(iter(offers), None)
+
+    def _announce(self, need: Need, offer: Offer, offers: Sequence[Offer]) -> None:
+        leases = self._require_leases()
+        is_kept = leases.kept_stack is not None and leases.find_machine() is not None
+        verb = "starting" if is_kept else "renting"
+        why = self._why_spot(need, offer, offers)
+        self.say(f"{verb} {self._offer_name(offer)} for ${offer.price:.2f} an hour{why}")
+
+    async def _start_machine(
+        self, need: Need, offer: Offer, ready: Callable[[Place], Awaitable[object]]
+    ) -> Place | None:
+        """Rent the machine of an offer and wait until it is up; None if it failed.  Raises Full."""
+        began = time.monotonic()
+        places = await self._acquire(offer, 1, need, ready=ready)
+        if not places:
+            return None
+        place = places[0]
+        self.say(f"{place.name} is up after {time.monotonic() - began:.0f} s")
+        if need in self.together and zone_of(offer) != self.zones.zone_for(need):
+            place.leaving = f"too few machines in {zone_of(offer)}"
+        return place
 
     def _zones_of(self, need: Need) -> list[str]:
         """Return the zones of the running machines of this need."""
@@ -610,30 +622,37 @@ class HostPool:
 
     async def close(self, *, leave: bool = False) -> None:
         """Release everything.  With `leave`, keep paid machines and their jobs for the worker that resumes the run."""
-        if self.leases is not None:
+        leases = self.leases
+        if leases is not None:
             await self._upkeep.aclose()
         places = [*self._opened, *self.head.places, *self.inventory.places]
-        silent = asyncio.gather(*(place.aclose() for place in places if place.lost))
-        leaving = asyncio.gather(*(place.aclose() for place in places if not place.lost))
-        if self.leases is None or self.is_priced or self.leases.driver.traits.allocates:
-            await leaving  # if jobs end with the lease, all transfers must be finished first
+        closing_lost = asyncio.gather(*(place.aclose() for place in places if place.lost))
+        closing = asyncio.gather(*(place.aclose() for place in places if not place.lost))
+        if leases is None or self.is_priced or leases.driver.traits.allocates:
+            await closing  # if jobs end with the lease, all transfers must be finished first
         if not self._opened:
             await self.local.aclose()
-        if self.leases is not None:
-            if not (leave and self.is_priced):
-                for held in self.inventory.held:
-                    if not (held.place.lost or held.place.leaving):
-                        for row in filter(self.leases.stays_alive, held.leases):
-                            self.leases.hand_over(row)
-                for row, why in await self.leases.close():
-                    self.say(
-                        f"the lease {row.key} of {row.driver} could not be released: {why}; try again with `recipe reap`{self._upkeep.console}"
-                    )
-            await asyncio.gather(leaving, silent)
-            with contextlib.suppress(DriverError, Busy):  # the accrued cost stays
-                await self.leases.record_charges()
-            await self.leases.driver.aclose()
-            self.leases.ledger.close()
+        if leases is None:
+            return
+        if not (leave and self.is_priced):
+            await self._release_leases(leases)
+        await asyncio.gather(closing, closing_lost)
+        with contextlib.suppress(DriverError, Busy):  # the accrued cost stays
+            await leases.record_charges()
+        await leases.driver.aclose()
+        leases.ledger.close()
+
+    async def _release_leases(self, leases: KeptLeases) -> None:
+        """Release all leases.  A healthy machine that stays alive is handed over instead."""
+        for held in self.inventory.held:
+            if held.place.lost or held.place.leaving:
+                continue
+            for row in filter(leases.stays_alive, held.leases):
+                leases.hand_over(row)
+        for row, why in await leases.close():
+            self.say(
+                f"the lease {row.key} of {row.driver} could not be released: {why}; try again with `recipe reap`{self._upkeep.console}"
+            )
 
     def instance_of(self, place: Place) -> str:
         """Return the provider's ids of a place's machines; its name if there are none."""
@@ -653,6 +672,7 @@ class HostPool:
         return f"{self._driver_name(offer)} {offer.id}"
 
     def _open_leases(self) -> KeptLeases:
+        """Open the ledger and the driver of the run; for several drivers, all of them as one."""
         if not self._connectors:
             return self._open_driver_leases(self.name, self.driver)
         each = {name: self._open_driver_leases(name, None) for name in self._connectors}
@@ -663,14 +683,14 @@ class HostPool:
                 self.box = _container_settings(settings[name])
         on_demand = all(market_of(given) == "on-demand" for given in settings.values())
         self.spot = Spot("on-demand" if on_demand else "any")
-        found = SeveralLeases(self.name, each, self.ws.config)
-        budgets = [leases.budget for leases in each.values()]
-        found.say, found.stack = self.say, next(iter(each.values())).stack
-        least = [given for given in map(least_of, settings.values()) if given is not None]
-        self._apply_limits(found, max(least, default=None), min(budget.term for budget in budgets))
+        joined = SeveralLeases(self.name, each, self.ws.config)
+        joined.say, joined.stack = self.say, next(iter(each.values())).stack
+        times = [least_of(given) for given in settings.values()]
+        least = max((time for time in times if time is not None), default=None)
+        self._apply_limits(joined, least, min(leases.budget.term for leases in each.values()))
         idle = min(float(given.get("idle", IDLE)) for given in settings.values())
         self.inventory = Inventory(idle, ends=True)
-        return found
+        return joined
 
     def _apply_limits(self, leases: KeptLeases, least: float | None, term: timedelta) -> None:
         """Apply the limits of the run to its leases."""
@@ -747,28 +767,21 @@ class HostPool:
 
         Raises CannotRun if the host is reachable but unusable.
         """
+        leases = self._require_leases()
         taken: list[LeaseRow] = []
         try:
             with self._usable(offer):
-                while (
-                    len(kept) + len(taken) < want
-                    and (
-                        row := await self._require_leases().rent(
-                            need, offer, max(1, len(self.inventory.coming))
-                        )
-                    )
-                    is not None
-                ):
+                while len(kept) + len(taken) < want:
+                    coming = max(1, len(self.inventory.coming))
+                    row = await leases.rent(need, offer, coming)
+                    if row is None:
+                        break
                     taken.append(row)
-            return (
-                await self._add_places(offer, [*kept, *taken], ready, reached)
-                if kept or taken
-                else ()
-            )
+            if not kept and not taken:
+                return ()
+            return await self._add_places(offer, [*kept, *taken], ready, reached)
         except (Exception, asyncio.CancelledError) as error:
-            await self._require_leases().close(
-                {row.key for row in taken}, f"cannot use it: {error}"
-            )
+            await leases.close({row.key for row in taken}, f"cannot use it: {error}")
             raise
 
     @contextlib.contextmanager
@@ -805,47 +818,65 @@ class HostPool:
                 else _fail_offer_on(DriverError, Infrastructure, CannotRun)
             ):
                 if self.is_priced:
-                    cuda = self.where.get("cuda") or str(leases.settings.get("cuda", ""))
-                    await check_as_sold(
-                        offer, need_of(rows[0]), hosts[0], leases.driver.traits.image, cuda
-                    )
-                    leases.mark_persistent(rows[0])
-                traits = leases.driver.traits
-                lease = lease_of(rows[0])
+                    await self._check_machine(leases, offer, rows[0], hosts[0])
+                lease, traits = lease_of(rows[0]), leases.driver.traits
                 for host in hosts:
-                    places.append(
-                        await connector.create_place(
-                            offer, lease, host, traits, slots=len(rows), reached=reached
-                        )
+                    place = await connector.create_place(
+                        offer, lease, host, traits, slots=len(rows), reached=reached
                     )
+                    places.append(place)
             if ready is not None:
                 with _fail_offer_on(HostLost, Unreachable):
                     for place in places:
                         await ready(place)  # before a step can start there
         except HostLost as error:
-            self.say(f"{self._offer_name(offer)}: {error}")
-            if not self.is_priced:
-                self.lost.append(f"{self.name} {offer.id}: {error}")
-            for place in places:
-                await place.aclose()
-            failure = error.failure if isinstance(error, UnusableMachine) else ""
-            await self._require_leases().close({row.key for row in rows}, str(error), failure)
+            await self._drop_machine(offer, rows, places, error)
             return ()
         for place, host in zip(places, hosts, strict=True):
-            place.image = need_of(rows[0]).image
-            place.is_rented = self.is_priced
-            place.zone = zone_of(offer) if leases.driver.traits.joins else ""
-            self.inventory.add(place, offer, rows)
-            if host.until < math.inf:
-                place.leave_at, place.notice = (
-                    host.until - host.grace,
-                    timedelta(seconds=host.grace * SAVES),
-                )
-            if offer.market == "spot":
-                self.spot.add(place)
-                if leases.driver.traits.notice:
-                    self._upkeep.watch(place, host, leases.driver)
+            self._register(place, host, offer, rows)
         return places
+
+    async def _check_machine(
+        self, leases: KeptLeases, offer: Offer, row: LeaseRow, host: Host
+    ) -> None:
+        """Check that a rented machine has the offered resources.  Raises UnusableMachine."""
+        cuda = self.where.get("cuda") or str(leases.settings.get("cuda", ""))
+        await check_as_sold(offer, need_of(row), host, leases.driver.traits.image, cuda)
+        leases.mark_persistent(row)
+
+    async def _drop_machine(
+        self, offer: Offer, rows: Sequence[LeaseRow], places: Sequence[Place], error: HostLost
+    ) -> None:
+        """Report a lost or unusable machine, and release its leases."""
+        self.say(f"{self._offer_name(offer)}: {error}")
+        if not self.is_priced:
+            self.lost.append(f"{self.name} {offer.id}: {error}")
+        for place in places:
+            await place.aclose()
+        failure = error.failure if isinstance(error, UnusableMachine) else ""
+        await self._require_leases().close({row.key for row in rows}, str(error), failure)
+
+    def _register(self, place: Place, host: Host, offer: Offer, rows: Sequence[LeaseRow]) -> None:
+        """Add a new place to the inventory.  A preemption notice or the end of its time is watched."""
+        leases = self._require_leases().of_driver(offer.driver)
+        traits = leases.driver.traits
+        place.image = need_of(rows[0]).image
+        place.is_rented = self.is_priced
+        place.zone = zone_of(offer) if traits.joins else ""
+        self.inventory.add(place, offer, rows)
+        if host.until < math.inf:
+            place.leave_at = host.until - host.grace
+            place.notice = timedelta(seconds=host.grace * SAVES)
+        if offer.market == "spot":
+            self.spot.add(place)
+            if traits.notice:
+                self._upkeep.watch(place, host, leases.driver)
+
+
+def _limit_error(short: str) -> Invalid:
+    """Return the error for a cost limit that does not cover an offer."""
+    fix = "raise the limit, or use a preset that requires less"
+    return Invalid([Problem("limit", short, fix=fix)])
 
 
 @contextlib.contextmanager
@@ -890,8 +921,8 @@ def _ledger_path(ws: Workspace, run: str, name: str, driver: Driver) -> Path:
     if not driver.traits.allocates:
         return usual
     with Ledger.open(other, read_only=True) as noted:
-        there = any(row.driver == name and row.state != "GONE" for row in noted.of_run(run))
-    return other if there else usual
+        is_noted = any(row.driver == name and row.state != "GONE" for row in noted.of_run(run))
+    return other if is_noted else usual
 
 
 def _group_by_machine(rows: Iterable[LeaseRow]) -> dict[str, list[LeaseRow]]:

@@ -58,10 +58,10 @@ async def _find_refusal(place: Place) -> str:
     """Return the reason if a host does not support sandboxes; otherwise empty."""
     if not place.elsewhere:
         return await asyncio.to_thread(find_local_refusal)
-    said = bytearray()
+    output = bytearray()
     async for chunk in place.host.call(["sh", "-c", _ASK, "sh", *_program(place)]):
-        said += chunk
-    return _parse_refusal(said.decode(errors="replace"))
+        output += chunk
+    return _parse_refusal(output.decode(errors="replace"))
 
 
 @cache
@@ -82,9 +82,9 @@ def find_local_refusal() -> str:
     return _parse_refusal(made.stdout + made.stderr)
 
 
-def _parse_refusal(said: str) -> str:
+def _parse_refusal(output: str) -> str:
     """Parse the output of the test command `echo MADE`: empty for success, otherwise the reason."""
-    lines = said.splitlines()
+    lines = output.splitlines()
     if "MADE" in lines:
         return ""
     last = lines[-1] if lines else "the test command printed nothing"

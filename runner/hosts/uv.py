@@ -36,12 +36,12 @@ def find_uv() -> str:
 
 def fetch_uv(machine: str, cache: Path) -> str:
     """Return a uv for a machine with this `uname -sm`, stored below `cache`; empty if there is none."""
-    ours = find_uv()
-    if not ours or machine == f"{platform.system()} {platform.machine()}":
-        return ours
+    local_uv = find_uv()
+    if not local_uv or machine == f"{platform.system()} {platform.machine()}":
+        return local_uv
     if machine not in PLATFORMS:
         return ""
-    version = _version(ours)
+    version = _version(local_uv)
     kept = cache / f"uv-{version}-{PLATFORMS[machine]}"
     if not kept.exists():
         cache.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def fetch_uv(machine: str, cache: Path) -> str:
         ):
             made = f"{folder}/made"
             argv = [
-                ours,
+                local_uv,
                 "pip",
                 "install",
                 "--no-config",
@@ -68,7 +68,7 @@ def fetch_uv(machine: str, cache: Path) -> str:
 
 
 def _version(program: str) -> str:
-    said = subprocess.run(
+    words = subprocess.run(
         [program, "--version"], capture_output=True, text=True, check=False
     ).stdout.split()
-    return said[1] if len(said) > 1 else ""
+    return words[1] if len(words) > 1 else ""

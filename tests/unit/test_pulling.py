@@ -17,7 +17,7 @@ import pytest
 
 from runner.agent import objects, pulling, sparse
 from runner.agent.pulling import Pulling
-from runner.agent.request import Over, Request
+from runner.agent.request import AgentRequest, Over
 from runner.storage import signed
 from tests.support import old_python
 
@@ -187,7 +187,7 @@ def test_a_part_of_an_earlier_boot_is_not_believed(tmp_path: Path) -> None:
     assert (tmp_path / "it").exists()
 
 
-class Asked(Request):
+class Asked(AgentRequest):
     """A question, without the streams."""
 
     def __init__(self, partial: Path) -> None:

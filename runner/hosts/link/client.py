@@ -67,7 +67,7 @@ SILENCE = 20.0
 """Seconds without an answer after which the connection counts as broken."""
 
 
-class Line(Protocol):
+class AgentConnection(Protocol):
     """A connection to one agent.  Calls `on_data` with received bytes, and `on_loss` with the reason when the connection ends."""
 
     patience: float
@@ -116,7 +116,7 @@ class Line(Protocol):
 class Client:
     """Jobs on one host.  They outlive the connection and this process.  A client belongs to one event loop at a time."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: AgentConnection) -> None:
         self._line = line
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connected = False  # or connecting

@@ -20,7 +20,7 @@ LONG: Final = 40
 """Attempts if a lease depends on the answer: a quarter of an hour."""
 
 
-class Contact:
+class HostContact:
     """Contact with this machine or a machine with the same disk, which always answers."""
 
     silent = False
@@ -36,7 +36,7 @@ class Contact:
         return await ask()
 
 
-class RemoteContact(Contact):
+class RemoteContact(HostContact):
     """Contact with a remote host, which may be unreachable for a while without a failure of its jobs."""
 
     def __init__(self, name: str, say: Callable[[str], None]) -> None:

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 from drivers.base import Denied, DriverError, Host, Rejected, Unreachable
 
 from ... import agent
-from ...agent.frames import Broken, Frames, frame
+from ...agent.frames import BadFrame, FrameParser, frame
 
 Part: TypeAlias = Literal["jobs", "files"]
 
@@ -152,7 +152,7 @@ class Stream:
     ) -> None:
         self.root = ""
         self._call, self._sent = call, sent
-        self._frames = Frames()
+        self._frames = FrameParser()
         self._payloads = deque(self._frames.feed(received))
 
     @classmethod
@@ -175,7 +175,7 @@ class Stream:
                 return stream
         except Rejected as error:
             raise _refusal(str(error)) from error
-        except Broken as error:
+        except BadFrame as error:
             raise Unreachable("the agent's output arrived incomplete") from error
         except TimeoutError as error:
             raise Unreachable(f"cannot start the agent within {PATIENCE:g} s") from error
@@ -199,7 +199,7 @@ class Stream:
                 raise Unreachable("the agent exited") from None
             except Rejected as error:
                 raise Unreachable(f"the agent exited: {error}") from error
-            except Broken as error:
+            except BadFrame as error:
                 raise Unreachable("the agent's output arrived incomplete") from error
         return self._payloads.popleft()
 

@@ -63,7 +63,7 @@ class CorruptReply(Exception):
     """Damaged data arrived, here or on the host.  The request is repeated."""
 
 
-class Gone(Exception):
+class UploadGone(Exception):
     """The partial upload no longer exists on the host."""
 
 
@@ -80,7 +80,7 @@ def _retry_policy(error: Exception, tried: int) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TransferProgress:
     """The progress of a transfer, with speed and remaining time.
 
     Units are bytes, bytes per second, and seconds.
@@ -104,7 +104,7 @@ class Wire:
         *,
         name: str = "the host",
         say: Callable[[str], None] = lambda _text: None,
-        progress: Callable[[Progress], None] = lambda _progress: None,
+        progress: Callable[[TransferProgress], None] = lambda _progress: None,
     ) -> None:
         self.host, self.root, self.name, self.say = host, root, name, say
         self.sender = f"{process_name()}-{next(_count)}"
@@ -285,7 +285,7 @@ class Wire:
         if kind == b"r":
             return answer
         if fault == "gone":
-            raise Gone
+            raise UploadGone
         self.raise_if_disk_full(str(words))
         raise Infrastructure(f"{self.name}: {words}")
 
@@ -295,7 +295,7 @@ class Wire:
         stream = self._idle.pop() if self._idle else await self._wait_for_stream()
         try:
             yield stream
-        except (Gone, Infrastructure):
+        except (UploadGone, Infrastructure):
             await self._release_stream(stream)  # the host answered, so the stream is in order
             raise
         except BaseException:
@@ -443,7 +443,7 @@ def _split_into_pieces(blocks: Iterable[bytes]) -> Iterator[list[bytes | memoryv
 class Meter:
     """Counts transferred bytes and reports the progress about four times a second."""
 
-    def __init__(self, what: str, total: int, show: Callable[[Progress], None]) -> None:
+    def __init__(self, what: str, total: int, show: Callable[[TransferProgress], None]) -> None:
         self.total, self.done = total, 0
         self._what, self._show = what, show
         self._began = self._reported = time.monotonic()
@@ -465,7 +465,7 @@ class Meter:
         self._reported = time.monotonic()
         rate = self.done / max(1e-6, self._reported - self._began)
         eta = (self.total - self.done) / rate if rate else None
-        self._show(Progress(self._what, self.done, self.total, rate, eta))
+        self._show(TransferProgress(self._what, self.done, self.total, rate, eta))
 
 
 def ignore_answer(answer: object) -> None:

@@ -98,21 +98,23 @@ class Capacity:
         now = time.monotonic()
         if (again := self._crowded.get(count, 0.0)) > now:
             return GpuPick((), again - now, 0)
-        ours = [device for device in remove_taken(self.devices, but) if device not in self._given]
+        candidates = [
+            device for device in remove_taken(self.devices, but) if device not in self._given
+        ]
         free: Sequence[str] = ()
         with contextlib.suppress(
             Unreachable, TimeoutError
         ):  # the next check tries again; the job itself reports a lost host
             async with asyncio.timeout(LONGEST_QUESTION):
-                free = await self._free([device.lock for device in ours])
-        found = tuple(device for device in ours if device.lock in free)
+                free = await self._free([device.lock for device in candidates])
+        found = tuple(device for device in candidates if device.lock in free)
         if len(found) >= count:
             self._crowded.clear()
             self._pause = SOONEST_LOOK
             return GpuPick(found[:count], 0.0, 0)
         pause, self._pause = self._pause, min(LATEST_LOOK, self._pause * 2)
         self._crowded[count] = now + pause
-        return GpuPick((), pause, len(ours) - len(found))
+        return GpuPick((), pause, len(candidates) - len(found))
 
     def reserve(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
         self._running += 1

@@ -18,7 +18,6 @@ import stat
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -104,7 +103,7 @@ class CheckpointHost(Protocol):
 
 @dataclass(slots=True)
 class _StateMemory:
-    """What a sync remembers of one state between rounds."""
+    """The facts about one state that a sync keeps between rounds."""
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     newest: tuple[str, Listing] | None = None  # the host's newest checkpoint at the last check
@@ -124,14 +123,10 @@ class CheckpointSync:
         world: int | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._host, self._states, self._tell, self._world, self._pause = (
-            host,
-            states,
-            tell,
-            world,
-            pause,
-        )
-        self._seen = {state.name: _StateMemory() for state in states}
+        """Prepare the sync.  `tell` receives the result of each round, `world` is the number of training processes or None for any."""
+        self._host, self._states, self._tell = host, states, tell
+        self._world, self._pause = world, pause
+        self._memory = {state.name: _StateMemory() for state in states}
 
     async def restore(self) -> dict[str, Newest]:
         """Prepare the states on the host before an attempt.
@@ -156,7 +151,7 @@ class CheckpointSync:
     async def finish(self) -> None:
         """Run a last round for every state after the training has exited, with several attempts.  Raises nothing."""
         for state in self._states:
-            await self._run_round(state, over=True, tries=TRIES)
+            await self._run_round(state, exited=True, tries=TRIES)
 
     async def _run_rounds(self, state: StateFolder) -> None:
         wait = every = round_period(state.every, state.every_steps)
@@ -166,235 +161,273 @@ class CheckpointSync:
             await self._run_round(state)
             wait = max(0.0, began + every - time.monotonic())
 
-    async def _run_round(self, state: StateFolder, *, over: bool = False, tries: int = 1) -> None:
-        doing = SyncRound()
-        async with self._seen[state.name].lock:
+    async def _run_round(self, state: StateFolder, *, exited: bool = False, tries: int = 1) -> None:
+        """Run a round of a state and report its result; errors are a part of the result."""
+        result = SyncRound()
+        async with self._memory[state.name].lock:
             try:
                 await retry_async(
-                    lambda: self._copy_new(state, doing, over=over),
+                    lambda: self._copier(state, result, exited=exited).run(),
                     backoff(Unreachable, tries, 1.0, 30.0),
                     self._pause,
                 )
             except (DriverError, RecipeError, OSError) as error:
-                doing.problem = f"the checkpoint copy is incomplete: {_error_text(error)}"
+                result.problem = f"the checkpoint copy is incomplete: {_error_text(error)}"
                 if not isinstance(error, DriverError):
                     with contextlib.suppress(OSError, RecipeError):
-                        await asyncio.to_thread(
-                            _clean_incoming, state
-                        )  # partial downloads may fill the local disk
-        self._tell(doing)
+                        # Partial downloads may fill the local disk.
+                        await asyncio.to_thread(_clean_incoming, state)
+        self._tell(result)
+
+    def _copier(self, state: StateFolder, result: SyncRound, *, exited: bool) -> _RoundCopier:
+        memory = self._memory[state.name]
+        return _RoundCopier(
+            self._host, state, memory, result, self._pause, world=self._world, exited=exited
+        )
 
     async def _restore(self, state: StateFolder) -> Newest:
-        doing = SyncRound()
-        async with self._seen[state.name].lock:
-            look = await self._host.list_files(state.below)
+        """Prepare one state on the host; return the checkpoint from which it resumes."""
+        result = SyncRound()
+        async with self._memory[state.name].lock:
+            listing = await self._host.list_files(state.below)
             await asyncio.to_thread(_clean_incoming, state, None)
-            if look.files:
-                await self._copy_new(state, doing, over=True, newer=True)
-                look = await self._host.list_resumable(state.below)
-            there = _split_listing(look.files, state.pattern)
+            if listing.files:
+                await self._copier(state, result, exited=True).run(only_newer=True)
+                listing = await self._host.list_resumable(state.below)
             found = await asyncio.to_thread(
                 checkpoints.newest, state.here, state.pattern, world=self._world
             )
-            here = await asyncio.to_thread(_listings, state.here, state.pattern)
-            wanted = [
-                name
-                for name in here
-                if name == found.name
-                or state.pattern is None
-                or not _is_checkpoint(name, state.pattern)
-            ]
-            wrong = [name for name in wanted if here[name] != there.get(name)]
-            need = sum(_total_bytes(here[name]) for name in wrong)
-            if need > look.free:
-                raise Infrastructure(
-                    f"the host's disk has {about(look.free)} free, but the checkpoints of {state.name} require {about(need)}",
-                    fix="free disk space on the host",
-                )
-            for name in wrong:
-                doing.size += await self._host.upload(
-                    _below(state.here, name), _join(state.below, name)
-                )
-            if wrong:
-                there = _split_listing(
-                    (await self._host.list_resumable(state.below)).files, state.pattern
-                )
-                for name in wrong:
-                    await asyncio.to_thread(
-                        _set_times, _below(state.here, name), there.get(name, {})
-                    )
-        self._tell(doing)
+            await self._upload_missing(state, found, listing, result)
+        self._tell(result)
         return found
 
-    async def _copy_new(
-        self, state: StateFolder, doing: SyncRound, *, over: bool, newer: bool = False
+    async def _upload_missing(
+        self, state: StateFolder, newest: Newest, listing: DirectoryListing, result: SyncRound
     ) -> None:
-        """Run one round.  `over` means that the process has exited.  With `newer`, copy only checkpoints newer than the newest complete local one.
+        """Upload the newest checkpoint and the files that are no checkpoints, if the host does not have them."""
+        on_host = _split_listing(listing.files, state.pattern)
+        local = await asyncio.to_thread(_listings, state.here, state.pattern)
+        missing = []
+        for name, files in local.items():
+            is_older = name != newest.name and _is_checkpoint(name, state.pattern)
+            if state.pattern is not None and is_older:
+                continue
+            if files != on_host.get(name):
+                missing.append(name)
+        if not missing:
+            return
+        needed = sum(_total_bytes(local[name]) for name in missing)
+        if needed > listing.free:
+            raise Infrastructure(
+                f"the host's disk has {about(listing.free)} free, but the checkpoints of {state.name} require {about(needed)}",
+                fix="free disk space on the host",
+            )
+        for name in missing:
+            source, target = _below(state.here, name), _join(state.below, name)
+            result.size += await self._host.upload(source, target)
+        # An upload has new times on the host.  The local files get the same, so that they count as equal.
+        uploaded = await self._host.list_resumable(state.below)
+        on_host = _split_listing(uploaded.files, state.pattern)
+        for name in missing:
+            path = _below(state.here, name)
+            await asyncio.to_thread(_set_times, path, on_host.get(name, {}))
+
+
+class _RoundCopier:
+    """One round of one state: copies new checkpoints from the host, and deletes old ones on both sides.
+
+    `exited` means that the training process has exited, so that its files no longer change.
+    """
+
+    def __init__(
+        self,
+        host: CheckpointHost,
+        state: StateFolder,
+        memory: _StateMemory,
+        result: SyncRound,
+        pause: Callable[[float], Awaitable[None]],
+        *,
+        world: int | None,
+        exited: bool,
+    ) -> None:
+        self._host, self._state, self._memory, self._result = host, state, memory, result
+        self._pause, self._world, self._exited = pause, world, exited
+        self._incoming = _incoming_dir(state)
+        self._units: Mapping[str, Listing] = {}  # name -> listing on the host
+        self._failures: list[Exception] = []
+
+    async def run(self, *, only_newer: bool = False) -> None:
+        """Run the round.  With `only_newer`, copy only checkpoints newer than the newest complete local one, and delete nothing.
 
         A failed copy does not prevent others.  The first error is raised at the end.
         """
-        seen = self._seen[state.name]
-        incoming = _incoming_dir(state)
-        look = await self._host.list_files(state.below)
-        there = _split_listing(look.files, state.pattern)
-        await asyncio.to_thread(
-            _clean_incoming, state, {f"{name or WHOLE}.coming" for name in there}
-        )
-        age = {
-            name: _age_key(name, listing)
-            for name, listing in there.items()
-            if _is_checkpoint(name, state.pattern)
+        listing = await self._host.list_files(self._state.below)
+        self._units = _split_listing(listing.files, self._state.pattern)
+        partial = {f"{name or WHOLE}.coming" for name in self._units}
+        await asyncio.to_thread(_clean_incoming, self._state, partial)
+        ages = {
+            name: _age_key(name, files)
+            for name, files in self._units.items()
+            if _is_checkpoint(name, self._state.pattern)
         }
-        names = sorted(age, key=lambda name: age[name], reverse=True)
-        whole = await asyncio.to_thread(_complete_checkpoints, state)
-        floor = (
-            max((_age_key(name, listing) for name, listing in whole.items()), default=None)
-            if newer
-            else None
-        )
+        names = sorted(ages, key=lambda name: ages[name], reverse=True)
+        complete = await asyncio.to_thread(_complete_checkpoints, self._state)
+        floor = None
+        if only_newer and complete:
+            floor = max(_age_key(name, files) for name, files in complete.items())
+        good = await self._copy_checkpoints(names, complete, floor)
+        if not only_newer:
+            if self._exited:
+                await self._copy_other_files(names)
+            await self._delete_old(names, good, listing)
+        await asyncio.to_thread(delete, self._incoming)
+        if self._failures:
+            raise self._failures[0]
+
+    async def _copy_checkpoints(
+        self,
+        names: Sequence[str],
+        complete: Mapping[str, Listing],
+        floor: tuple[int, int, str] | None,
+    ) -> list[str]:
+        """Copy checkpoints, newest first, until there are enough.  Returns the complete ones.
+
+        `names` are all checkpoints of the host, newest first.  With `floor`, only newer ones than this age are copied.
+        """
+        keep = self._state.keep
         good: list[str] = []
-        failed: list[Exception] = []
-        copied = set(whole)
-        for name, before in zip_longest(names, names[1:], fillvalue=""):
-            if state.keep is not None and len(good) >= max(1, state.keep):
+        copied = set(complete)
+        for number, name in enumerate(names):
+            if keep is not None and len(good) >= max(1, keep):
                 break
-            listing = there[name]
-            if (have := whole.get(name)) == listing or (
-                have and state.pattern is not None and listing.items() <= have.items()
-            ):
-                good.append(name)  # or with more files, from a node that is lost now
+            if self._has_copy(name, complete.get(name, {})):
+                good.append(name)
                 continue
-            if not over and not checkpoints.is_due(name, copied, state.every_steps):
+            if floor is not None and _age_key(name, self._units[name]) <= floor:
                 continue
-            if seen.bad.get(name) == listing or (floor is not None and age[name] <= floor):
+            if not await self._should_copy(name, copied, is_newest=number == 0):
                 continue
-            if name == names[0] and not over and not await self._is_settled(state, name, listing):
-                continue
-            if await self._copy_one(
-                state,
-                name,
-                listing,
-                incoming,
-                doing,
-                failed,
-                over=over,
-                before=(before, there.get(before, {})),
-            ):
+            older = names[number + 1] if number + 1 < len(names) else ""
+            if await self._copy_one(name, older):
                 good.append(name)
                 copied.add(name)
-        if over:
-            for name in sorted(set(there) - set(names)):
-                if (
-                    not any(TEMPORARY.match(part) for part in name.split("/"))
-                    and _listing(_below(state.here, name)) != there[name]
-                    and not newer
-                ):
-                    await self._copy_one(
-                        state, name, there[name], incoming, doing, failed, over=True
-                    )
-        if not newer:
-            await self._delete_old(state, names, good, there, look, doing)
-        await asyncio.to_thread(delete, incoming)
-        if failed:
-            raise failed[0]
+        return good
 
-    async def _is_settled(self, state: StateFolder, name: str, listing: Listing) -> bool:
+    def _has_copy(self, name: str, local: Listing) -> bool:
+        """Return whether the complete local checkpoint has all files of the host's.
+
+        It may have more, from a node that is lost now.
+        """
+        on_host = self._units[name]
+        if local == on_host:
+            return True
+        return bool(local) and self._state.pattern is not None and on_host.items() <= local.items()
+
+    async def _should_copy(self, name: str, copied: Collection[str], *, is_newest: bool) -> bool:
+        """Return whether a checkpoint is due, not known to be broken, and no longer being written."""
+        if self._memory.bad.get(name) == self._units[name]:
+            return False
+        if self._exited:
+            return True
+        if not checkpoints.is_due(name, copied, self._state.every_steps):
+            return False
+        return not is_newest or await self._is_settled(name)
+
+    async def _is_settled(self, name: str) -> bool:
         """Return whether the host's newest checkpoint has not changed for a while."""
-        seen = self._seen[state.name]
-        if seen.newest != (name, listing):
-            await self._pause(SETTLE)
-            now = _split_listing(
-                (await self._host.list_files(state.below)).files, state.pattern
-            ).get(name, {})
-            seen.newest = name, now
-            return now == listing
-        return True
+        listing = self._units[name]
+        if self._memory.newest == (name, listing):
+            return True
+        await self._pause(SETTLE)
+        now = await self._list_now(name) or {}
+        self._memory.newest = name, now
+        return now == listing
 
-    async def _copy_one(
-        self,
-        state: StateFolder,
-        name: str,
-        listing: Listing,
-        incoming: Path,
-        doing: SyncRound,
-        failed: list[Exception],
-        *,
-        over: bool,
-        before: tuple[str, Listing] = ("", {}),
-    ) -> bool:
-        """Download one checkpoint or file; return whether it counts.  Errors go into `failed`.  `before` is the next older checkpoint on the host."""
-        target = incoming / (name or WHOLE)
+    async def _list_now(self, name: str) -> Listing | None:
+        """Return the present listing of a checkpoint or file on the host; None if it does not exist."""
+        listing = await self._host.list_files(self._state.below)
+        return _split_listing(listing.files, self._state.pattern).get(name)
+
+    async def _copy_other_files(self, names: Collection[str]) -> None:
+        """Copy the changed files of the state that are no checkpoints."""
+        for name in sorted(set(self._units) - set(names)):
+            if any(TEMPORARY.match(part) for part in name.split("/")):
+                continue
+            if _listing(_below(self._state.here, name)) != self._units[name]:
+                await self._copy_one(name)
+
+    async def _copy_one(self, name: str, older: str = "") -> bool:
+        """Download one checkpoint or file; return whether it counts.  `older` is the next older checkpoint on the host."""
+        state, listing = self._state, self._units[name]
+        target = self._incoming / (name or WHOLE)
         try:
-            doing.size += await self._host.download(_join(state.below, name), target)
+            self._result.size += await self._host.download(_join(state.below, name), target)
         except (Rejected, RecipeError, OSError) as error:
             # The training may delete or change the checkpoint meanwhile, which is no error.
-            if (
-                _split_listing((await self._host.list_files(state.below)).files, state.pattern).get(
-                    name
-                )
-                == listing
-            ):
-                failed.append(error)
+            if await self._list_now(name) == listing:
+                self._failures.append(error)
             return False
-        if _is_checkpoint(name, state.pattern) and (
-            self._host.partial or not (name == "" and over)
-        ):
-            verdict = await asyncio.to_thread(
-                checkpoints.examine, target, world=self._world, thorough=True
-            )
-            why = verdict.why or checkpoints.unlike(
-                list(listing), list(before[1]), before[0], verdict
-            )
-            if not why and self._host.partial and verdict.kind in ("file", "files"):
-                why = "a lost node may have held a part of the checkpoint"
-            if why:
-                await asyncio.to_thread(delete, target)
-                if name:
-                    self._seen[state.name].bad[name] = listing
-                    doing.passed.append((name, why))
-                return False
-        if (
-            not over
-            and _split_listing((await self._host.list_files(state.below)).files, state.pattern).get(
-                name
-            )
-            != listing
-        ):
+        if why := await self._find_problem(name, target, older):
+            await asyncio.to_thread(delete, target)
+            if name:
+                self._memory.bad[name] = listing
+                self._result.passed.append((name, why))
+            return False
+        if not self._exited and await self._list_now(name) != listing:
             await asyncio.to_thread(delete, target)
             return False
         await asyncio.to_thread(_publish, target, _below(state.here, name), listing)
-        doing.brought.append(name or state.name)
+        self._result.brought.append(name or state.name)
         return True
 
+    async def _find_problem(self, name: str, target: Path, older: str) -> str:
+        """Return why a downloaded checkpoint does not count; empty if it does, or if this is no checkpoint."""
+        if not _is_checkpoint(name, self._state.pattern):
+            return ""
+        if name == "" and self._exited and not self._host.partial:
+            return ""  # the whole state of an exited training needs no examination
+        verdict = await asyncio.to_thread(
+            checkpoints.examine, target, world=self._world, thorough=True
+        )
+        files, older_files = list(self._units[name]), list(self._units.get(older, {}))
+        why = verdict.why or checkpoints.unlike(files, older_files, older, verdict)
+        if not why and self._host.partial and verdict.kind in ("file", "files"):
+            return "a lost node may have held a part of the checkpoint"
+        return why
+
     async def _delete_old(
-        self,
-        state: StateFolder,
-        names: Sequence[str],
-        good: Sequence[str],
-        there: Mapping[str, Listing],
-        look: DirectoryListing,
-        doing: SyncRound,
+        self, names: Sequence[str], good: Sequence[str], listing: DirectoryListing
     ) -> None:
-        """Delete checkpoints beyond the retention limit, and report a nearly full disk."""
+        """Delete checkpoints beyond the retention limit on both sides, and report a nearly full disk of the host."""
+        state = self._state
         if state.pattern is None:
             return
-        sizes = {name: _total_bytes(there[name]) for name in names}
-        need = int(max(sizes.values(), default=0) * MARGIN)
-        old: list[str] = []
-        if state.keep is not None and len(good) >= max(1, state.keep):
-            old = list(names[names.index(good[max(1, state.keep) - 1]) + 1 :])
-        if look.free < need:
-            old += [
-                name for name in good[1:] if name not in old
-            ]  # downloaded already: free the space for the next one
-        if old and (spared := await asyncio.to_thread(checkpoints.best, state.here / good[0])):
-            old = [name for name in old if name != spared]
+        sizes = {name: _total_bytes(self._units[name]) for name in names}
+        needed = int(max(sizes.values(), default=0) * MARGIN)
+        old = self._find_old(names, good, short_of_space=listing.free < needed)
+        if old:
+            spared = await asyncio.to_thread(checkpoints.best, state.here / good[0])
+            old = [name for name in old if not spared or name != spared]
         if old:
             await self._host.remove([_join(state.below, name) for name in old])
         await asyncio.to_thread(checkpoints.prune, state.here, state.pattern, state.keep)
-        seen = self._seen[state.name]
-        level, words = disk_strain(look.free + sum(sizes[name] for name in old), look.total, need)
-        doing.warning, seen.level = words if level > seen.level else "", level
+        free = listing.free + sum(sizes[name] for name in old)
+        level, words = disk_strain(free, listing.total, needed)
+        self._result.warning = words if level > self._memory.level else ""
+        self._memory.level = level
+
+    def _find_old(
+        self, names: Sequence[str], good: Sequence[str], *, short_of_space: bool
+    ) -> list[str]:
+        """Return the checkpoints on the host that are no longer necessary, because enough complete ones are copied."""
+        keep = self._state.keep
+        old: list[str] = []
+        if keep is not None and len(good) >= max(1, keep):
+            oldest_kept = good[max(1, keep) - 1]
+            old = list(names[names.index(oldest_kept) + 1 :])
+        if short_of_space:
+            old += [name for name in good[1:] if name not in old]
+        return old
 
 
 class HostCheckpoints:
@@ -465,18 +498,18 @@ class CheckpointPruner:
         """
         if self._pattern is None or not self._folder.is_dir():
             return [], ""
-        there = {
+        listings = {
             name: _listing(self._folder / name)
             for name in checkpoints.newest_first(self._folder, self._pattern)
         }
-        newest = next(iter(there.items()), None)
+        newest = next(iter(listings.items()), None)
         settled, self._newest = newest == self._newest, newest
         good = [
             name
             for name, verdict in checkpoints.judge_checkpoints(self._folder, self._pattern)
-            if verdict.ok and (settled or name != next(iter(there)))
+            if verdict.ok and (settled or name != next(iter(listings)))
         ]
-        sizes = {name: _total_bytes(listing) for name, listing in there.items()}
+        sizes = {name: _total_bytes(listing) for name, listing in listings.items()}
         disk = os.statvfs(self._folder)
         free, total, need = (
             disk.f_bavail * disk.f_frsize,
@@ -490,8 +523,8 @@ class CheckpointPruner:
             for name in old:
                 delete(self._folder / name)
         level, words = disk_strain(free + sum(sizes[name] for name in old), total, need)
-        said, self._level = words if level > self._level else "", level
-        return old, said
+        warning, self._level = words if level > self._level else "", level
+        return old, warning
 
 
 def disk_strain(free: int, total: int, need: int) -> tuple[int, str]:

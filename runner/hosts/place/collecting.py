@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from drivers.base import DriverError, Exit
@@ -20,7 +21,8 @@ from .host_task import HostTask, Paths, TaskResult
 from .staging import AttemptDirectory
 
 if TYPE_CHECKING:
-    from ..transfer.host_store import HostStore
+    from ..transfer.download import HashedOutput
+    from ..transfer.host_store import HashedOutputs, HostStore
 
 REMAINS_EACH, REMAINS_ALL, REMAINS_COUNT = 1 << 20, 16 << 20, 200
 """Download limits for a failed attempt's leftover files: bytes per file, total bytes, files."""
@@ -50,85 +52,95 @@ class Collector:
 
         Temporary outputs are not downloaded.
         """
-        task, paths, outputs = self._task, self._paths, self._task.outputs
-        if (
-            not outputs
-            and not task.attempt.staged
-            and not task.attempt.links
-            and not task.attempt.objects
-            and not task.rejoined
-        ):
-            return TaskResult(exit)  # no inputs were staged and no outputs are declared
-        harvest = await self._host_store.hash_outputs(
-            paths.cwd, [(path, bool(flags & DIRECTORY)) for _, path, flags in outputs]
+        task, outputs = self._task, self._task.outputs
+        attempt = task.attempt
+        has_inputs = attempt.staged or attempt.links or attempt.objects
+        if not outputs and not has_inputs and not task.rejoined:
+            return TaskResult(exit)
+        hashed = await self._host_store.hash_outputs(
+            self._paths.cwd, [(path, bool(flags & DIRECTORY)) for _, path, flags in outputs]
         )
-        if harvest.changed:
-            self._folder.contents.difference_update(harvest.changed)
-            return TaskResult(
-                exit,
-                problem="input",
-                words=f"the step changed its input {_input_name(task.attempt, harvest.changed[0])}",
-            )
-        in_place = (
-            self._host_store.shared_disk.host_sees_workspace
-        )  # the step may have read an input from the shared disk
-        if in_place and (
-            words := await asyncio.to_thread(
-                task.attempt.find_changed_input, self._ws.cache, self._ws.objects
-            )
-        ):
+        if words := await self._find_changed_input(hashed):
             return TaskResult(exit, problem="input", words=words)
-        noted = (
-            task.attempt.read_moved_outputs()
-        )  # by a worker that was killed while the host moved them
-        found: dict[str, str] = {}
-        wrong: list[str] = []
-        for name, path, flags in outputs:
-            taken = harvest.outputs[path]
-            if taken.problem:
-                wrong.append(taken.problem)
-            elif not taken.content and name in noted:
-                found[name] = noted[name]
-            elif not taken.content:
-                if not flags & OPTIONAL:
-                    wrong.append(f"declared output {path} was not created")
-            elif flags & NONEMPTY and not (
-                taken.entries if taken.content[0] == "t" else taken.size
-            ):
-                wrong.append(f"declared output {path} is empty, but the recipe requires content")
-            else:
-                found[name] = taken.content
-        if wrong:
-            return TaskResult(exit, problem="output", words="; ".join(wrong))
-        for name, path, flags in outputs:
-            if name in found and name not in noted and not flags & TEMPORARY:
-                taken = harvest.outputs[path]
-                await self._folder.download_output(
-                    f"{paths.cwd}/{path}", taken, f"{task.name}-{taken.content[2:18]}"
-                )
+        moved = attempt.read_moved_outputs()  # by a host whose worker was killed meanwhile
+        found, problems = self._check_outputs(hashed, moved)
+        if problems:
+            return TaskResult(exit, problem="output", words="; ".join(problems))
+        await self._download_outputs(hashed, found, moved)
         for name, content in found.items():
-            if name not in noted:
-                task.attempt.record_moved_output(name, content)
-        states = [state.path for state in task.states]
-        below = {
+            if name not in moved:
+                attempt.record_moved_output(name, content)
+        await self._store_outputs(found, moved)
+        return TaskResult(exit, found)
+
+    async def _find_changed_input(self, hashed: HashedOutputs) -> str:
+        """Return a message that names a changed input; empty if none changed."""
+        attempt = self._task.attempt
+        if hashed.changed:
+            self._folder.contents.difference_update(hashed.changed)
+            return f"the step changed its input {_input_name(attempt, hashed.changed[0])}"
+        if not self._host_store.shared_disk.host_sees_workspace:
+            return ""
+        # The step may have read an input from the shared disk.
+        return await asyncio.to_thread(attempt.find_changed_input, self._ws.cache, self._ws.objects)
+
+    def _check_outputs(
+        self, hashed: HashedOutputs, moved: Mapping[str, str]
+    ) -> tuple[dict[str, str], list[str]]:
+        """Return the contents of the existing outputs by name, and the problems with others.
+
+        `moved` are outputs that the host has already moved into its store.
+        """
+        found: dict[str, str] = {}
+        problems: list[str] = []
+        for name, path, flags in self._task.outputs:
+            output = hashed.outputs[path]
+            if output.problem:
+                problems.append(output.problem)
+            elif not output.content:
+                if name in moved:
+                    found[name] = moved[name]
+                elif not flags & OPTIONAL:
+                    problems.append(f"declared output {path} was not created")
+            elif flags & NONEMPTY and _is_empty(output):
+                problems.append(f"declared output {path} is empty, but the recipe requires content")
+            else:
+                found[name] = output.content
+        return found, problems
+
+    async def _download_outputs(
+        self, hashed: HashedOutputs, found: Mapping[str, str], moved: Mapping[str, str]
+    ) -> None:
+        for name, path, flags in self._task.outputs:
+            if name in found and name not in moved and not flags & TEMPORARY:
+                output = hashed.outputs[path]
+                partial = f"{self._task.name}-{output.content[2:18]}"
+                await self._folder.download_output(f"{self._paths.cwd}/{path}", output, partial)
+
+    async def _store_outputs(self, found: Mapping[str, str], moved: Mapping[str, str]) -> None:
+        """Move the outputs into the host's store.  Outputs in a state are copied, because the state still needs them."""
+        new = {
+            path: found[name]
+            for name, path, _ in self._task.outputs
+            if name in found and name not in moved
+        }
+        states = [state.path for state in self._task.states]
+        in_states = {
             path
-            for _, path, _ in outputs
+            for path in new
             if any(path == state or path.startswith(f"{state}/") for state in states)
         }
-        moved = {
-            path: found[name] for name, path, _ in outputs if name in found and name not in noted
-        }
-        if moved:
+        if new:
             self._folder.contents |= await self._host_store.store_outputs(
-                paths.cwd, moved, copy=below & moved.keys()
+                self._paths.cwd, new, copy=in_states
             )
-        if stayed := {
+        on_host = {
             found[name]
-            for name, _, flags in outputs
-            if flags & TEMPORARY and name in found and name in noted
-        }:
-            await self._folder.look_up(stayed)
-        return TaskResult(exit, found)
+            for name, _, flags in self._task.outputs
+            if flags & TEMPORARY and name in found and name in moved
+        }
+        if on_host:
+            await self._folder.look_up(on_host)
 
     async def download_leftovers(self) -> None:
         """Download small leftover files of a failed attempt for debugging.
@@ -146,6 +158,10 @@ class Collector:
             if others:
                 of = f"{others} of {others + len(found)} files left on {self._host_store.wire.name}"
                 self._task.say(f"{of} are not copied: too large, too many, or unreadable")
+
+
+def _is_empty(output: HashedOutput) -> bool:
+    return not output.entries if output.content[0] == "t" else output.size == 0
 
 
 def _write_leftover(top: str, name: str, data: bytes) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from drivers.base import Exit, Job, Unreachable
 
-from ..link.contact import Contact
+from ..link.contact import HostContact
 from .host_task import FOREVER, HostTask, Paths, replaced_message
 
 if TYPE_CHECKING:
@@ -32,19 +32,19 @@ ROOM = 8 << 20
 """Bytes of a metrics file per request."""
 
 
-class Follower:
+class AttemptFollower:
     """Follows one attempt.  `paths` are on the host; the local copies use the attempt's own paths."""
 
     def __init__(
         self,
         host: Client,
         host_store: HostStore,
-        contact: Contact,
+        contact: HostContact,
         task: HostTask,
         job: Job,
         paths: Paths,
     ) -> None:
-        self._host, self._host_store, self._contact, self.task, self._job, self._there = (
+        self._host, self._host_store, self._contact, self.task, self._job, self._paths = (
             host,
             host_store,
             contact,
@@ -52,7 +52,7 @@ class Follower:
             job,
             paths,
         )
-        self._here = Paths.at(task.attempt.path)
+        self._local = Paths.at(task.attempt.path)
 
     async def wait_for_end(self, beside: Sequence[Coroutine[object, object, object]]) -> Exit:
         """Wait for the end of the job.  Meanwhile, copy its output and metrics, and run the tasks `beside`."""
@@ -60,7 +60,7 @@ class Follower:
         doing = [
             _poll(self._copy_log, FIRST_GLANCE),
             _poll(
-                partial(self._copy_file, self._there.host, self._here.host),
+                partial(self._copy_file, self._paths.host, self._local.host),
                 SAMPLED,
                 SAMPLED,
                 SAMPLED,
@@ -69,7 +69,7 @@ class Follower:
         ]
         if self.task.metrics is not None and self.task.metrics.in_environment:
             doing.append(
-                _poll(partial(self._copy_file, self._there.metrics, self._here.metrics), GLANCE)
+                _poll(partial(self._copy_file, self._paths.metrics, self._local.metrics), GLANCE)
             )
         futures = [asyncio.ensure_future(each) for each in doing]
         try:
@@ -85,16 +85,16 @@ class Follower:
 
     async def copy_rest(self, exit: Exit) -> None:
         """Copy the output and metrics since the last check."""
-        task, here, paths = self.task, self._here, self._there
+        task, local, paths = self.task, self._local, self._paths
         await self._copy_log()
         if (log := self._job.data.get("log")) and self._host.has_no_log(self._job):
-            await self._copy_rest_of("its log", log, here.log)
+            await self._copy_rest_of("its log", log, local.log)
         if exit.ended - exit.started >= SAMPLED:
-            await self._copy_rest_of("the record of its machine", paths.host, here.host)
+            await self._copy_rest_of("the record of its machine", paths.host, local.host)
         if task.metrics is None or task.metrics[1]:
             return
         if not task.metrics[0]:
-            await self._copy_rest_of("$RECIPE_METRICS", paths.metrics, here.metrics)
+            await self._copy_rest_of("$RECIPE_METRICS", paths.metrics, local.metrics)
             return
         for name in await self._host_store.find_files(paths.cwd, task.metrics[0]):
             target = Path(task.attempt.path, name)
@@ -115,8 +115,8 @@ class Follower:
     async def _copy_log(self) -> bool:
         """Copy new log output; return whether there was any."""
         grown = False
-        while data := await self._host.log(self._job, _size(self._here.log)):
-            _append(self._here.log, data)
+        while data := await self._host.log(self._job, _size(self._local.log)):
+            _append(self._local.log, data)
             grown = True
         return grown
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -25,7 +25,7 @@ from .folder import Folder
 from .host_task import FOREVER, HostTask, Paths, StateFolder, TaskResult
 from .place import GRACE, Place
 from .remote import RemotePlace
-from .rendezvous import Node, Rendezvous, gather_all
+from .rendezvous import Rendezvous, RendezvousNode, gather_all
 from .staging import AttemptDirectory
 
 if TYPE_CHECKING:
@@ -52,17 +52,17 @@ class GroupCapacity(Capacity):
         return tuple(devices[worker * each : (worker + 1) * each]) if worker >= 0 else ()
 
     async def pick(self, count: int, but: Sequence[Device] = ()) -> GpuPick:
-        """Pick GPUs of every host, those of node 0 first."""
-        found = list[GpuPick]()
+        """Pick `count` GPUs of every host, those of node 0 first."""
+        picks: list[GpuPick] = []
+        taken = [*but]
         for each in self._members[self._heads :]:
-            found.append(
-                await each.pick(
-                    count, [*but, *(device for pick in found for device in pick.devices)]
-                )
-            )
-        if all(each.devices for each in found):
-            return GpuPick(tuple(device for each in found for device in each.devices), 0.0, 0)
-        return GpuPick((), max(each.again for each in found), sum(each.others for each in found))
+            pick = await each.pick(count, taken)
+            picks.append(pick)
+            taken += pick.devices
+        if all(pick.devices for pick in picks):
+            return GpuPick(tuple(device for pick in picks for device in pick.devices), 0.0, 0)
+        again = max(pick.again for pick in picks)
+        return GpuPick((), again, sum(pick.others for pick in picks))
 
     def reserve(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
         for rank, each in enumerate(self._members):
@@ -101,7 +101,7 @@ class GroupFolder(Folder):
         )
 
 
-class Group(Place):
+class HostGroup(Place):
     """The hosts of a multi-node step, in the order of their ranks."""
 
     def __init__(self, members: Sequence[RemotePlace]) -> None:
@@ -116,7 +116,7 @@ class Group(Place):
             first.shell,
         )
         self._members = tuple(members)
-        self._gone: dict[Place, str] = {}
+        self._lost_members: dict[Place, str] = {}
         self.contact = first.contact
         self.capacity = GroupCapacity([each.capacity for each in members], int(first.port > 0))
         self.folder = GroupFolder(first.ws, [each.folder for each in members])
@@ -127,7 +127,7 @@ class Group(Place):
 
     @property
     def lost_members(self) -> Mapping[Place, str]:
-        return self._gone
+        return self._lost_members
 
     def paths(self, attempt: AttemptDirectory) -> Paths:
         return self._members[0].paths(
@@ -159,29 +159,32 @@ class Group(Place):
         await self._stop_nodes(job.key, grace, range(len(self._members)))
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
-        """Wait for the end of all nodes.  If a node fails, the others are stopped first."""
-        ends = await gather_all(
-            each.host.wait(Job(f"{job.key}.{rank}"), patience)
-            for rank, each in enumerate(self._members)
+        """Wait for the end of all nodes.  If a node fails, the others are stopped first.  None if nodes still run after `patience`."""
+        ranks = range(len(self._members))
+        ends = await self._wait_for(job, ranks, patience)
+        running = [rank for rank in ranks if rank not in ends]
+        if all(_is_success(exit) for exit in ends.values()):
+            return None if running else ends[0]
+        await self._stop_nodes(job.key, GRACE, running)
+        ends |= await self._wait_for(job, running, 2 * GRACE)
+        return ends[_find_first_failed(ends, UNTOUCHED)]
+
+    async def _wait_for(
+        self, job: Job, ranks: Collection[int], patience: timedelta
+    ) -> dict[int, Exit]:
+        """Return the exits of the nodes that end within `patience`, by rank."""
+        exits = await gather_all(
+            self._members[rank].host.wait(Job(f"{job.key}.{rank}"), patience) for rank in ranks
         )
-        over = {rank: exit for rank, exit in enumerate(ends) if exit is not None}
-        if all(_is_success(exit) for exit in over.values()):
-            return over[0] if len(over) == len(ends) else None
-        going = [rank for rank in range(len(ends)) if rank not in over]
-        await self._stop_nodes(job.key, GRACE, going)
-        others = await gather_all(
-            self._members[rank].host.wait(Job(f"{job.key}.{rank}"), 2 * GRACE) for rank in going
-        )
-        over |= {rank: exit for rank, exit in zip(going, others, strict=True) if exit is not None}
-        return over[_find_first_failed(over, UNTOUCHED)]
+        return {rank: exit for rank, exit in zip(ranks, exits, strict=True) if exit is not None}
 
     async def run_attempt(self, task: HostTask) -> TaskResult:
         try:
             return await self._run_attempt(task)
         except HostLost as error:
-            self._gone = dict(
-                each for each in await gather_all(map(self._find_loss, self._members)) if each[1]
-            ) or {self._members[0]: str(error)}
+            losses = await gather_all(map(self._find_loss, self._members))
+            lost = {member: why for member, why in losses if why}
+            self._lost_members = lost or {self._members[0]: str(error)}
             raise
 
     async def _find_loss(self, member: RemotePlace) -> tuple[Place, str]:
@@ -195,34 +198,30 @@ class Group(Place):
         return member, ""
 
     async def _run_attempt(self, task: HostTask) -> TaskResult:
-        met, states = UNTOUCHED, self._checkpoint_sync(task)
+        met, checkpoints = UNTOUCHED, self._checkpoint_sync(task)
         if task.job is None:
-            found = (
-                await self._members[0].contact.insist(states.restore) if states is not None else {}
-            )
+            found: Mapping[str, Newest] = {}
+            if checkpoints is not None:
+                found = await self._members[0].contact.insist(checkpoints.restore)
             try:
                 met = await self._start_nodes(task, found)
             except TimeoutError:
-                return TaskResult(
-                    Exit(
-                        None,
-                        reason="stopped",
-                        detail=f"not all nodes had started after {BEGIN:.0f} s",
-                    )
-                )
+                detail = f"not all nodes had started after {BEGIN:.0f} s"
+                return TaskResult(Exit(None, reason="stopped", detail=detail))
             task.job = Job(task.name)
         else:
             for part in task.parts:
-                part.job, part.rejoined = Job(part.name, {"log": f"{part.attempt.path}.log"}), True
-        if states is None:
+                part.job = Job(part.name, {"log": f"{part.attempt.path}.log"})
+                part.rejoined = True
+        if checkpoints is None:
             return await self._finish_nodes(task, met)
-        copying = asyncio.ensure_future(states.run())
+        copying = asyncio.ensure_future(checkpoints.run())
         try:
             return await self._finish_nodes(task, met)
         finally:
             copying.cancel()
             await asyncio.gather(copying, return_exceptions=True)
-            await states.finish()
+            await checkpoints.finish()
 
     def _checkpoint_sync(self, task: HostTask) -> CheckpointSync | None:
         """Return the checkpoint sync: all nodes write one state together."""
@@ -241,7 +240,9 @@ class Group(Place):
         pairs = list(zip(self._members, task.parts, strict=True))
         commands = await gather_all(each.prepare(part, found) for each, part in pairs)
         nodes = [
-            Node(each.name, each.host, each.address, part.python or each.python, bool(part.python))
+            RendezvousNode(
+                each.name, each.host, each.address, part.python or each.python, bool(part.python)
+            )
             for each, part in pairs
         ]
         met = await self._members[0].contact.insist(
@@ -263,62 +264,73 @@ class Group(Place):
 
     async def _finish_nodes(self, task: HostTask, met: Rendezvous) -> TaskResult:
         """Wait for the end of all nodes.  The first failed node ends the others and provides the result."""
-        bringing: list[Coroutine[object, object, TaskResult]] = []
+        results = await self._collect_results(task)
+        failed = {
+            rank: result.exit for rank, result in enumerate(results) if not _is_success(result.exit)
+        }
+        if failed:
+            rank = _find_first_failed(failed, met)
+            return results[rank]._replace(node=rank)
+        rank = next((rank for rank, result in enumerate(results) if result.problem), 0)
+        exit = _combine_exits([result.exit for result in results])
+        return results[rank]._replace(node=rank, exit=exit)
+
+    async def _collect_results(self, task: HostTask) -> list[TaskResult]:
+        """Return the results of all nodes by rank.  Raises the error of a lost node first, otherwise the first error."""
+        finishing: list[asyncio.Future[TaskResult]] = []
         for each, part in zip(self._members, task.parts, strict=True):
             assert part.job is not None
-            bringing.append(each.finish(part, part.job, None))
-        begun = [asyncio.ensure_future(each) for each in bringing]
-        ending = asyncio.ensure_future(self._stop_after_failure(task))
+            finishing.append(asyncio.ensure_future(each.finish(part, part.job, None)))
+        stopping = asyncio.ensure_future(self._stop_after_failure(task))
         try:
-            ends = await asyncio.gather(*begun, return_exceptions=True)
+            ends = await asyncio.gather(*finishing, return_exceptions=True)
         finally:
-            for future in (ending, *begun):
+            stopping.cancel()
+            for future in finishing:
                 future.cancel()
-            await asyncio.gather(ending, *begun, return_exceptions=True)
+            await asyncio.gather(stopping, *finishing, return_exceptions=True)
         errors = [end for end in ends if isinstance(end, BaseException)]
+        for error in errors:
+            if isinstance(error, HostLost):
+                raise error
         if errors:
-            raise next((error for error in errors if isinstance(error, HostLost)), errors[0])
-        brought = [end for end in ends if isinstance(end, TaskResult)]
-        bad = {rank: each.exit for rank, each in enumerate(brought) if not _is_success(each.exit)}
-        if bad:
-            rank = _find_first_failed(bad, met)
-            return brought[rank]._replace(node=rank)
-        wrong = next((rank for rank, each in enumerate(brought) if each.problem), 0)
-        return brought[wrong]._replace(
-            node=wrong, exit=_combine_exits([each.exit for each in brought])
-        )
+            raise errors[0]
+        return [end for end in ends if isinstance(end, TaskResult)]
 
     async def _stop_after_failure(self, task: HostTask) -> None:
         """Stop all nodes as soon as one fails or is lost, because the others would wait for it."""
-
-        async def bad(rank: int) -> int:
-            each, job = self._members[rank], Job(task.parts[rank].name)
-            exit: Exit | None = None
-            while exit is None:
-                exit = await each.contact.insist(lambda: each.host.wait(job, FOREVER))
-            if _is_success(exit):
-                await asyncio.Event().wait()
-            return rank
-
         ranks = range(len(self._members))
-        waiting = {asyncio.ensure_future(bad(rank)): rank for rank in ranks}
+        waiting = {
+            asyncio.ensure_future(self._wait_for_failure(task, rank)): rank for rank in ranks
+        }
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            over = {waiting[future] for future in done}
-            await self._stop_nodes(task.name, GRACE, [rank for rank in ranks if rank not in over])
+            ended = {waiting[future] for future in done}
+            await self._stop_nodes(task.name, GRACE, [rank for rank in ranks if rank not in ended])
         finally:
             for future in waiting:
                 future.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
+    async def _wait_for_failure(self, task: HostTask, rank: int) -> None:
+        """Return when the job of a node fails.  After a success, wait until cancelled."""
+        member, job = self._members[rank], Job(task.parts[rank].name)
+        exit: Exit | None = None
+        while exit is None:
+            exit = await member.contact.insist(lambda: member.host.wait(job, FOREVER))
+        if _is_success(exit):
+            await asyncio.Event().wait()
+
     async def _stop_nodes(self, name: str, grace: timedelta, ranks: Collection[int]) -> None:
-        async def one(rank: int) -> None:
+        """Stop the commands of these nodes: SIGTERM, and SIGKILL after `grace`."""
+
+        async def stop(rank: int) -> None:
             with contextlib.suppress(
                 DriverError
             ):  # the wait for the node's end reports a lost or unreachable host
                 await self._members[rank].host.stop(Job(f"{name}.{rank}"), grace)
 
-        await asyncio.gather(*map(one, ranks))
+        await asyncio.gather(*map(stop, ranks))
 
 
 def group_of(places: Sequence[Place]) -> Place:
@@ -326,7 +338,7 @@ def group_of(places: Sequence[Place]) -> Place:
     return (
         places[0]
         if len(places) == 1
-        else Group([place for place in places if isinstance(place, RemotePlace)])
+        else HostGroup([place for place in places if isinstance(place, RemotePlace)])
     )
 
 
@@ -339,19 +351,20 @@ def _is_success(exit: Exit) -> bool:
     return exit.code == 0 and exit.reason == "exit"
 
 
-def _find_first_failed(bad: Mapping[int, Exit], met: Rendezvous) -> int:
+def _find_first_failed(exits: Mapping[int, Exit], met: Rendezvous) -> int:
     """Return the node that failed first, if possible not one that was stopped because of another failure.
 
     A lost node counts first: a restarting host is noticed late, after the failures that it caused on other nodes.
     """
-    own = {
-        rank: exit
-        for rank, exit in bad.items()
-        if exit.reason != "stopped" and not _is_success(exit)
-    } or bad
-    own = {rank: exit for rank, exit in own.items() if exit.reason == "lost"} or own
+    failed = {rank for rank, exit in exits.items() if not _is_success(exit)}
+    lost = {rank for rank in failed if exits[rank].reason == "lost"}
+    unprompted = {rank for rank in failed if exits[rank].reason != "stopped"}
     ahead = dict(enumerate(met.ahead))
-    return min(own, key=lambda rank: (own[rank].ended - ahead.get(rank, 0.0), rank))
+
+    def end_of(rank: int) -> tuple[float, int]:
+        return exits[rank].ended - ahead.get(rank, 0.0), rank
+
+    return min(lost or unprompted or exits, key=end_of)
 
 
 def _combine_exits(exits: Sequence[Exit]) -> Exit:

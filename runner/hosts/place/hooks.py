@@ -54,12 +54,12 @@ class Hooks:
             if await self.place.folder.has_marker(note):
                 return
             for command in commands:
-                exit, said = await self.run_command("setup", command)
+                exit, output = await self.run_command("setup", command)
                 if exit.reason == "lost":
                     raise HostLost(f"lost {self.place.name} during setup")
                 if exit.code != 0:
                     raise CannotRun(
-                        f"setup failed ({_show_command(command)}: {_describe_exit(exit)}){said}",
+                        f"setup failed ({_show_command(command)}: {_describe_exit(exit)}){output}",
                         fix="correct `setup` and run again; no step was started",
                     )
             await self.place.folder.write_marker(note)
@@ -69,13 +69,13 @@ class Hooks:
         problems = []
         for command in self._settings.cleanup:
             try:
-                exit, said = await self.run_command("cleanup", command)
+                exit, output = await self.run_command("cleanup", command)
             except CannotRun as error:
                 problems.append(f"cleanup failed: {error}")
                 continue
             if exit.code != 0:
                 problems.append(
-                    f"cleanup failed ({_show_command(command)}: {_describe_exit(exit)}){said}"
+                    f"cleanup failed ({_show_command(command)}: {_describe_exit(exit)}){output}"
                 )
         return problems
 
@@ -102,9 +102,9 @@ class Hooks:
         seconds: float | None = None,
         pass_env: Sequence[str] = (),
         files: Mapping[str, bytes] = NO_FILES,
-        hear: Callable[[bytes], None] | None = None,
+        on_line: Callable[[bytes], None] | None = None,
     ) -> tuple[Exit, str]:
-        """Run a command to its end; return its exit and the indented end of its output.  `hear` receives each line soon after it is printed."""
+        """Run a command to its end; return its exit and the indented end of its output.  `on_line` receives each line soon after it is printed."""
         self._count += 1
         name = f"{kind}-{self._run}-{self._fence}-{self._count}"
         made = launch.render(StepSpec("", kind, {}, run=command), self._scope, python="python")
@@ -122,26 +122,26 @@ class Hooks:
             self._doing[name] = job
             exit = (
                 await self.place.host.wait(job, FOREVER)
-                if hear is None
-                else await self._listen(job, hear)
+                if on_line is None
+                else await self._listen(job, on_line)
             )
             assert exit is not None
-            said = (await self.place.host.log(job, 0)).decode(errors="replace")[-TAIL:].strip()
-            return exit, "".join(f"\n  {line}" for line in said.splitlines())
+            output = (await self.place.host.log(job, 0)).decode(errors="replace")[-TAIL:].strip()
+            return exit, "".join(f"\n  {line}" for line in output.splitlines())
         finally:
             self._doing.pop(name, None)
             await self.place.folder.clear(paths)
 
-    async def _listen(self, job: Job, hear: Callable[[bytes], None]) -> Exit:
+    async def _listen(self, job: Job, on_line: Callable[[bytes], None]) -> Exit:
         """Return the job's end.  An unreachable host is asked again, because a hook may take minutes."""
-        host, exit, heard, part = self.place.host, None, 0, b""
+        host, exit, received, part = self.place.host, None, 0, b""
         while exit is None:
             exit = await self.place.contact.insist(lambda: host.wait(job, LOOK))
-            while data := await self.place.contact.insist(partial(host.log, job, heard)):
-                heard += len(data)
+            while data := await self.place.contact.insist(partial(host.log, job, received)):
+                received += len(data)
                 *lines, part = (part + data).split(b"\n")
                 for line in lines:
-                    hear(line)
+                    on_line(line)
         return exit
 
 

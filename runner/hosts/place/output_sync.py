@@ -32,8 +32,8 @@ class Synced(NamedTuple):
 
 async def follow(
     host_store: HostStore,
-    there: str,
-    here: str,
+    attempt: str,
+    folder: str,
     partial: str,
     outputs: Sequence[Synced],
     say: Callable[[str], None],
@@ -42,7 +42,7 @@ async def follow(
 
     The first copy of each output is reported.  After a connection error or a change during the copy, the next interval tries again.
     """
-    had: dict[str, str] = {}
+    copied: dict[str, str] = {}
     due = {output: time.monotonic() + output.every for output in outputs}
     try:
         while True:
@@ -50,11 +50,13 @@ async def follow(
             for output in [output for output, at in due.items() if at <= time.monotonic()]:
                 try:
                     content = await _bring(
-                        host_store, there, here, partial, output, had.get(output.path, "")
+                        host_store, attempt, folder, partial, output, copied.get(output.path, "")
                     )
-                    if content and output.path not in had:
-                        say(f"partial copy of {output.path}: {os.path.relpath(here)}/{output.path}")
-                    had[output.path] = content or had.get(output.path, "")
+                    if content and output.path not in copied:
+                        say(
+                            f"partial copy of {output.path}: {os.path.relpath(folder)}/{output.path}"
+                        )
+                    copied[output.path] = content or copied.get(output.path, "")
                 except (DriverError, Corrupt):
                     pass  # the wait for the step's end reports an unreachable host
                 except RecipeError as error:  # the local disk is full: do not disturb the step
@@ -66,19 +68,19 @@ async def follow(
 
 
 async def _bring(
-    host_store: HostStore, there: str, here: str, partial: str, output: Synced, had: str
+    host_store: HostStore, attempt: str, folder: str, partial: str, output: Synced, copied: str
 ) -> str:
     """Copy an output if its content has changed.  Returns the content; empty if there is no output yet."""
-    taken = (await host_store.hash_outputs(there, [(output.path, output.folder)])).outputs[
+    hashed = (await host_store.hash_outputs(attempt, [(output.path, output.folder)])).outputs[
         output.path
     ]
-    if not taken.content or taken.content == had:
-        return taken.content
-    target = Path(here, output.path)
-    await asyncio.to_thread(_seed, target, f"{partial}.coming", taken.entries)
-    await host_store.fetch(f"{there}/{output.path}", taken, partial)
+    if not hashed.content or hashed.content == copied:
+        return hashed.content
+    target = Path(folder, output.path)
+    await asyncio.to_thread(_seed, target, f"{partial}.coming", hashed.entries)
+    await host_store.fetch(f"{attempt}/{output.path}", hashed, partial)
     await asyncio.to_thread(_swap, Path(partial), target)
-    return taken.content
+    return hashed.content
 
 
 def _seed(last: Path, coming: str, entries: Sequence[Entry]) -> None:

@@ -19,13 +19,13 @@ from drivers.base import Command, Denied, Exit, Job, Rejected
 from ...errors import DiskFull
 from ...planning.step import OutputSpec
 from ...storage.content.files import Content, Entry, is_full, no_space
-from ...storage.content.inputs import COPIED, Source, size_of
+from ...storage.content.inputs import COPIED, InputSource, size_of
 from ...storage.crash import crashpoint
 from ...storage.workspace import Workspace
 from ..link.contact import RemoteContact
 from .collecting import Collector
 from .folder import RemoteFolder
-from .following import Follower
+from .following import AttemptFollower
 from .host_task import HostTask, Paths, StateFolder, TaskResult
 from .place import Place, Shell
 from .staging import AttemptDirectory
@@ -137,7 +137,7 @@ class RemotePlace(Place):
     ) -> TaskResult:
         """Wait for the end of a started attempt, and collect its outputs."""
         paths = self.paths(task.attempt)
-        follower = Follower(self.host, self.host_store, self.contact, task, job, paths)
+        follower = AttemptFollower(self.host, self.host_store, self.contact, task, job, paths)
         collector = Collector(self.ws, self.host_store, self.folder, task, paths)
         try:
             exit = await follower.wait_for_end(
@@ -231,22 +231,22 @@ class RemotePlace(Place):
 
     async def _upload(self, task: HostTask, script: bytes | None) -> None:
         attempt = task.attempt
-        parcel = _attempt_contents(attempt, {state.path: state.below for state in task.states})
+        contents = _attempt_contents(attempt, {state.path: state.below for state in task.states})
         for name, path in (await self._find_shared_inputs(attempt)).items():
-            del parcel.links[name]
-            parcel.seen[name] = path, name in attempt.objects
+            del contents.links[name]
+            contents.seen[name] = path, name in attempt.objects
         if script is not None:
-            parcel.beside[".sh"] = script
+            contents.beside[".sh"] = script
         if task.metrics is not None and task.metrics.in_environment:
-            parcel.beside[".metrics"] = b""  # a missing file cannot be mounted into a container
+            contents.beside[".metrics"] = b""  # a missing file cannot be mounted into a container
         name = attempt.called or os.path.basename(attempt.path)
         wanted = {
-            content for content in parcel.links.values() if content not in self.folder.contents
+            content for content in contents.links.values() if content not in self.folder.contents
         }
         if not wanted:
-            self._report_links(task, await self.host_store.stage(name, parcel))
+            self._report_links(task, await self.host_store.stage(name, contents))
             return
-        from ..link.wire import Gone
+        from ..link.wire import UploadGone
         from .rendezvous import gather_all
 
         sent = asyncio.Event()
@@ -258,11 +258,11 @@ class RemotePlace(Place):
         async def stage() -> None:
             try:
                 linked = await self.host_store.stage(
-                    name, parcel, wanted
+                    name, contents, wanted
                 )  # sent in parallel with the contents
-            except Gone:  # the uploads took longer than the host waits
+            except UploadGone:  # the uploads took longer than the host waits
                 await sent.wait()
-                linked = await self.host_store.stage(name, parcel)
+                linked = await self.host_store.stage(name, contents)
             self._report_links(task, linked)
 
         await gather_all((send(), stage()))
@@ -293,8 +293,10 @@ class RemotePlace(Place):
         seen = await self.host_store.shared_disk.find_same(list(given.values()))
         return {name: path for name, path in given.items() if path in seen}
 
-    def _source_of(self, attempt: AttemptDirectory, name: str, at: str, content: str) -> Source:
-        return Source(at, os.path.realpath(f"{attempt.path}/{name}"), Content(content))
+    def _source_of(
+        self, attempt: AttemptDirectory, name: str, at: str, content: str
+    ) -> InputSource:
+        return InputSource(at, os.path.realpath(f"{attempt.path}/{name}"), Content(content))
 
     def _find_sources(
         self, attempt: AttemptDirectory, wanted: set[str]
@@ -319,8 +321,10 @@ def _attempt_contents(attempt: AttemptDirectory, states: Mapping[str, str]) -> A
     """Return an attempt directory in a form that can be uploaded."""
     from ..transfer.host_store import AttemptContents
 
-    parcel = AttemptContents(states=dict(states))
-    parcel.links = {name: content for name, (_, content) in attempt.links.items()} | attempt.objects
+    contents = AttemptContents(states=dict(states))
+    contents.links = {
+        name: content for name, (_, content) in attempt.links.items()
+    } | attempt.objects
     waiting = [""]
     while waiting:
         folder = waiting.pop()
@@ -329,17 +333,17 @@ def _attempt_contents(attempt: AttemptDirectory, states: Mapping[str, str]) -> A
             for item in items:
                 empty = False
                 name = f"{folder}/{item.name}" if folder else item.name
-                if name in parcel.links or name in parcel.states:
+                if name in contents.links or name in contents.states:
                     continue
                 if (
                     item.is_symlink()
                 ):  # a link of a repository, which may lead outside: keep it as a link
-                    parcel.paths[name] = os.readlink(item.path)
+                    contents.paths[name] = os.readlink(item.path)
                 elif item.is_dir():
                     waiting.append(name)
                 else:
                     with open(item.path, "rb") as file:
-                        parcel.files[name] = file.read(), stat.S_IMODE(item.stat().st_mode)
+                        contents.files[name] = file.read(), stat.S_IMODE(item.stat().st_mode)
         if empty and folder:
-            parcel.folders.append(folder)
-    return parcel
+            contents.folders.append(folder)
+    return contents

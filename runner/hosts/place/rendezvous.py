@@ -95,7 +95,7 @@ class ProgramHost(Protocol):
         ...
 
 
-class Node(NamedTuple):
+class RendezvousNode(NamedTuple):
     """One of several hosts that work together."""
 
     name: str
@@ -133,28 +133,28 @@ async def gather_all(doing: Iterable[Coroutine[object, object, _T]]) -> list[_T]
         raise
 
 
-async def check_nodes(nodes: Sequence[Node], port: int = 0) -> Rendezvous:
+async def check_nodes(nodes: Sequence[RendezvousNode], port: int = 0) -> Rendezvous:
     """Check that the nodes can work together.  With `port`, all nodes dial this port of node 0; with 0, all nodes dial all others.
 
     Raises CannotRun if they cannot, DriverError.
     """
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
-    said: list[asyncio.Future[_Report]] = [loop.create_future() for _ in nodes]
+    reports: list[asyncio.Future[_Report]] = [loop.create_future() for _ in nodes]
     listening = asyncio.ensure_future(
         gather_all(
             _listen(node, answer, over, 0 if rank else port)
-            for rank, (node, answer) in enumerate(zip(nodes, said, strict=True))
+            for rank, (node, answer) in enumerate(zip(nodes, reports, strict=True))
         )
     )
     try:
-        telling = asyncio.gather(*said)
-        either: set[asyncio.Future[Any]] = {listening, telling}
+        all_reports = asyncio.gather(*reports)
+        either: set[asyncio.Future[Any]] = {listening, all_reports}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not telling.done():
-            telling.cancel()
+        if not all_reports.done():
+            all_reports.cancel()
             listening.result()  # raises the error: a node exited before another had reported its port
-        answers = await telling
+        answers = await all_reports
         _compare(nodes, answers)
         dialled = range(1 if port else len(nodes))
         try:
@@ -175,17 +175,17 @@ async def check_nodes(nodes: Sequence[Node], port: int = 0) -> Rendezvous:
     return Rendezvous(answers[0].port, [each.ahead for each in answers])
 
 
-async def check_port_free(node: Node, port: int) -> None:
+async def check_port_free(node: RendezvousNode, port: int) -> None:
     """Check that a program can listen on a port of a host.  Raises CannotRun, DriverError."""
     over = asyncio.Event()
     over.set()
-    said: asyncio.Future[_Report] = asyncio.get_running_loop().create_future()
-    await _listen(node, said, over, port)
-    said.result()
+    report: asyncio.Future[_Report] = asyncio.get_running_loop().create_future()
+    await _listen(node, report, over, port)
+    report.result()
 
 
 async def _listen(
-    node: Node, answer: asyncio.Future[_Report], over: asyncio.Event, port: int
+    node: RendezvousNode, answer: asyncio.Future[_Report], over: asyncio.Event, port: int
 ) -> None:
     async def input() -> AsyncIterator[bytes]:
         await over.wait()
@@ -230,15 +230,15 @@ async def _listen(
 
 
 async def _dial(
-    rank: int, others: Sequence[int], nodes: Sequence[Node], answers: Sequence[_Report]
+    rank: int, others: Sequence[int], nodes: Sequence[RendezvousNode], answers: Sequence[_Report]
 ) -> None:
     if not others:
         return
     pairs = json.dumps([[nodes[n].address, answers[n].port] for n in others])
-    said = b"".join(
+    output = b"".join(
         [data async for data in nodes[rank].host.call((nodes[rank].python, "-c", DIAL, pairs))]
     )
-    for n, why in zip(others, json.loads(said), strict=True):
+    for n, why in zip(others, json.loads(output), strict=True):
         if why:
             raise CannotRun(
                 f"node {rank} cannot reach {nodes[n].address}:{answers[n].port} ({nodes[rank].name} dials node {n}, {nodes[n].name}: {why})",
@@ -246,7 +246,7 @@ async def _dial(
             )
 
 
-def _compare(nodes: Sequence[Node], answers: Sequence[_Report]) -> None:
+def _compare(nodes: Sequence[RendezvousNode], answers: Sequence[_Report]) -> None:
     for package, called in ALIKE.items():
         for n, answer in enumerate(answers):
             first, other = (each.have.get(package, "") for each in (answers[0], answer))

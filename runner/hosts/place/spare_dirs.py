@@ -41,11 +41,11 @@ class SparePool:
         """Add a directory; False if there are enough, or if it contains other entries."""
         if len(self._spares) >= self._room:
             return False
-        ours = {*spare.folders, *spare.files}
+        known = {*spare.folders, *spare.files}
         found = os.listdir(spare.path)
         for folder in spare.folders:
             found += [f"{folder}/{name}" for name in os.listdir(f"{spare.path}/{folder}")]
-        if len(found) != len(ours) or not ours.issuperset(found):
+        if len(found) != len(known) or not known.issuperset(found):
             return False
         self._spares.append(spare)
         return True

@@ -26,7 +26,7 @@ from ...storage.content.digest_cache import DigestCache
 from ...storage.content.disk import MODE, WRITABLE, delete, overwrite
 from ...storage.content.files import Changed, Content, Unhashable, scan
 from ...storage.content.giving import FULL
-from ...storage.content.inputs import EACH_FILE, Source, StoredInputs
+from ...storage.content.inputs import EACH_FILE, InputSource, StoredInputs
 from ...storage.content.objects import Objects
 from .overlays import CHANGES, Overlays
 from .spare_dirs import SpareFolder, SparePool
@@ -107,23 +107,31 @@ class Workdir:
         parent = target[: target.rindex("/")]
         if parent not in self._made:
             self._make_folder(parent, whole)
-        if target in self._spare:  # the name is needed, but a spare file has it
+        if target in self._spare:
             self._set_aside(target)
         elif target in self._idle:
-            for name in [name for name in self._spare if name.startswith(f"{target}/")]:
-                self._set_aside(name)
-            for folder in [
-                folder for folder in reversed(self._idle) if f"{folder}/".startswith(f"{target}/")
-            ]:
-                os.rmdir(folder)
-                del self._idle[folder]
+            self._remove_spare_folder(target)
         return target
 
     def _set_aside(self, spare: str) -> None:
+        """Rename a spare file whose name is needed."""
         self._spare.remove(spare)
         self._aside += 1
         self._spare.append(f"{self._path}/.spare-{self._aside}")
         os.rename(spare, self._spare[-1])
+
+    def _remove_spare_folder(self, path: str) -> None:
+        """Remove an unused spare directory whose name is needed; its spare files stay in the attempt."""
+        for spare in [spare for spare in self._spare if spare.startswith(f"{path}/")]:
+            self._set_aside(spare)
+        for folder in reversed(self._idle):  # subdirectories first
+            if folder == path or folder.startswith(f"{path}/"):
+                os.rmdir(folder)
+        self._idle = {
+            folder: None
+            for folder in self._idle
+            if folder != path and not folder.startswith(f"{path}/")
+        }
 
     def _make_folder(self, folder: str, whole: Sequence[Container[str]]) -> None:
         name = folder[len(self._path) + 1 :]
@@ -288,7 +296,9 @@ class AttemptDirectory:
         at, content, source, name = given
         path = os.path.realpath(source)
         known = Content(content or cache.content_of(at) or "")
-        why = inputs.keep(Source(at, path, known), together) if known else "it no longer exists"
+        why = (
+            inputs.keep(InputSource(at, path, known), together) if known else "it no longer exists"
+        )
         if why:
             overlays = self.overlays
             is_overlaid = overlays is not None and not overlays.refusal(path)
@@ -298,7 +308,7 @@ class AttemptDirectory:
                     self.notices[name] = MOUNTED.format(why)
             else:
                 self.notices[name] = LINKS.format(why) + (OVERLAY if overlays is None else "")
-                self._link(inputs, Source(at, path, known), name)
+                self._link(inputs, InputSource(at, path, known), name)
             self._note_link(cache, at, content, name)
             return
         self._add_files(inputs.objects, known, name)
@@ -310,7 +320,7 @@ class AttemptDirectory:
             self.notices[name] = MANY.format(f"{count:,}", count * SECONDS_PER_FILE)
         self.objects[name] = content
 
-    def _link(self, inputs: StoredInputs, source: Source, name: str) -> None:
+    def _link(self, inputs: StoredInputs, source: InputSource, name: str) -> None:
         """Link to the user's file, or create a directory of such links."""
         target = f"{self.path}/{name}"
         if not os.path.isdir(source.path):

@@ -44,45 +44,48 @@ class NodesCheckpoints:
 
     async def list_resumable(self, path: str) -> DirectoryListing:
         """List the files that are equal on all nodes, with the first node's times.  A directory counts only if it is completely equal."""
-        looks = list((await self._ask_nodes(lambda node: node.list_files(path))).values())
-        first, others = looks[0], looks[1:]
+        listings = list((await self._ask_nodes(lambda node: node.list_files(path))).values())
+        first, others = listings[0], listings[1:]
         same = {
             name: known
             for name, known in first.files.items()
-            if all(each.files.get(name, ())[:1] == known[:1] for each in others)
+            if all(other.files.get(name, ())[:1] == known[:1] for other in others)
         }
-        for top in sorted({name.partition("/")[0] for name in same}):
-            if (
-                len(
-                    {each.content for each in (await self._hash_on_nodes(f"{path}/{top}")).values()}
-                )
-                > 1
-            ):
+        for checkpoint in sorted({name.partition("/")[0] for name in same}):
+            if not await self._is_equal(f"{path}/{checkpoint}"):
                 same = {
-                    name: known for name, known in same.items() if name.partition("/")[0] != top
+                    name: known
+                    for name, known in same.items()
+                    if name.partition("/")[0] != checkpoint
                 }
-        return _with_tightest_disk(same, looks)
+        return _with_tightest_disk(same, listings)
+
+    async def _is_equal(self, path: str) -> bool:
+        """Return whether a file or directory has the same content on all nodes."""
+        outputs = await self._hash_on_nodes(path)
+        return len({output.content for output in outputs.values()}) <= 1
 
     async def download(self, path: str, target: Path) -> int:
-        taken = {
-            rank: each for rank, each in (await self._hash_on_nodes(path)).items() if each.content
-        }
-        if not taken:
+        """Download the union of a checkpoint's files on all nodes.  For a file that differs, the first node counts."""
+        outputs = await self._hash_on_nodes(path)
+        existing = [(rank, output) for rank, output in outputs.items() if output.content]
+        if not existing:
             raise Rejected(f"{path} no longer exists")
-        (first, whole), *others = taken.items()
+        (first, whole), *others = existing
         size = await self._nodes[first].download_hashed(path, whole, target)
-        have = {entry.path: entry for entry in whole.entries}
-        for rank, each in others:
-            new = [entry for entry in each.entries if entry.path not in have]
-            if other := [
+        known = {entry.path: entry for entry in whole.entries}
+        for rank, output in others:
+            new = [entry for entry in output.entries if entry.path not in known]
+            different = [
                 entry.path
-                for entry in each.entries
-                if entry.path in have and entry != have[entry.path] and entry.kind in "fx"
-            ]:
-                self._report_difference(path, other, first, rank)
-            if new and whole.content[0] == each.content[0] == "t":
-                size += await self._merge_files(rank, path, each, new, target)
-            have |= {entry.path: entry for entry in new}
+                for entry in output.entries
+                if entry.kind in "fx" and known.get(entry.path, entry) != entry
+            ]
+            if different:
+                self._report_difference(path, different, first, rank)
+            if new and whole.content[0] == output.content[0] == "t":
+                size += await self._merge_files(rank, path, output, new, target)
+            known |= {entry.path: entry for entry in new}
         return size
 
     async def upload(self, source: Path, path: str) -> int:
@@ -92,14 +95,16 @@ class NodesCheckpoints:
         await self._ask_nodes(lambda node: node.remove(paths))
 
     async def _hash_on_nodes(self, path: str) -> dict[int, HashedOutput]:
-        async def taken(node: HostCheckpoints) -> HashedOutput:
+        """Return the digest and manifest of a path on each node.  A node without the state directory has no files."""
+
+        async def hash_path(node: HostCheckpoints) -> HashedOutput:
             try:
                 return await node.hash_path(path)
             except Vanished:
                 self.partial = True
                 return HashedOutput()
 
-        return await self._ask_nodes(taken)
+        return await self._ask_nodes(hash_path)
 
     async def _merge_files(
         self, rank: int, path: str, taken: HashedOutput, new: Sequence[files.Entry], target: Path

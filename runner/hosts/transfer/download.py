@@ -23,7 +23,16 @@ from ...errors import Corrupt, DiskFull, Infrastructure
 from ...language.units import about
 from ...storage.content.files import Entry, no_space
 from ..link.read_range import hash_chunks
-from ..link.wire import MOST, TRIES, CorruptReply, Gone, Meter, Wire, parse_digests, retry_pause
+from ..link.wire import (
+    MOST,
+    TRIES,
+    CorruptReply,
+    Meter,
+    UploadGone,
+    Wire,
+    parse_digests,
+    retry_pause,
+)
 from .manifests import find_fault, list_folders
 
 LEAST, FILES = 1 << 20, 4096
@@ -52,24 +61,28 @@ class _Span(NamedTuple):
 class OutputDownload:
     """The download of one file or tree.
 
-    `holes` are the missing ranges of files.  An interrupted download leaves files with holes.
+    An interrupted download leaves `<target>.coming`.  The next download verifies this data and requests only the missing ranges.
     """
 
     def __init__(
-        self, wire: Wire, path: str, taken: HashedOutput, target: str, *, near: bool = False
+        self, wire: Wire, path: str, output: HashedOutput, target: str, *, near: bool = False
     ) -> None:
-        """Create a download.  With `near`, the path on the host is also visible on this machine."""
-        self._wire, self._path, self._taken, self._target = wire, path, taken, target
-        self._seen = near
-        self._near = f"{target}.coming"
-        self._tree = taken.content[:1] == "t"
-        self._missing = {entry.path: entry for entry in taken.entries if entry.kind in "fx"}
+        """Prepare the download of `path` on the host.  With `near`, this machine sees the same path on a shared disk."""
+        self._wire, self._path, self._output, self._target = wire, path, output, target
+        self._is_visible = near
+        self._partial = f"{target}.coming"
+        self._is_tree = output.content[:1] == "t"
+        self._missing = {entry.path: entry for entry in output.entries if entry.kind in "fx"}
         self._holes: dict[str, list[_Span]] = {}
         self._hashed: dict[str, str] = {}
         """Digests of files that arrived in one piece."""
 
     async def run(self) -> None:
-        if self._tree and (trouble := find_fault(self._taken.entries)):
+        """Download and verify all data, and give the file or tree its final name.
+
+        Raises Corrupt if the data changed, DiskFull, Infrastructure.
+        """
+        if self._is_tree and (trouble := find_fault(self._output.entries)):
             raise Corrupt(f"{self._wire.name}: {trouble}", fix="check that this is the right host")
         try:
             await self._prepare()
@@ -80,13 +93,14 @@ class OutputDownload:
             raise no_space(error, os.fspath(error.filename or self._target)) from error
 
     async def _download_missing(self, meter: Meter) -> None:
+        """Request missing data until all files are correct.  Gives up after several rounds without progress."""
         idle = 0
         while self._missing:
-            owed = self._missing_bytes() + len(self._missing)
+            before = self._measure_missing()
             meter.done = meter.total - self._missing_bytes()
-            trouble: BaseException | None = await self._run_round(meter)
+            trouble = await self._run_round(meter)
             await self._check_complete_files()
-            idle = 0 if self._missing_bytes() + len(self._missing) < owed else idle + 1
+            idle = 0 if self._measure_missing() < before else idle + 1
             if idle >= TRIES and isinstance(trouble, Unreachable):
                 raise trouble
             if idle >= TRIES:
@@ -97,31 +111,38 @@ class OutputDownload:
         """Return the number of missing bytes."""
         return sum(span.size for spans in self._holes.values() for span in spans)
 
+    def _measure_missing(self) -> int:
+        """Return a number that decreases with each received byte and each correct file."""
+        return self._missing_bytes() + len(self._missing)
+
     def _local_path(self, entry: Entry) -> str:
-        return f"{self._near}/{entry.path}" if self._tree else self._near
+        return f"{self._partial}/{entry.path}" if self._is_tree else self._partial
 
     async def _prepare(self) -> None:
         """Create the directories, and keep correct data of an earlier download."""
         await asyncio.to_thread(self._clear)
-        if self._tree:
-            os.makedirs(self._near, exist_ok=True)
-            for folder in list_folders(self._taken.entries):
-                os.makedirs(f"{self._near}/{folder}", exist_ok=True)
-        elif parent := os.path.dirname(self._near):
+        if self._is_tree:
+            os.makedirs(self._partial, exist_ok=True)
+            for folder in list_folders(self._output.entries):
+                os.makedirs(f"{self._partial}/{folder}", exist_ok=True)
+        elif parent := os.path.dirname(self._partial):
             os.makedirs(parent, exist_ok=True)
         for entry in self._missing.values():
             self._holes[entry.path] = [_Span(entry, 0, entry.size)]
-        if self._seen:
+        if self._is_visible:
             await asyncio.to_thread(self._copy_shared)
-        here = [
+        existing = [
             entry for entry in self._missing.values() if os.path.lexists(self._local_path(entry))
         ]
-        await asyncio.gather(*(self._check_file(entry) for entry in here))
-        free = os.statvfs(os.path.dirname(self._near) or ".")
-        if (needed := self._missing_bytes()) > free.f_bavail * free.f_frsize:
-            have = about(free.f_bavail * free.f_frsize)
+        await asyncio.gather(*(self._check_file(entry) for entry in existing))
+        self._check_disk()
+
+    def _check_disk(self) -> None:
+        disk = os.statvfs(os.path.dirname(self._partial) or ".")
+        free, needed = disk.f_bavail * disk.f_frsize, self._missing_bytes()
+        if needed > free:
             raise DiskFull(
-                f"only {have} disk space is free for {self._target}, which requires {about(needed)}",
+                f"only {about(free)} disk space is free for {self._target}, which requires {about(needed)}",
                 fix="free disk space, for example with `recipe gc`",
             )
 
@@ -130,17 +151,17 @@ class OutputDownload:
 
         A training may have deleted or replaced the files.
         """
-        if os.path.lexists(self._near) and os.path.isdir(self._near) != self._tree:
-            remove(self._near)
-        if not os.path.isdir(self._near):
+        if os.path.lexists(self._partial) and os.path.isdir(self._partial) != self._is_tree:
+            remove(self._partial)
+        if not os.path.isdir(self._partial):
             return
-        kinds = dict.fromkeys(list_folders(self._taken.entries), "d") | {
+        kinds = dict.fromkeys(list_folders(self._output.entries), "d") | {
             path: "f" for path in self._missing
         }
-        for path, kind in list(below(self._near)):
+        for path, kind in list(below(self._partial)):
             if kinds.get(path, "") != kind.replace("x", "f"):
                 with contextlib.suppress(NotADirectoryError):  # its directory is deleted already
-                    remove(f"{self._near}/{path}")
+                    remove(f"{self._partial}/{path}")
 
     def _copy_shared(self) -> None:
         """Copy files from the shared disk.  They may be shorter or older than the host's files, so they are verified like all others."""
@@ -151,33 +172,37 @@ class OutputDownload:
 
     async def _check_file(self, entry: Entry) -> None:
         """Verify an existing file and record its missing ranges: none, all, or, for a large file, some chunks."""
-        near = self._local_path(entry)
-        size = os.lstat(near).st_size
-        if size == entry.size and await asyncio.to_thread(digest_of, near) == entry.value:
+        path = self._local_path(entry)
+        size = os.lstat(path).st_size
+        if size == entry.size and await asyncio.to_thread(digest_of, path) == entry.value:
             del self._missing[entry.path]
             del self._holes[entry.path]
             return
-        if entry.size <= self._wire.chunk or size < self._wire.chunk or not os.path.isfile(near):
-            os.unlink(near)
+        if entry.size <= self._wire.chunk or size < self._wire.chunk or not os.path.isfile(path):
+            os.unlink(path)
             self._holes[entry.path] = [_Span(entry, 0, entry.size)]
             return
-        folder, name = (self._path, entry.path) if self._tree else os.path.split(self._path)
-        asked = self._wire.ask(
-            "chunks", folder, name, self._wire.chunk, "", "", 0, read=parse_digests
-        )
+        self._holes[entry.path] = await self._find_wrong_chunks(entry, size)
+
+    async def _find_wrong_chunks(self, entry: Entry, size: int) -> list[_Span]:
+        """Return the chunks of a large file that differ on the host.  `size` is the size of the local file."""
+        chunk = self._wire.chunk
+        folder, name = (self._path, entry.path) if self._is_tree else os.path.split(self._path)
+        asking = self._wire.ask("chunks", folder, name, chunk, "", "", 0, read=parse_digests)
+        hashing = asyncio.to_thread(hash_chunks, self._local_path(entry), size, chunk)
         try:
-            (_, theirs), ours = await asyncio.gather(
-                asked, asyncio.to_thread(hash_chunks, near, size, self._wire.chunk)
-            )
-        except Gone:
+            (_, on_host), local = await asyncio.gather(asking, hashing)
+        except UploadGone:
             raise self._changed_error(entry) from None
-        wrong = [at for at, there in enumerate(theirs) if at >= len(ours) or ours[at] != there]
-        if not wrong:
-            raise self._changed_error(entry)
-        starts = [at * self._wire.chunk for at in wrong if at * self._wire.chunk < entry.size]
-        self._holes[entry.path] = [
-            _Span(entry, start, min(self._wire.chunk, entry.size - start)) for start in starts
+        wrong = [
+            number
+            for number, digest in enumerate(on_host)
+            if number >= len(local) or local[number] != digest
         ]
+        if not wrong:  # all chunks are equal, but the whole file has another digest than before
+            raise self._changed_error(entry)
+        starts = [number * chunk for number in wrong if number * chunk < entry.size]
+        return [_Span(entry, start, min(chunk, entry.size - start)) for start in starts]
 
     async def _check_complete_files(self) -> None:
         """Verify the files that are complete now.  For a wrong file, find its wrong ranges."""
@@ -210,36 +235,42 @@ class OutputDownload:
         spans = sorted(
             (span for spans in self._holes.values() for span in spans), key=lambda span: span.size
         )
-        most = (
-            max(LEAST, self._missing_bytes() // MOST)
-            if self._wire.is_far
-            else self._missing_bytes()
-        )
-        found: list[list[_Span]] = []
+        missing = self._missing_bytes()
+        most = max(LEAST, missing // MOST) if self._wire.is_far else missing
+        requests: list[list[_Span]] = []
         room = 0
         for span in spans:
             if self._wire.is_far and span.size > self._wire.chunk:
-                self._holes[span.entry.path].remove(span)
-                cut = [
-                    span._replace(start=at, size=min(self._wire.chunk, span.start + span.size - at))
-                    for at in _chunk_starts(span, self._wire.chunk)
-                ]
-                self._holes[span.entry.path] += cut
-                found += [[each] for each in cut]
+                requests += [[piece] for piece in self._split(span)]
                 continue
-            if not found or span.size > room or len(found[-1]) == FILES:
-                found.append([])
+            if not requests or span.size > room or len(requests[-1]) == FILES:
+                requests.append([])
                 room = most
-            found[-1].append(span)
+            requests[-1].append(span)
             room -= span.size
-        return found
+        return requests
+
+    def _split(self, span: _Span) -> list[_Span]:
+        """Replace a missing range by its chunks, and return these."""
+        chunk, end = self._wire.chunk, span.start + span.size
+        pieces = [
+            span._replace(start=start, size=min(chunk, end - start))
+            for start in range(span.start, end, chunk)
+        ]
+        self._holes[span.entry.path].remove(span)
+        self._holes[span.entry.path] += pieces
+        return pieces
 
     async def _download_ranges(self, spans: Sequence[_Span], meter: Meter) -> None:
         """Download the ranges of one request."""
-        sink = _RangeWriter([(span, self._local_path(span.entry)) for span in spans])
-        folder = self._path if self._tree else os.path.split(self._path)[0]
+        writer = _RangeWriter([(span, self._local_path(span.entry)) for span in spans])
+        folder = self._path if self._is_tree else os.path.split(self._path)[0]
         wanted = [
-            (span.entry.path if self._tree else os.path.basename(self._path), span.start, span.size)
+            (
+                span.entry.path if self._is_tree else os.path.basename(self._path),
+                span.start,
+                span.size,
+            )
             for span in spans
         ]
         stream = cast(
@@ -250,23 +281,23 @@ class OutputDownload:
             async with contextlib.aclosing(stream):
                 async for data in stream:
                     meter.add(len(data))
-                    if not sink.write(data):
+                    if not writer.write(data):
                         break
         except Infrastructure as error:
-            if sink.position == 0:
+            if writer.position == 0:
                 raise CorruptReply from error
         finally:
-            sink.close()
-            for span, came in sink.came:
-                self._record_range(span, came)
-            self._hashed.update(sink.hashed)
+            writer.close()
+            for span, received in writer.received:
+                self._record_range(span, received)
+            self._hashed.update(writer.hashed)
 
-    def _record_range(self, span: _Span, came: int) -> None:
-        """Record the received bytes of a range."""
+    def _record_range(self, span: _Span, received: int) -> None:
+        """Replace a missing range by the part that was not received."""
         holes = self._holes[span.entry.path]
         holes.remove(span)
-        if came < span.size:
-            holes.append(_Span(span.entry, span.start + came, span.size - came))
+        if received < span.size:
+            holes.append(_Span(span.entry, span.start + received, span.size - received))
 
     def _changed_error(self, entry: Entry) -> Corrupt:
         path = f"{self._path}/{entry.path}".rstrip("/")
@@ -276,12 +307,13 @@ class OutputDownload:
         )
 
     def _finish(self) -> None:
-        for entry in self._taken.entries:
+        """Create the links, set the modes, and rename the download to its target."""
+        for entry in self._output.entries:
             if entry.kind == "l":
-                os.symlink(entry.value, f"{self._near}/{entry.path}")
+                os.symlink(entry.value, f"{self._partial}/{entry.path}")
             elif entry.kind == "x":
                 os.chmod(self._local_path(entry), 0o755)  # noqa: S103
-        os.rename(self._near, self._target)
+        os.rename(self._partial, self._target)
 
 
 class _RangeWriter:
@@ -289,7 +321,7 @@ class _RangeWriter:
 
     def __init__(self, wanted: Sequence[tuple[_Span, str]]) -> None:
         self.position = 0
-        self.came: list[tuple[_Span, int]] = []
+        self.received: list[tuple[_Span, int]] = []
         self.hashed: dict[str, str] = {}
         self._wanted = wanted
         self._handle = -1
@@ -322,7 +354,7 @@ class _RangeWriter:
         os.close(self._handle)
         self._handle = -1
         span, _ = self._wanted[self.position]
-        self.came.append((span, span.size - self._left))
+        self.received.append((span, span.size - self._left))
         if self._whole and not self._left:
             self.hashed[span.entry.path] = self._hasher.hexdigest()
 
@@ -342,7 +374,3 @@ class _RangeWriter:
         )
         os.lseek(self._handle, span.start, os.SEEK_SET)
         self._left = span.size
-
-
-def _chunk_starts(span: _Span, chunk: int) -> range:
-    return range(span.start, span.start + span.size, chunk)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...errors import Corrupt, Infrastructure
 from ...storage.content import files, tar
 from ...storage.content.files import Content, Entry
-from ..link.wire import CorruptReply, Gone, Wire, ignore_answer, parse_strings
+from ..link.wire import CorruptReply, UploadGone, Wire, ignore_answer, parse_strings
 from . import shared_disk
 from .download import HashedOutput, OutputDownload
 from .manifests import find_fault, object_name, object_path, tree_stamp
@@ -117,84 +117,88 @@ class HostStore(Sender):
     ) -> Content:
         """Let the host download an input from its bucket, as an object.  Returns its content, which equals `known` if that is set.
 
-        `learn` receives new secrets.  Raises Passed if the host cannot download the input, and CannotRun if the input has changed.
+        `learn` receives new secrets.  Raises CannotPull if the host cannot download the input, and CannotRun if the input has changed.
         """
         from .pulling import Puller
 
         async with self._pulling:
             return await Puller(self).pull(source, known, learn)
 
-    async def fetch(self, path: str, taken: HashedOutput, target: str) -> None:
-        """Download an output found by `take` from `path` to the new path `target`.  An interrupted download continues."""
+    async def fetch(self, path: str, output: HashedOutput, target: str) -> None:
+        """Download an output found by `hash_outputs` from `path` to the new path `target`.  An interrupted download continues."""
         await OutputDownload(
-            self.wire, path, taken, target, near=self.shared_disk.sees_host_root
+            self.wire, path, output, target, near=self.shared_disk.sees_host_root
         ).run()
 
     # -- attempts
 
     async def stage(
-        self, name: str, parcel: AttemptContents, coming: Collection[str] = ()
+        self, name: str, contents: AttemptContents, coming: Collection[str] = ()
     ) -> list[str]:
         """Create the attempt directory `name` on the host.  An existing one stays unchanged.
 
         The host waits until the contents `coming`, which are being uploaded, have arrived.  Raises Gone if that takes long.
         Returns the names of inputs that are symbolic links to files.
         """
-        at = f"at/{name}"
-        plain = [
-            (Entry(f"{at}/{path}", _kind_of(mode), len(data), ""), data)
-            for path, (data, mode) in parcel.files.items()
-        ]
-        read_only = {
-            f"{at}/{path}" for path, (_, mode) in parcel.files.items() if not mode & stat.S_IWUSR
-        }
-        plain += [
-            (Entry(f"{at}{ending}", "f", len(data), ""), data)
-            for ending, data in parcel.beside.items()
-        ]
-        pointing = {path: self.path(content) for path, content in parcel.links.items()}
-        pointing |= parcel.paths | {path: to for path, (to, _) in parcel.seen.items()}
-        pointing |= {path: f"{self.root}/{folder}" for path, folder in parcel.states.items()}
-        below = [Entry(f"{at}/{folder}", "d", 0, "") for folder in parcel.folders]
-        below += [
-            Entry(f"{at}/{path}", "l", len(os.fsencode(to)), to) for path, to in pointing.items()
-        ]
-        given = [f"{self.root}/attempts/{name}/{path}" for path in parcel.files] + [
-            self.path(content) for content in parcel.links.values()
-        ]
-        note = "".join(f"{path}\0" for path in given).encode("utf-8", "surrogateescape")
-        plain.append(
-            (Entry(f"{at}.in", "f", len(note), ""), note)
-        )  # last, so that no staged file looks newer
-        pieces = [
-            tar.member(entry, data, read_only=entry.path in read_only)
-            for entry, data in (
-                (Entry(at, "d", 0, ""), b""),
-                *((entry, b"") for entry in below),
-                *plain,
-            )
-        ]
-        data = b"".join((*pieces, tar.END))
-        # A complete and unpacked tar is correct, except for names that some disks treat as equal.
-        stamp = ""
-        if below or parcel.files:
-            made = [Entry(at, "d", 0, ""), *below, *(entry for entry, _ in plain)]
-            stamp = tree_stamp([Entry(entry.path[3:], *entry[1:]) for entry in made])
+        data, stamp = self._pack_attempt(name, contents)
+        states = list(contents.states.values())
+        awaited = [object_name(content) for content in coming]
+        inputs = [(path, True) for path in contents.links]
+        inputs += [(path, is_object) for path, (_, is_object) in contents.seen.items()]
 
-        real = [(path, True) for path in parcel.links]
-        real += [(path, is_object) for path, (_, is_object) in parcel.seen.items()]
-
-        async def once() -> list[str]:
-            awaited = [object_name(content) for content in coming]
-            states = list(parcel.states.values())
+        async def stage_once() -> list[str]:
             linked = await self.wire.ask_once(
-                "stage", name, stamp, states, awaited, real, read=_parse_links, data=data
+                "stage", name, stamp, states, awaited, inputs, read=_parse_links, data=data
             )
             if linked is None:
                 raise CorruptReply
             return linked
 
-        return await self.wire.retry(once)
+        return await self.wire.retry(stage_once)
+
+    def _pack_attempt(self, name: str, contents: AttemptContents) -> tuple[bytes, str]:
+        """Return an attempt directory as a tar, and the digest of its names and links; empty for an empty directory.
+
+        A complete and unpacked tar is correct, except for names that some disks treat as equal.  The digest detects these.
+        """
+        at = f"at/{name}"
+        entries = [Entry(f"{at}/{folder}", "d", 0, "") for folder in contents.folders]
+        for path, target in self._link_targets(contents).items():
+            entries.append(Entry(f"{at}/{path}", "l", len(os.fsencode(target)), target))
+        is_empty = not entries and not contents.files
+        entries.insert(0, Entry(at, "d", 0, ""))
+        pieces = [tar.member(entry, b"") for entry in entries]
+
+        def add_file(path: str, data: bytes, kind: str = "f", *, read_only: bool = False) -> None:
+            entry = Entry(path, kind, len(data), "")
+            entries.append(entry)
+            pieces.append(tar.member(entry, data, read_only=read_only))
+
+        for path, (data, mode) in contents.files.items():
+            read_only = not mode & stat.S_IWUSR
+            add_file(f"{at}/{path}", data, _kind_of(mode), read_only=read_only)
+        for suffix, data in contents.beside.items():
+            add_file(f"{at}{suffix}", data)
+        # The record of the inputs is last, so that no staged file looks newer.
+        add_file(f"{at}.in", self._record_inputs(name, contents))
+        stamp = ""
+        if not is_empty:
+            stamp = tree_stamp([Entry(entry.path[len("at/") :], *entry[1:]) for entry in entries])
+        return b"".join((*pieces, tar.END)), stamp
+
+    def _link_targets(self, contents: AttemptContents) -> dict[str, str]:
+        """Return the symbolic links of an attempt directory: name -> target."""
+        targets = {path: self.path(content) for path, content in contents.links.items()}
+        targets |= contents.paths
+        targets |= {path: target for path, (target, _) in contents.seen.items()}
+        targets |= {path: f"{self.root}/{folder}" for path, folder in contents.states.items()}
+        return targets
+
+    def _record_inputs(self, name: str, contents: AttemptContents) -> bytes:
+        """Return the paths of the staged inputs on the host, which a step must not change."""
+        inputs = [f"{self.root}/attempts/{name}/{path}" for path in contents.files]
+        inputs += [self.path(content) for content in contents.links.values()]
+        return "".join(f"{path}\0" for path in inputs).encode("utf-8", "surrogateescape")
 
     async def hash_outputs(self, path: str, outputs: Sequence[tuple[str, bool]]) -> HashedOutputs:
         """Hash the outputs of an attempt on the host.  `outputs` are their names, each with whether it must be a directory."""
@@ -205,7 +209,7 @@ class HostStore(Sender):
                 [name for name, _ in outputs],
                 read=lambda answer: _parse_outputs(answer, outputs),
             )
-        except Gone:
+        except UploadGone:
             raise Vanished(
                 f"{path} no longer exists on {self.wire.name}", fix="run the step again"
             ) from None
@@ -248,7 +252,7 @@ class HostStore(Sender):
     async def store_outputs(
         self, path: str, outputs: Mapping[str, str], *, copy: Collection[str] = ()
     ) -> set[str]:
-        """Move outputs of an attempt into the host's store: name -> content, as `take` found them.  Those in `copy` are copied."""
+        """Move outputs of an attempt into the host's store: name -> content, as `hash_outputs` found them.  Those in `copy` are copied."""
         known = {object_name(content): content for content in outputs.values()}
         kept = await self.wire.ask(
             "keep",
@@ -318,7 +322,7 @@ class HostStore(Sender):
         """Turn an object into a writable part of a state at `path`, shared with no other file."""
         try:
             await self.wire.ask("release", object_name(content), path, read=ignore_answer)
-        except Gone:
+        except UploadGone:
             raise Infrastructure(
                 f"{self.wire.name}: the uploaded files of {path} disappeared",
                 fix="find out which program deletes files on the host",

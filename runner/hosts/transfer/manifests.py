@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 from ...agent import trees
 from ...storage.content.files import Entry
@@ -43,27 +43,42 @@ def list_folders(manifest: Iterable[Entry]) -> list[str]:
     return list(found)
 
 
+def content_of(entry: Entry) -> str:
+    """Return the content of a file."""
+    return f"{entry.kind}:{entry.value}"
+
+
 def find_fault(entries: Sequence[Entry]) -> str:
     """Return the first fault of a manifest received from a host; empty if it is safe to create its files."""
-    kinds = {entry.path: entry.kind for entry in entries}
-    if len(kinds) != len(entries):
+    paths = {entry.path for entry in entries}
+    if len(paths) != len(entries):
         return "duplicate name"
     targets = {entry.path: entry.value for entry in entries if entry.kind == "l"}
-    for path, kind, size, value in entries:
-        parts = path.split("/")
-        if "\0" in path or any(
-            part in ("", ".", "..") or len(os.fsencode(part)) > 255 for part in parts
-        ):
-            return f"{path!r} is not a valid file name"
-        if kind == "o":
-            return f"{path!r} is neither a file nor a directory"
-        if any("/".join(parts[:depth]) in kinds for depth in range(1, len(parts))):
-            return f"{path!r} is below a file"
-        if kind in "fx" and (size < 0 or len(value) != 64 or not HEX.issuperset(value)):
-            return f"{path!r} has no digest"
-        if kind == "l" and _leads_out(path, targets):
-            return f"a link to {value!r} points outside the directory: {path!r}"
+    for entry in entries:
+        if fault := _find_entry_fault(entry, paths, targets):
+            return fault
     return ""
+
+
+def _find_entry_fault(entry: Entry, paths: Container[str], targets: Mapping[str, str]) -> str:
+    """Return the fault of one entry of a manifest with these paths and link targets."""
+    path, kind, size, value = entry
+    parts = path.split("/")
+    if "\0" in path or not all(map(_is_valid_name, parts)):
+        return f"{path!r} is not a valid file name"
+    if kind == "o":
+        return f"{path!r} is neither a file nor a directory"
+    if any("/".join(parts[:depth]) in paths for depth in range(1, len(parts))):
+        return f"{path!r} is below a file"
+    if kind in "fx" and (size < 0 or len(value) != 64 or not HEX.issuperset(value)):
+        return f"{path!r} has no digest"
+    if kind == "l" and _leads_out(path, targets):
+        return f"a link to {value!r} points outside the directory: {path!r}"
+    return ""
+
+
+def _is_valid_name(name: str) -> bool:
+    return name not in ("", ".", "..") and len(os.fsencode(name)) <= 255
 
 
 def _leads_out(path: str, targets: Mapping[str, str]) -> bool:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from drivers.base import DriverError
 
@@ -21,7 +22,7 @@ from ...secrets import Secret
 from ...storage.content import files
 from ...storage.content.files import Content, Entry
 from ...storage.signed import Item, Signed, opens
-from ..link.wire import CorruptReply, Gone, Meter, ignore_answer
+from ..link.wire import CorruptReply, Meter, UploadGone, ignore_answer
 from .manifests import HEX, object_name, tree_stamp
 from .upload import Sender
 
@@ -48,13 +49,13 @@ class Puller:
     ) -> Content:
         """Download an input to the host as an object.  Returns its content, which equals `known` if that is set; `learn` receives new secrets.
 
-        Raises Passed, Unreachable, Infrastructure if the host's disk is full, and CannotRun if the bucket's object has changed.
+        Raises CannotPull, Unreachable, Infrastructure if the host's disk is full, and CannotRun if the bucket's object has changed.
         """
         with self._sender.protect_uploads():
             await self._sender.resume_transfer(source.name)
             try:
                 content = await self._pull(source, known, learn)
-            except (CannotPull, CannotRun, Corrupt, Gone) as error:
+            except (CannotPull, CannotRun, Corrupt, UploadGone) as error:
                 with contextlib.suppress(DriverError, RecipeError):  # delete the useless data
                     await self._wire.ask(
                         "remove",
@@ -71,17 +72,7 @@ class Puller:
     async def _pull(
         self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
     ) -> Content:
-        digests: dict[str, str] = {}
-        with self._wire.measure(
-            f"from {source.address} to {self._wire.name}", source.size
-        ) as meter:
-            done = 0
-            for batch in _batches(source.items):
-                meter.done = done
-                await self._wire.retry(
-                    partial(self._download_batch, source, batch, done, digests, meter, learn)
-                )
-                done += sum(item.size for item in batch)
+        digests = await self._download_all(source, learn)
         entries = files.sort(
             [Entry(item.path, "f", item.size, digests[item.path]) for item in source.items]
         )
@@ -90,81 +81,117 @@ class Puller:
             raise CannotPull("the object changed in the bucket under the same version")
         if not await asyncio.to_thread(source.confirm):
             raise CannotPull("cannot check whether the object in the bucket is unchanged")
+        stamp = tree_stamp(entries) if source.folder else ""
         try:
-            placed = await self._wire.ask(
-                "settle",
-                source.name,
-                object_name(content),
-                tree_stamp(entries) if source.folder else "",
-                read=bool,
+            is_named = await self._wire.ask(
+                "settle", source.name, object_name(content), stamp, read=bool
             )
-        except Gone:
-            placed = False
-        if not placed and content not in await self._sender.find_existing(
-            (content,)
-        ):  # otherwise the answer to an earlier attempt was lost
+        except UploadGone:
+            is_named = False
+        # The answer to an earlier request may have been lost: then the object exists already.
+        if not is_named and content not in await self._sender.find_existing((content,)):
             raise CannotPull("the host received other bytes than requested")
         return content
+
+    async def _download_all(
+        self, source: Signed, learn: Callable[[Sequence[Secret]], None]
+    ) -> dict[str, str]:
+        """Let the host download all objects of an input; return their digests by path."""
+        digests: dict[str, str] = {}
+        what = f"from {source.address} to {self._wire.name}"
+        with self._wire.measure(what, source.size) as meter:
+            finished = 0  # bytes of the finished batches
+            for batch in _batches(source.items):
+                meter.done = finished
+                await self._wire.retry(
+                    partial(self._download_batch, source, batch, finished, digests, meter, learn)
+                )
+                finished += sum(item.size for item in batch)
+        return digests
 
     async def _download_batch(
         self,
         source: Signed,
         batch: Sequence[Item],
-        done: int,
+        finished: int,
         digests: dict[str, str],
         meter: Meter,
         learn: Callable[[Sequence[Secret]], None],
     ) -> None:
-        """Download the objects of a batch without a known digest."""
-        left = {item.path: item for item in batch if item.path not in digests}
-        if not left:
+        """Download the objects of a batch without a known digest, and add their digests to `digests`."""
+        remaining = {item.path: item for item in batch if item.path not in digests}
+        if not remaining:
             return
         try:
-            addresses = await asyncio.to_thread(source.addresses, list(left.values()))
+            addresses = await asyncio.to_thread(source.addresses, list(remaining.values()))
         except Exception as error:  # any error of the bucket's client
             raise CannotPull(
                 f"cannot create signed URLs for its objects ({type(error).__name__})"
             ) from error
         learn(opens(addresses))
-        rows = [(*item, address) for item, address in zip(left.values(), addresses, strict=True)]
-        before = done + sum(item.size for item in batch if item.path in digests)
-        problem, held, free = "", b"", -1
+        rows = [
+            (*item, address) for item, address in zip(remaining.values(), addresses, strict=True)
+        ]
+        finished += sum(item.size for item in batch if item.path in digests)
+        report = _PullReport(remaining, digests, meter, finished)
         try:
             async with contextlib.aclosing(
                 self._wire.stream("pull", source.name, rows, source.size)
             ) as stream:  # type: ignore[type-var]
                 async for data in stream:
-                    *lines, held = (held + data).split(b"\n")
-                    for kind, *words in map(json.loads, lines):
-                        if kind == "bytes":
-                            meter.done = before
-                            meter.add(max(0, int(words[0])))
-                        elif (
-                            kind == "file"
-                            and words[0] in left
-                            and len(words[1]) == 64
-                            and HEX.issuperset(words[1])
-                        ):
-                            digests[words[0]] = words[1]
-                        elif kind == "full":
-                            free = max(0, int(words[0]))
-                        elif kind == "problem":
-                            problem = "".join(
-                                letter for letter in str(words[0])[:WORDS] if letter.isprintable()
-                            )
-                        else:
-                            raise CorruptReply
-                    if len(held) > LINE:
-                        raise CorruptReply
+                    report.read(data)
         except (IndexError, TypeError, ValueError, RecursionError) as error:
             raise CorruptReply from error
         except Infrastructure as error:
             raise CannotPull(str(error)) from error
-        if free >= 0:
-            raise self._wire.disk_full_error(free, source.size)
-        if problem:
-            raise CannotPull(problem)
-        if left.keys() - digests.keys():
+        if report.free >= 0:
+            raise self._wire.disk_full_error(report.free, source.size)
+        if report.problem:
+            raise CannotPull(report.problem)
+        if remaining.keys() - digests.keys():
+            raise CorruptReply
+
+
+class _PullReport:
+    """The JSON lines that a host prints while it downloads the `wanted` objects of a batch.
+
+    The digests of finished objects go into `digests`.  `finished` are the bytes before this download.
+    """
+
+    def __init__(
+        self, wanted: Container[str], digests: dict[str, str], meter: Meter, finished: int
+    ) -> None:
+        self._wanted, self._digests, self._meter, self._finished = wanted, digests, meter, finished
+        self._rest = b""  # the incomplete last line
+        self.problem = ""
+        """The host's error message."""
+        self.free = -1
+        """Free bytes of the host's disk if it is full; otherwise -1."""
+
+    def read(self, data: bytes) -> None:
+        """Parse received data.  Raises CorruptReply, IndexError, TypeError, ValueError and RecursionError for invalid lines."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            kind, *words = json.loads(line)
+            self._read_line(kind, words)
+        if len(self._rest) > LINE:
+            raise CorruptReply
+
+    def _read_line(self, kind: object, words: Sequence[Any]) -> None:
+        if kind == "bytes":
+            self._meter.done = self._finished
+            self._meter.add(max(0, int(words[0])))
+        elif kind == "file":
+            path, digest = words[0], words[1]
+            if path not in self._wanted or len(digest) != 64 or not HEX.issuperset(digest):
+                raise CorruptReply
+            self._digests[path] = digest
+        elif kind == "full":
+            self.free = max(0, int(words[0]))
+        elif kind == "problem":
+            text = str(words[0])[:WORDS]
+            self.problem = "".join(letter for letter in text if letter.isprintable())
+        else:
             raise CorruptReply
 
 

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from drivers.base import DriverError, Unreachable
@@ -27,8 +28,8 @@ from ..link.wire import (
     MOST,
     TRIES,
     CorruptReply,
-    Gone,
     Meter,
+    UploadGone,
     Wire,
     ignore_answer,
     parse_strings,
@@ -36,7 +37,7 @@ from ..link.wire import (
     process_start_time,
     retry_pause,
 )
-from .manifests import object_name, object_path
+from .manifests import content_of, object_name, object_path
 from .shared_disk import SharedDisk
 from .upload_base import BaseFinder
 from .upload_files import Upload, UploadChecker, grain_size
@@ -47,18 +48,18 @@ _PIECE = 2  # grains per request to a far host
 _HOLES = 500  # holes of a large file per request
 _count = itertools.count(1)
 _SIGN = 120.0  # seconds between two signs of life: after ten minutes without one, another sender adopts the data
-_sending: set[str] = set()  # active senders of this process
+_active_senders: set[str] = set()  # of this process
 
 
 class Sender:
     """Uploads to one host.  `recall` returns the manifest of a tree that the host may have, if it is known here."""
 
     def __init__(self, wire: Wire, recall: Callable[[str], Sequence[Entry] | None]) -> None:
-        self._arrivals, self._courier = UploadChecker(wire), Uploader(wire)
-        self.wire, self._likeness = wire, BaseFinder(wire, recall)
+        self._checker, self._uploader = UploadChecker(wire), Uploader(wire)
+        self.wire, self._bases = wire, BaseFinder(wire, recall)
         self.shared_disk = SharedDisk(wire)
-        self._turns: dict[str, asyncio.Lock] = {}
-        self._ahead: _HostState | None = None  # prefetched state of expected contents
+        self._turns: dict[str, asyncio.Lock] = {}  # content -> lock of its upload
+        self._prefetched: _HostState | None = None  # state of expected contents
 
     async def find_existing(self, contents: Collection[str]) -> set[str]:
         """Return the contents that exist on the host and need no verification.
@@ -75,9 +76,9 @@ class Sender:
         }
 
     async def prefetch_state(self, contents: Collection[str]) -> None:
-        """Ask for the state of these contents on the host before the first upload, which then need not ask."""
+        """Request the state of these contents on the host before the first upload, which then makes no such request."""
         if contents:
-            self._ahead = await self.wire.ask(
+            self._prefetched = await self.wire.ask(
                 "begin", [object_name(content) for content in contents], read=_parse_host_state
             )
 
@@ -92,9 +93,10 @@ class Sender:
             turns.callback(asyncio.create_task(self._send_signs_of_life()).cancel)
             try:
                 await retry_async(
-                    lambda: self._send(sources, manifests or {}), backoff(Gone, TRIES, 0.0, 0.0)
+                    lambda: self._send(sources, manifests or {}),
+                    backoff(UploadGone, TRIES, 0.0, 0.0),
                 )
-            except Gone:
+            except UploadGone:
                 fix = f"find out which program deletes files below {self.wire.root}"
                 raise Infrastructure(
                     f"{self.wire.name}: files disappear during the upload", fix=fix
@@ -103,14 +105,14 @@ class Sender:
     @contextlib.contextmanager
     def protect_uploads(self) -> Iterator[None]:
         """Protect this sender's partial uploads from other senders of this process during the block."""
-        _sending.add(self.wire.sender)
+        _active_senders.add(self.wire.sender)
         try:
             yield
         finally:
-            _sending.discard(self.wire.sender)
+            _active_senders.discard(self.wire.sender)
 
     async def resume_transfer(self, name: str) -> None:
-        """Continue an interrupted transfer with this name."""
+        """Take over the partial data of an interrupted transfer with this object name."""
         await self._request_state([name])
 
     async def _send_signs_of_life(self) -> None:
@@ -125,82 +127,90 @@ class Sender:
     async def _send(
         self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]]
     ) -> None:
-        known = {object_name(content): content for content in sources}
-        standing = await self._request_state(known)
-        todo = {known[name]: how for name, how in standing.how.items() if how != "here"}
-        if not todo:
+        contents = {object_name(content): content for content in sources}
+        state = await self._request_state(contents)
+        statuses = {
+            contents[name]: status for name, status in state.statuses.items() if status != "here"
+        }
+        if not statuses:
             return
         absent = {
             object_name(content): sources[content]
-            for content, how in todo.items()
-            if how == "absent"
+            for content, status in statuses.items()
+            if status == "absent"
         }
-        todo.update(
-            {known[name]: "partial" for name in await self.shared_disk.copy_to_host(absent)}
-        )
-        doubtful = {content for content, how in todo.items() if how == "doubtful"}
-        cargoes = [
-            await self._tree_upload(content, sources[content], manifests, here=content in doubtful)
-            for content in todo
-            if content[0] == "t"
-        ]
-        loose = [content for content in todo if content[0] != "t"]
-        for content in doubtful & set(loose):
-            cargoes.append(self._file_upload({content: sources[content]}, here=True))
-        if rest := [content for content in loose if content not in doubtful]:
-            cargoes.append(
-                self._file_upload({content: sources[content] for content in rest}, here=False)
-            )
-        began = {content for content, how in todo.items() if how == "partial"}
-        for cargo in cargoes:
-            await self._find_existing_data(cargo, standing, began, doubtful)
-        if (needed := sum(cargo.required_space() for cargo in cargoes)) > standing.free:
-            raise self.wire.disk_full_error(standing.free, needed)
-        with self.wire.measure(
-            f"to {self.wire.name}",
-            sum(cargo.missing_bytes(grain_size(self.wire)) for cargo in cargoes),
-        ) as meter:
-            for cargo in cargoes:
-                await self._upload_missing(cargo, meter)
-                await self._name_objects(cargo, meter)
+        for name in await self.shared_disk.copy_to_host(absent):
+            statuses[contents[name]] = "partial"
+        uploads = await self._group_uploads(sources, manifests, statuses)
+        for upload in uploads:
+            await self._find_existing_data(upload, state, statuses)
+        needed = sum(upload.required_space() for upload in uploads)
+        if needed > state.free:
+            raise self.wire.disk_full_error(state.free, needed)
+        missing = sum(upload.missing_bytes(grain_size(self.wire)) for upload in uploads)
+        with self.wire.measure(f"to {self.wire.name}", missing) as meter:
+            for upload in uploads:
+                await self._upload_missing(upload, meter)
+                await self._name_objects(upload, meter)
 
-    async def _request_state(self, wanted: Collection[str]) -> _HostState:
-        standing = self._use_prefetched(wanted)
-        if standing is None:
-            standing = await self.wire.ask("begin", list(wanted), read=_parse_host_state)
-        if standing.how.keys() != set(wanted):
+    async def _group_uploads(
+        self,
+        sources: Mapping[str, str],
+        manifests: Mapping[str, Sequence[Entry]],
+        statuses: Mapping[str, str],
+    ) -> list[Upload]:
+        """Return one upload per tree, one per file that may be damaged, and one for all other files."""
+        uploads = []
+        doubtful: list[Upload] = []
+        others: dict[str, str] = {}
+        for content, status in statuses.items():
+            source, here = sources[content], status == "doubtful"
+            if content[0] == "t":
+                uploads.append(await self._tree_upload(content, source, manifests, here=here))
+            elif here:
+                doubtful.append(self._file_upload({content: source}, here=True))
+            else:
+                others[content] = source
+        uploads += doubtful
+        if others:
+            uploads.append(self._file_upload(others, here=False))
+        return uploads
+
+    async def _request_state(self, names: Collection[str]) -> _HostState:
+        """Return the state of these objects on the host, and adopt the partial uploads of senders that have stopped."""
+        state = self._use_prefetched(names)
+        if state is None:
+            state = await self.wire.ask("begin", list(names), read=_parse_host_state)
+        if state.statuses.keys() != set(names):
             raise Corrupt(
                 f"{self.wire.name} sent an unexpected reply",
                 fix="check that this is the right host",
             )
-        for sender, theirs in standing.theirs.items():
-            if sender in standing.silent or _is_dead(sender):
-                standing.how.update(
-                    {
-                        name: "partial"
-                        for name in await self.wire.ask("adopt", sender, theirs, read=parse_strings)
-                    }
-                )
-        return standing
+        for sender, started in state.started_by.items():
+            if sender in state.silent or _is_dead(sender):
+                for name in await self.wire.ask("adopt", sender, started, read=parse_strings):
+                    state.statuses[name] = "partial"
+        return state
 
-    def _use_prefetched(self, wanted: Collection[str]) -> _HostState | None:
-        """Return the prefetched state of these contents, or None.  It is used once, because the state changes."""
-        ahead = self._ahead
-        if ahead is None or not ahead.how.keys() >= set(wanted):
+    def _use_prefetched(self, names: Collection[str]) -> _HostState | None:
+        """Return the prefetched state of these objects, or None.  It is used once, because the state changes."""
+        prefetched = self._prefetched
+        if prefetched is None or not prefetched.statuses.keys() >= set(names):
             return None
-        theirs = {
-            sender: [name for name in names if name in wanted]
-            for sender, names in ahead.theirs.items()
-        }
-        theirs = {sender: names for sender, names in theirs.items() if names}
-        return ahead._replace(how={name: ahead.how.pop(name) for name in wanted}, theirs=theirs)
+        started_by = {}
+        for sender, started in prefetched.started_by.items():
+            if ours := [name for name in started if name in names]:
+                started_by[sender] = ours
+        statuses = {name: prefetched.statuses.pop(name) for name in names}
+        return prefetched._replace(statuses=statuses, started_by=started_by)
 
     async def _tree_upload(
         self, content: str, source: str, manifests: Mapping[str, Sequence[Entry]], *, here: bool
     ) -> Upload:
+        """Return the upload of a tree.  With `here`, the host has it under its name, but it may be damaged."""
         manifest = manifests.get(content)
         if manifest is None:
-            manifest = self._likeness.recall(content)
+            manifest = self._bases.recall(content)
         if manifest is None:
             manifest = await asyncio.to_thread(files.entries, source)
         if files.tree_id(manifest) != content:
@@ -208,149 +218,164 @@ class Sender:
         name = object_name(content)
         folder = object_path(content) if here else f"partial/{self.wire.sender}/{name}"
         size = sum(entry.size for entry in manifest if entry.kind in "fx")
-        cargo = Upload(
+        upload = Upload(
             name, folder, size, lambda entry: f"{source}/{entry.path}", source, content, manifest
         )
-        cargo.missing = {entry.path: entry for entry in manifest if entry.kind in "fx"}
-        cargo.links = [entry for entry in manifest if entry.kind in "ld"]
-        cargo.lacks_manifest = True
-        return cargo
+        upload.missing = {entry.path: entry for entry in manifest if entry.kind in "fx"}
+        upload.links = [entry for entry in manifest if entry.kind in "ld"]
+        upload.lacks_manifest = True
+        return upload
 
     def _file_upload(self, sources: Mapping[str, str], *, here: bool) -> Upload:
+        """Return the upload of files.  With `here`, the host has the only file under its name, but it may be damaged."""
         origins = {object_name(content): source for content, source in sources.items()}
-        some = next(iter(sources))
-        folder = os.path.dirname(object_path(some)) if here else f"partial/{self.wire.sender}"
-        cargo = Upload(
-            object_name(some),
+        first = next(iter(sources))
+        folder = os.path.dirname(object_path(first)) if here else f"partial/{self.wire.sender}"
+        upload = Upload(
+            object_name(first),
             folder,
             0,
             lambda entry: origins[entry.path],
-            content=some if here else "",
+            content=first if here else "",
         )
         for content, source in sources.items():
             try:
                 size = os.stat(source).st_size
             except OSError as error:
                 raise Changed(source, f"can no longer be read: {error.strerror}") from error
-            cargo.files[object_name(content)] = Entry(
+            upload.files[object_name(content)] = Entry(
                 object_name(content), content[0], size, content[2:]
             )
-            cargo.size += size
-        cargo.missing = dict(cargo.files)
-        return cargo
+            upload.size += size
+        upload.missing = dict(upload.files)
+        return upload
 
     async def _find_existing_data(
-        self, cargo: Upload, standing: _HostState, began: Collection[str], doubtful: Collection[str]
+        self, upload: Upload, state: _HostState, statuses: Mapping[str, str]
     ) -> None:
-        """Find the data of a cargo that exists on the host."""
-        if cargo.content in doubtful:
-            await self._arrivals.survey(cargo)
-            stamp = cargo.describe_tree()[1] if cargo.root else ""
-            if not cargo.missing and await self.wire.ask(
-                "seals", object_name(cargo.content), stamp, read=bool
-            ):
-                cargo.folder = ""
+        """Find the data of an upload that exists on the host.  An object that turns out to be correct leaves nothing to do."""
+        is_doubtful = statuses.get(upload.content) == "doubtful"
+        if is_doubtful:
+            if await self._confirm_object(upload):
+                upload.folder = ""
                 return
-            self.wire.say(
-                f"{self.wire.name}: {cargo.content[:14]}… is damaged on the host; repairing"
-            )
-            await self.wire.ask("retract", object_name(cargo.content), read=ignore_answer)
-            cargo.folder = f"partial/{self.wire.sender}" + (
-                f"/{cargo.name}" if cargo.manifest or cargo.content[0] == "t" else ""
-            )
-        if not cargo.root:
-            if cargo.content in doubtful or any(
-                f"{entry.kind}:{entry.value}" in began for entry in cargo.missing.values()
-            ):
-                await self._arrivals.survey(cargo)
-            if cargo.content not in doubtful:
-                await self._likeness.choose_file_bases(cargo, standing.free, began)
-                await self._arrivals.compare_files(cargo, list(cargo.bases))
-            return
-        if cargo.content in began or cargo.content in doubtful:
-            await self._arrivals.delete_extra(cargo)
-            await self._arrivals.survey(cargo)
-            return
-        await self._likeness.choose_tree_base(cargo, standing.trees)
-        await self._arrivals.compare_files(cargo, list(cargo.bases))
+            await self._retract_object(upload)
+        if upload.root:
+            await self._find_tree_data(upload, state, statuses[upload.content])
+        elif is_doubtful:
+            await self._checker.survey(upload)
+        else:
+            await self._find_file_data(upload, state, statuses)
 
-    async def _upload_missing(self, cargo: Upload, meter: Meter) -> None:
+    async def _confirm_object(self, upload: Upload) -> bool:
+        """Verify an object that may be damaged; return whether the host has marked the object as correct."""
+        await self._checker.survey(upload)
+        if upload.missing:
+            return False
+        stamp = upload.describe_tree()[1] if upload.root else ""
+        return await self.wire.ask("seals", object_name(upload.content), stamp, read=bool)
+
+    async def _retract_object(self, upload: Upload) -> None:
+        """Turn a damaged object into a partial upload."""
+        self.wire.say(f"{self.wire.name}: {upload.content[:14]}… is damaged on the host; repairing")
+        await self.wire.ask("retract", object_name(upload.content), read=ignore_answer)
+        upload.folder = f"partial/{self.wire.sender}"
+        if upload.root:
+            upload.folder += f"/{upload.name}"
+
+    async def _find_tree_data(self, upload: Upload, state: _HostState, status: str) -> None:
+        if status in ("partial", "doubtful"):
+            await self._checker.delete_extra(upload)
+            await self._checker.survey(upload)
+        else:
+            await self._bases.choose_tree_base(upload, state.trees)
+            await self._checker.compare_files(upload, list(upload.bases))
+
+    async def _find_file_data(
+        self, upload: Upload, state: _HostState, statuses: Mapping[str, str]
+    ) -> None:
+        started = {content for content, status in statuses.items() if status == "partial"}
+        if any(content_of(entry) in started for entry in upload.missing.values()):
+            await self._checker.survey(upload)
+        await self._bases.choose_file_bases(upload, state.free, started)
+        await self._checker.compare_files(upload, list(upload.bases))
+
+    async def _upload_missing(self, upload: Upload, meter: Meter) -> None:
         """Upload missing data, and repeat damaged parts, until everything is correct."""
-        idle = 0
-        while cargo.missing or cargo.lacks_manifest:
-            owed = (
-                cargo.missing_bytes(grain_size(self.wire)),
-                len(cargo.missing),
-                cargo.lacks_manifest,
-            )
-            trouble = await self._courier.run_round(cargo, meter)
-            if not cargo.missing and not cargo.lacks_manifest:
+        idle = 0  # rounds without progress
+        while upload.missing or upload.lacks_manifest:
+            before = self._measure_missing(upload)
+            trouble = await self._uploader.run_round(upload, meter)
+            if not upload.missing and not upload.lacks_manifest:
                 return
-            await self._arrivals.survey(cargo)
-            left = cargo.missing_bytes(grain_size(self.wire))
-            meter.done = meter.total - left
-            idle = 0 if (left, len(cargo.missing), cargo.lacks_manifest) < owed else idle + 1
+            await self._checker.survey(upload)
+            after = self._measure_missing(upload)
+            meter.done = meter.total - after[0]
+            idle = 0 if after < before else idle + 1
             if idle >= TRIES:
-                self._give_up(cargo, trouble)
+                self._give_up(upload, trouble)
             await asyncio.sleep(retry_pause(idle))
 
-    def _give_up(self, cargo: Upload, trouble: BaseException | None) -> None:
+    def _measure_missing(self, upload: Upload) -> tuple[int, int, bool]:
+        """Return the missing bytes, the number of missing files, and whether the manifest is missing."""
+        missing = upload.missing_bytes(grain_size(self.wire))
+        return missing, len(upload.missing), upload.lacks_manifest
+
+    def _give_up(self, upload: Upload, trouble: BaseException | None) -> None:
         if isinstance(trouble, Unreachable):
             raise trouble
-        path = next(iter(cargo.missing), cargo.name)
+        path = next(iter(upload.missing), upload.name)
         raise Corrupt(
             f"{path} was damaged in transfer to {self.wire.name}",
             fix="check the disk and the memory of both machines",
         ) from trouble
 
-    async def _name_objects(self, cargo: Upload, meter: Meter) -> None:
-        """Give the uploaded objects their names."""
-        if not cargo.folder:
+    async def _name_objects(self, upload: Upload, meter: Meter) -> None:
+        """Give the uploaded objects their names.  A tree that the host finds incomplete is repaired first."""
+        if not upload.folder:
             return
-        if not cargo.root:
-            if not cargo.is_named:
-                await self._name_files(cargo)
+        if not upload.root:
+            if not upload.is_named:
+                await self._name_files(upload)
             return
         for _ in range(TRIES):
-            try:
-                placed = cargo.is_named or await self.wire.ask(
-                    "place_tree", cargo.name, cargo.describe_tree()[1], cargo.had_data, read=bool
-                )
-            except Gone:
-                placed = bool(
-                    await self.find_existing((cargo.content,))
-                )  # the answer to an earlier attempt was lost, but the tree has its name
-                if not placed:
-                    raise
-            if placed:
-                self._likeness.remember(cargo.content, cargo.manifest)
+            if await self._name_tree(upload):
+                self._bases.remember(upload.content, upload.manifest)
                 return
-            cargo.missing = {entry.path: entry for entry in cargo.manifest if entry.kind in "fx"}
-            await self._arrivals.delete_extra(cargo)
-            await self._arrivals.survey(cargo)
-            await self._upload_missing(cargo, meter)
-        self._give_up(cargo, None)
+            upload.missing = {entry.path: entry for entry in upload.manifest if entry.kind in "fx"}
+            await self._checker.delete_extra(upload)
+            await self._checker.survey(upload)
+            await self._upload_missing(upload, meter)
+        self._give_up(upload, None)
 
-    async def _name_files(self, cargo: Upload) -> None:
-        placed = set(await self.wire.ask("place_files", list(cargo.files), read=parse_strings))
-        if placed.issuperset(cargo.files):
+    async def _name_tree(self, upload: Upload) -> bool:
+        """Give a tree its name; return False if the host finds the tree incomplete."""
+        if upload.is_named:
+            return True
+        stamp = upload.describe_tree()[1]
+        try:
+            return await self.wire.ask("place_tree", upload.name, stamp, upload.had_data, read=bool)
+        except UploadGone:
+            if await self.find_existing((upload.content,)):
+                return True  # an earlier request named the tree, but its answer was lost
+            raise
+
+    async def _name_files(self, upload: Upload) -> None:
+        named = set(await self.wire.ask("place_files", list(upload.files), read=parse_strings))
+        if named.issuperset(upload.files):
             return
-        # The answer was lost: an earlier request has named the files.
-        contents = {
-            f"{entry.kind}:{entry.value}"
-            for name, entry in cargo.files.items()
-            if name not in placed
-        }
-        if await self.find_existing(contents) != contents:
-            raise Gone
+        # An earlier request may have named the others, but its answer was lost.
+        others = {content_of(entry) for name, entry in upload.files.items() if name not in named}
+        if await self.find_existing(others) != others:
+            raise UploadGone
 
 
 class _HostState(NamedTuple):
     """A host's answer about objects to be uploaded."""
 
-    how: dict[str, str]
-    """Name -> here, partial, doubtful or absent."""
-    theirs: dict[str, list[str]]
+    statuses: dict[str, str]
+    """Object name -> here, partial, doubtful or absent."""
+    started_by: dict[str, list[str]]
     """Other senders -> the objects that they started."""
     silent: set[str]
     """Other senders without a recent sign of life."""
@@ -361,11 +386,11 @@ class _HostState(NamedTuple):
 
 
 def _parse_host_state(answer: Any) -> _HostState:
-    how = {str(name): str(word) for name, word in answer["how"].items()}
-    theirs = {str(sender): parse_strings(names) for sender, names in answer["theirs"].items()}
+    statuses = {str(name): str(word) for name, word in answer["how"].items()}
+    started_by = {str(sender): parse_strings(names) for sender, names in answer["theirs"].items()}
     return _HostState(
-        how,
-        theirs,
+        statuses,
+        started_by,
         set(parse_strings(answer["silent"])),
         int(answer["free"]),
         parse_strings(answer["trees"]),
@@ -373,87 +398,97 @@ def _parse_host_state(answer: Any) -> _HostState:
 
 
 def _is_dead(sender: str) -> bool:
-    """Return whether an earlier sender has certainly stopped."""
-    theirs, _, _ = sender.rpartition("-")
-    mine = process_name()
-    if theirs == mine:
-        return sender not in _sending
-    if theirs.split(".")[:2] != mine.split(".")[:2]:
+    """Return whether an earlier sender has certainly stopped.  Senders on other machines are unknown."""
+    process, _, _ = sender.rpartition("-")
+    own_process = process_name()
+    if process == own_process:
+        return sender not in _active_senders
+    if process.split(".")[:2] != own_process.split(".")[:2]:
         return False
     try:
-        return process_start_time(int(theirs.split(".")[2])) != theirs.split(".")[3]
+        return process_start_time(int(process.split(".")[2])) != process.split(".")[3]
     except (OSError, ValueError, IndexError):
         return True
 
 
 class Uploader:
-    """Uploads the missing data of a cargo over several streams: small files in tars, large files by holes.  Makes no other requests."""
+    """Uploads missing data over several streams: small files in tars, large files by holes.  Makes no other requests."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
-    async def run_round(self, cargo: Upload, meter: Meter) -> BaseException | None:
+    async def run_round(self, upload: Upload, meter: Meter) -> BaseException | None:
         """Upload all missing data once, over several streams.  Returns the connection error, if any."""
-        return await self._wire.run_parallel(
-            list(self._list_jobs(cargo, meter)), cargo.missing_bytes(grain_size(self._wire))
-        )
+        jobs = self._list_jobs(upload, meter)
+        return await self._wire.run_parallel(jobs, upload.missing_bytes(grain_size(self._wire)))
 
-    def _list_jobs(self, cargo: Upload, meter: Meter) -> Iterator[Callable[[], Awaitable[None]]]:
-        """Yield the uploads, large files first, so that the rest is small.  A manifest without files blocks nothing."""
-        large = [entry for entry in cargo.missing.values() if entry.size > self._wire.chunk]
-        small = [entry for entry in cargo.missing.values() if entry.size <= self._wire.chunk]
-        bare = cargo.lacks_manifest
-        if large and not small and bare:
-            bare = False
-            yield lambda: self._send_batch(cargo, [], True, False, meter)
+    def _list_jobs(self, upload: Upload, meter: Meter) -> list[Callable[[], Awaitable[None]]]:
+        """Return the jobs of a round: large files, then batches of small files.
+
+        The last batch includes the manifest.  Without small files, the manifest comes first, so that large files do not delay it.
+        """
+        large = [entry for entry in upload.missing.values() if entry.size > self._wire.chunk]
+        small = [entry for entry in upload.missing.values() if entry.size <= self._wire.chunk]
+        jobs: list[Callable[[], Awaitable[None]]] = []
+        manifest_first = upload.lacks_manifest and bool(large) and not small
+        if manifest_first:
+            send = partial(self._send_batch, upload, [], meter, with_manifest=True, is_only=False)
+            jobs.append(send)
         for entry in large:
-            pieces = _split_holes(self._holes_of(cargo, entry), _PIECE, _HOLES)
-            if self._wire.is_far and len(pieces) > 1:
-                yield from self._piece_jobs(cargo, entry, pieces, meter)
-            else:
-                yield lambda entry=entry: self._send_large_file(cargo, entry, meter)  # type: ignore[misc]
-        batches: list[list[Entry]] = [[]]
-        size = 0
-        together = sum(entry.size for entry in small)
-        most = min(BATCH_BYTES, max(LANE, together // MOST)) if self._wire.is_far else BATCH_BYTES
-        for entry in small:
-            if size >= most or len(batches[-1]) >= BATCH_FILES:
-                batches.append([])
-                size = 0
-            batches[-1].append(entry)
-            size += entry.size
-        alone = not large and len(batches) == 1
+            jobs += self._large_file_jobs(upload, entry, meter)
+        batches = _split_batches(small, self._batch_bytes(small))
+        is_only = not large and len(batches) == 1
         for batch in batches:
-            if batch or bare:
-                last = batch is batches[-1] and bare
-                yield lambda batch=batch, last=last: self._send_batch(
-                    cargo, batch, last, alone, meter
-                )  # type: ignore[misc]
+            is_last = batch is batches[-1]
+            with_manifest = is_last and upload.lacks_manifest and not manifest_first
+            if batch or with_manifest:
+                send = partial(self._send_batch, upload, batch, meter)
+                jobs.append(partial(send, with_manifest=with_manifest, is_only=is_only))
+        return jobs
+
+    def _batch_bytes(self, small: Sequence[Entry]) -> int:
+        """Return the maximum bytes of a batch.  On a far host, several streams share the files."""
+        if not self._wire.is_far:
+            return BATCH_BYTES
+        total = sum(entry.size for entry in small)
+        return min(BATCH_BYTES, max(LANE, total // MOST))
 
     async def _send_batch(
-        self, cargo: Upload, batch: Sequence[Entry], last: bool, alone: bool, meter: Meter
+        self,
+        upload: Upload,
+        batch: Sequence[Entry],
+        meter: Meter,
+        *,
+        with_manifest: bool,
+        is_only: bool,
     ) -> None:
-        """Upload small files in one tar.  The last tar includes links and the manifest; if it is the only upload, the tree gets its name at once."""
+        """Upload small files in one tar.
+
+        With the manifest, the tar includes the links too.  If the tar is the only job of the round, the host names the objects at once.
+        """
         title = f".manifest-{next(_count)}"
-        data = cargo.describe_tree()[0] if last else b""
+        data = upload.describe_tree()[0] if with_manifest else b""
         listing = Entry(title, "f", len(data), hashlib.sha256(data).hexdigest())
-        expected = _joint_digest([listing, *batch] if last else batch)
+        expected = _joint_digest([listing, *batch] if with_manifest else batch)
 
         def pieces() -> Iterator[bytes]:
-            if last:
+            if with_manifest:
                 yield tar.member(listing, data)
-            if cargo.root:
-                yield from tar.tar_stream(cargo.root, [*batch, *(cargo.links if last else ())])
+            if upload.root:
+                links = upload.links if with_manifest else ()
+                yield from tar.tar_stream(upload.root, [*batch, *links])
                 return
             for entry in batch:
-                yield tar.member(entry, _read_whole(cargo.origin(entry), entry.size))
+                yield tar.member(entry, _read_whole(upload.origin(entry), entry.size))
             yield tar.END
 
-        stamp = cargo.describe_tree()[1] if alone and cargo.root and not cargo.had_data else ""
-        folder = cargo.name if cargo.root else ""
-        loose = list(cargo.files) if alone and not cargo.had_data else []
-        arguments = (folder, cargo.name, title if last else "", expected, stamp, loose)
-        arrived, placed = await self._wire.ask_once(
+        may_name = is_only and not upload.had_data
+        stamp = upload.describe_tree()[1] if may_name and upload.root else ""
+        folder = upload.name if upload.root else ""
+        files_to_name = list(upload.files) if may_name else []
+        manifest_name = title if with_manifest else ""
+        arguments = (folder, upload.name, manifest_name, expected, stamp, files_to_name)
+        arrived, is_named = await self._wire.ask_once(
             "batch",
             *arguments,
             read=lambda answer: (str(answer["digest"]), bool(answer["placed"])),
@@ -462,40 +497,43 @@ class Uploader:
         if arrived != expected:
             raise CorruptReply
         for entry in batch:
-            cargo.missing.pop(entry.path, None)
-        cargo.lacks_manifest = cargo.lacks_manifest and not last
-        cargo.is_named = placed
+            upload.missing.pop(entry.path, None)
+        if with_manifest:
+            upload.lacks_manifest = False
+        upload.is_named = is_named
 
-    async def _send_large_file(self, cargo: Upload, entry: Entry, meter: Meter) -> None:
-        """Upload a large file, or its missing parts, on one stream; the host hashes the data as it arrives."""
-        holes = self._holes_of(cargo, entry)
-        for at in range(0, len(holes), _HOLES):
-            await self._fill_holes(
-                cargo, entry, holes[at : at + _HOLES], meter, last=at + _HOLES >= len(holes)
-            )
-
-    def _piece_jobs(
-        self, cargo: Upload, entry: Entry, pieces: Sequence[Sequence[tuple[int, int]]], meter: Meter
-    ) -> Iterator[Callable[[], Awaitable[None]]]:
-        """Upload a large file on all streams.  The stream with the last piece makes the host hash the file."""
+    def _large_file_jobs(
+        self, upload: Upload, entry: Entry, meter: Meter
+    ) -> list[Callable[[], Awaitable[None]]]:
+        """Return the jobs of a large file: one, or on a far host one per piece."""
+        pieces = _split_holes(self._holes_of(upload, entry), _PIECE, _HOLES)
+        if not self._wire.is_far or len(pieces) <= 1:
+            return [partial(self._send_large_file, upload, entry, meter)]
         left = len(pieces)
 
-        async def bring(piece: Sequence[tuple[int, int]]) -> None:
+        async def send(piece: Sequence[tuple[int, int]]) -> None:
             nonlocal left
-            await self._fill_holes(cargo, entry, piece, meter, last=False)
+            await self._fill_holes(upload, entry, piece, meter, last=False)
             left -= 1
-            if not left:
-                await self._fill_holes(cargo, entry, (), meter, last=True)
+            if not left:  # the stream with the last piece makes the host hash the file
+                await self._fill_holes(upload, entry, (), meter, last=True)
 
-        for piece in pieces:
-            yield lambda piece=piece: bring(piece)  # type: ignore[misc]
+        return [partial(send, piece) for piece in pieces]
 
-    def _holes_of(self, cargo: Upload, entry: Entry) -> Sequence[tuple[int, int]]:
-        return cargo.holes.get(entry.path) or [(0, -(-entry.size // grain_size(self._wire)))]
+    async def _send_large_file(self, upload: Upload, entry: Entry, meter: Meter) -> None:
+        """Upload a large file, or its missing parts, on one stream; the host hashes the data as it arrives."""
+        holes = self._holes_of(upload, entry)
+        for at in range(0, len(holes), _HOLES):
+            last = at + _HOLES >= len(holes)
+            await self._fill_holes(upload, entry, holes[at : at + _HOLES], meter, last=last)
+
+    def _holes_of(self, upload: Upload, entry: Entry) -> Sequence[tuple[int, int]]:
+        """Return the holes of a large file: (first grain, number of grains).  A file without data is one hole."""
+        return upload.holes.get(entry.path) or [(0, -(-entry.size // grain_size(self._wire)))]
 
     async def _fill_holes(
         self,
-        cargo: Upload,
+        upload: Upload,
         entry: Entry,
         holes: Sequence[tuple[int, int]],
         meter: Meter,
@@ -506,52 +544,62 @@ class Uploader:
         grain, size = grain_size(self._wire), entry.size
         blocks = (
             read_part(
-                cargo.origin(entry), size, first * grain, min(count * grain, size - first * grain)
+                upload.origin(entry), size, first * grain, min(count * grain, size - first * grain)
             )
             for first, count in holes
         )
-        mode = 0 if not last else 0o555 if entry.kind == "x" else 0o444
-        known = cargo.grains.setdefault(entry.path, {})
-        grains = (
-            [known[at] for at in sorted(known)] if last and len(known) == -(-size // grain) else []
-        )
-        older = cargo.bases[entry.path].path if entry.path in cargo.bases else ""
-        arguments = (cargo.folder, entry.path, grain, size, mode, holes, grains, older)
-        arrived, came = await self._wire.ask_once(
+        mode, digests = 0, list[str]()
+        known = upload.grains.setdefault(entry.path, {})
+        if last:
+            mode = 0o555 if entry.kind == "x" else 0o444
+            if len(known) == -(-size // grain):
+                digests = [known[number] for number in sorted(known)]
+        base = upload.bases[entry.path].path if entry.path in upload.bases else ""
+        arguments = (upload.folder, entry.path, grain, size, mode, holes, digests, base)
+        digest, written = await self._wire.ask_once(
             "write",
             *arguments,
             read=lambda answer: (str(answer[0]), parse_strings(answer[1])),
             data=meter.count(itertools.chain.from_iterable(blocks)),
         )
-        known.update(
-            zip(
-                (at for first, count in holes for at in range(first, first + count)),
-                came,
-                strict=False,
-            )
-        )
-        if last and arrived != entry.value:
+        numbers = (at for first, count in holes for at in range(first, first + count))
+        known.update(zip(numbers, written, strict=False))
+        if not last:
+            return
+        if digest != entry.value:
             raise CorruptReply
-        if last:
-            cargo.missing.pop(entry.path, None)
-            cargo.holes.pop(entry.path, None)
+        upload.missing.pop(entry.path, None)
+        upload.holes.pop(entry.path, None)
+
+
+def _split_batches(entries: Iterable[Entry], most: int) -> list[list[Entry]]:
+    """Split files into batches of about `most` bytes; one empty batch if there are no files."""
+    batches: list[list[Entry]] = [[]]
+    size = 0
+    for entry in entries:
+        if size >= most or len(batches[-1]) >= BATCH_FILES:
+            batches.append([])
+            size = 0
+        batches[-1].append(entry)
+        size += entry.size
+    return batches
 
 
 def _split_holes(
     holes: Iterable[tuple[int, int]], grains: int, most: int
 ) -> list[list[tuple[int, int]]]:
     """Split holes into pieces of `grains` grains with at most `most` holes."""
-    found: list[list[tuple[int, int]]] = []
+    pieces: list[list[tuple[int, int]]] = []
     room = 0
     for first, count in holes:
         while count:
-            if not room or len(found[-1]) == most:
-                found.append([])
+            if not room or len(pieces[-1]) == most:
+                pieces.append([])
                 room = grains
-            some = min(room, count)
-            found[-1].append((first, some))
-            first, count, room = first + some, count - some, room - some
-    return found
+            taken = min(room, count)
+            pieces[-1].append((first, taken))
+            first, count, room = first + taken, count - taken, room - taken
+    return pieces
 
 
 def _joint_digest(entries: Iterable[Entry]) -> str:

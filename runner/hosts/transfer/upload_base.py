@@ -15,7 +15,7 @@ from ...storage.content import files
 from ...storage.content.files import Entry
 from ..link.read_range import hash_chunks, read_part
 from ..link.wire import LONGEST_ANSWER, Wire, parse_digests, parse_strings
-from .manifests import list_folders, object_path
+from .manifests import content_of, list_folders, object_path
 from .upload_files import BaseFile, GrainDigests, Upload, grain_size
 
 _MANIFESTS = 8
@@ -35,112 +35,131 @@ class BaseFinder:
         self._wire, self.recall = wire, recall
         self._manifests: dict[str, Sequence[Entry]] = {}
 
-    async def choose_tree_base(self, cargo: Upload, trees: Sequence[str]) -> None:
+    async def choose_tree_base(self, upload: Upload, trees: Sequence[str]) -> None:
         """Start the upload of a tree with the common files of the most similar tree on the host."""
-        wanted = {(entry.path, entry.kind, entry.value): entry.size for entry in cargo.manifest}
-        large = {
-            entry.path: entry.size
-            for entry in cargo.manifest
-            if entry.kind in "fx" and entry.size > self._wire.chunk
-        }
-        best, common = "", 0
-        if cargo.size < _WORTH:
+        if upload.size < _WORTH:
             return
+        base = await self._find_similar_tree(upload, trees)
+        if base:
+            await self._copy_base(upload, base)
+
+    async def _find_similar_tree(self, upload: Upload, trees: Sequence[str]) -> str:
+        """Return the name of the tree with the most common bytes; empty if no tree has a tenth of the upload."""
+        wanted = {_identity(entry): entry.size for entry in upload.manifest}
+        large = {entry.path: entry.size for entry in self._large_files(upload)}
+        best, most = "", 0
         unknown = 0
         for name in trees:
             unknown += f"t:{name[:64]}" not in self._manifests
             if unknown > _ASKED:
                 break
-            older = await self._load_manifest(name)
-            shared = sum(wanted.get((entry.path, entry.kind, entry.value), 0) for entry in older)
-            shared += sum(
-                min(entry.size, large.get(entry.path, 0)) // 2 for entry in older
-            )  # they may have common chunks
-            if shared > common:
-                best, common = name, shared
-        if not best or common * 10 < cargo.size:
-            return
-        older = await self._load_manifest(best)
-        same = {entry.path for entry in older if (entry.path, entry.kind, entry.value) in wanted}
+            common = 0
+            for entry in await self._load_manifest(name):
+                common += wanted.get(_identity(entry), 0)
+                # A large file of this path may have common chunks.
+                common += min(entry.size, large.get(entry.path, 0)) // 2
+            if common > most:
+                best, most = name, common
+        return best if most * 10 >= upload.size else ""
+
+    async def _copy_base(self, upload: Upload, base: str) -> None:
+        """Let the host copy a tree without the files that the upload does not have, and compare changed large files.
+
+        Chunks and names are hashed here while the host copies.
+        """
+        older = await self._load_manifest(base)
+        values = {entry.path: entry.value for entry in older}
+        wanted = {_identity(entry) for entry in upload.manifest}
+        same = {entry.path for entry in older if _identity(entry) in wanted}
         superfluous = [entry.path for entry in older if entry.path not in same]
-        superfluous += sorted(set(list_folders(older)) - set(list_folders(cargo.manifest)))
-        values, grain = {entry.path: entry.value for entry in older}, grain_size(self._wire)
-        alike = [cargo.missing[path] for path in superfluous if path in large]
-        asked = (
+        superfluous += sorted(set(list_folders(older)) - set(list_folders(upload.manifest)))
+        large = {entry.path for entry in self._large_files(upload)}
+        changed = [upload.missing[path] for path in superfluous if path in large]
+        grain = grain_size(self._wire)
+        request = (
             "base",
-            cargo.name,
-            best,
+            upload.name,
+            base,
             superfluous,
             grain,
-            [(entry.path, values[entry.path]) for entry in alike],
+            [(entry.path, values[entry.path]) for entry in changed],
         )
-        # In parallel: many names and large files take a while on both sides.
         hashing = asyncio.gather(
             *(
-                asyncio.to_thread(hash_chunks, cargo.origin(entry), entry.size, grain)
-                for entry in alike
+                asyncio.to_thread(hash_chunks, upload.origin(entry), entry.size, grain)
+                for entry in changed
             )
         )
-        known, _, ours = await asyncio.gather(
-            self._wire.ask(*asked, read=_parse_grains),
-            asyncio.to_thread(cargo.describe_tree),
+        host_digests, _, local_digests = await asyncio.gather(
+            self._wire.ask(*request, read=_parse_grains),
+            asyncio.to_thread(upload.describe_tree),
             hashing,
         )
-        if known is not None:
-            cargo.missing = {
-                path: entry for path, entry in cargo.missing.items() if path not in same
-            }
-            cargo.links = [entry for entry in cargo.links if entry.path not in same]
-            for entry, own in zip(alike, ours, strict=True):
-                grains = GrainDigests(*known[entry.path], own) if entry.path in known else None
-                cargo.bases[entry.path] = BaseFile(
-                    f"{object_path(f't:{best[:64]}')}/{entry.path}", values[entry.path], grains
-                )
+        if host_digests is None:
+            return  # the host no longer has the tree
+        upload.missing = {path: entry for path, entry in upload.missing.items() if path not in same}
+        upload.links = [entry for entry in upload.links if entry.path not in same]
+        folder = object_path(f"t:{base[:64]}")
+        for entry, local in zip(changed, local_digests, strict=True):
+            digests = None
+            if entry.path in host_digests:
+                digests = GrainDigests(*host_digests[entry.path], local)
+            upload.bases[entry.path] = BaseFile(
+                f"{folder}/{entry.path}", values[entry.path], digests
+            )
 
-    async def choose_file_bases(self, cargo: Upload, free: int, began: Collection[str]) -> None:
-        """Start each large file with the most similar one on the host.
+    def _large_files(self, upload: Upload) -> list[Entry]:
+        """Return the files of a tree that are compared by chunks."""
+        return [
+            entry
+            for entry in upload.manifest
+            if entry.kind in "fx" and entry.size > self._wire.chunk
+        ]
+
+    async def choose_file_bases(self, upload: Upload, free: int, started: Collection[str]) -> None:
+        """Start each large file with the most similar file on the host, unless its upload is `started`.
 
         That file is chosen by samples, because the names differ, and is compared by chunks.
         """
-        for entry in list(cargo.missing.values()):
-            if (
-                entry.size <= max(4 * self._wire.chunk, _SAMPLE * _SAMPLES)
-                or f"{entry.kind}:{entry.value}" in began
-            ):
+        least = max(4 * self._wire.chunk, _SAMPLE * _SAMPLES)
+        for entry in list(upload.missing.values()):
+            if entry.size <= least or content_of(entry) in started:
                 continue
-            if cargo.size > free:
+            if upload.size > free:
                 return
             blocks = [number * entry.size // _SAMPLES // _SAMPLE for number in range(_SAMPLES)]
-            there = await self._wire.ask(
+            files_on_host = await self._wire.ask(
                 "alike", self._wire.chunk, _SAMPLE, blocks, read=_parse_alike
             )
-            ours = await asyncio.to_thread(_samples, cargo.origin(entry), entry.size, blocks)
-            likeness = {
-                name: sum(mine == its for mine, its in zip(ours, theirs, strict=False))
-                for name, theirs in there.items()
+            samples = await asyncio.to_thread(_samples, upload.origin(entry), entry.size, blocks)
+            equal = {
+                name: sum(own == other for own, other in zip(samples, others, strict=False))
+                for name, others in files_on_host.items()
             }
-            best = max(likeness, key=lambda name: likeness[name], default="")
-            if best and likeness[best] >= _ALIKE:
-                cargo.bases[entry.path] = BaseFile(f"objects/{best[:2]}/{best}", best[:64])
+            best = max(equal, key=lambda name: equal[name], default="")
+            if best and equal[best] >= _ALIKE:
+                upload.bases[entry.path] = BaseFile(f"objects/{best[:2]}/{best}", best[:64])
 
     async def _load_manifest(self, name: str) -> Sequence[Entry]:
         """Return the manifest of a tree on the host; empty if unknown."""
         content = f"t:{name[:64]}"
-        if (known := self._manifests.get(content)) is None:
+        known = self._manifests.get(content)
+        if known is None:
             known = self.recall(content)
             if known is None:
-                _, data = await self._wire.read(
-                    "read", f"{object_path(content)}.json", 0, LONGEST_ANSWER
-                )
-                try:
-                    known = [
-                        Entry(*row) for row in json.loads(data.decode("utf-8", "surrogateescape"))
-                    ]
-                    known = known if files.tree_id(known) == content else ()
-                except (ValueError, TypeError):
-                    known = ()
+                known = await self._download_manifest(content)
             self.remember(content, known)
         return known
+
+    async def _download_manifest(self, content: str) -> Sequence[Entry]:
+        """Return the manifest that the host stores beside a tree; empty if it is missing or wrong."""
+        path = f"{object_path(content)}.json"
+        _, data = await self._wire.read("read", path, 0, LONGEST_ANSWER)
+        try:
+            entries = [Entry(*row) for row in json.loads(data.decode("utf-8", "surrogateescape"))]
+            return entries if files.tree_id(entries) == content else ()
+        except (ValueError, TypeError):
+            return ()
 
     def remember(self, content: str, manifest: Sequence[Entry]) -> None:
         """Record the manifest of a tree on the host."""
@@ -149,12 +168,15 @@ class BaseFinder:
             del self._manifests[next(iter(self._manifests))]
 
 
+def _identity(entry: Entry) -> tuple[str, str, str]:
+    return entry.path, entry.kind, entry.value
+
+
 def _parse_grains(answer: Any) -> dict[str, tuple[int, list[str]]] | None:
-    return (
-        None
-        if answer is None
-        else {str(path): parse_digests(known) for path, known in answer.items()}
-    )
+    """Parse the digests of large files: path -> size and digests; None if the host has no such tree."""
+    if answer is None:
+        return None
+    return {str(path): parse_digests(digests) for path, digests in answer.items()}
 
 
 def _parse_alike(answer: Any) -> dict[str, list[str]]:

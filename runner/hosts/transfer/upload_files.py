@@ -25,8 +25,8 @@ class GrainDigests(NamedTuple):
     """The grain digests of a large file: its bytes on the host, the digests there, and the local digests."""
 
     size: int
-    theirs: Sequence[str]
-    ours: Sequence[str]
+    on_host: Sequence[str]
+    local: Sequence[str]
 
 
 class BaseFile(NamedTuple):
@@ -41,17 +41,17 @@ class BaseFile(NamedTuple):
 
 @dataclass(slots=True)
 class Upload:
-    """Files to upload into one directory of the host."""
+    """Files to upload into one directory of the host: a tree, or one or more files."""
 
-    name: str
-    folder: str
-    size: int
-    origin: Callable[[Entry], str]
+    name: str  # object name of the tree or the first file
+    folder: str  # directory on the host, relative to the root; empty if nothing is left to do
+    size: int  # bytes of all files
+    origin: Callable[[Entry], str]  # local path of a file
     root: str = ""  # local root of a tree
-    content: str = ""
+    content: str = ""  # of a tree, or of a file that may be damaged on the host
     manifest: Sequence[Entry] = ()
     missing: dict[str, Entry] = field(default_factory=dict)
-    files: dict[str, Entry] = field(default_factory=dict)  # all files, if this is no tree
+    files: dict[str, Entry] = field(default_factory=dict)  # all files by object name, unless a tree
     bases: dict[str, BaseFile] = field(
         default_factory=dict
     )  # large file -> a similar file on the host
@@ -64,11 +64,11 @@ class Upload:
     links: list[Entry] = field(default_factory=list)  # including empty directories
     lacks_manifest: bool = False  # the links and the manifest are still missing
     had_data: bool = False  # a part existed on the host, or was damaged
-    is_named: bool = False
+    is_named: bool = False  # the host has given the objects their names
     _described: tuple[bytes, str] | None = None
 
     def missing_bytes(self, grain: int) -> int:
-        """Return the missing bytes."""
+        """Return the missing bytes, for grains of this size."""
         return sum(self._missing_bytes_of(entry, grain) for entry in self.missing.values())
 
     def required_space(self) -> int:
@@ -93,115 +93,120 @@ def grain_size(wire: Wire) -> int:
 
 
 class UploadChecker:
-    """The uploaded data on one host."""
+    """Compares uploads with the data on one host."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
-    async def survey(self, cargo: Upload) -> None:
-        """Ask which missing files have arrived, and remove correct ones from `missing`."""
-        cargo.had_data = True
-        small = [entry for entry in cargo.missing.values() if entry.size <= self._wire.chunk]
+    async def survey(self, upload: Upload) -> None:
+        """Remove the files that have arrived correctly from the missing files, and find the missing grains of large files."""
+        upload.had_data = True
+        small = [entry for entry in upload.missing.values() if entry.size <= self._wire.chunk]
         if small:
-            there = await self._wire.ask(
-                "survey",
-                cargo.folder,
-                [entry.path for entry in small],
-                read=lambda answer: [(kind, value) for kind, value in answer],
-            )
-            for entry, (kind, value) in zip(small, there, strict=False):
-                if kind == entry.kind and value == entry.value:
-                    del cargo.missing[entry.path]
-        await self.compare_files(
-            cargo, [path for path, entry in cargo.missing.items() if entry.size > self._wire.chunk]
-        )
+            names = [entry.path for entry in small]
+            arrived = await self._wire.ask("survey", upload.folder, names, read=_parse_survey)
+            for entry, found in zip(small, arrived, strict=False):
+                if found == (entry.kind, entry.value):
+                    del upload.missing[entry.path]
+        large = [path for path, entry in upload.missing.items() if entry.size > self._wire.chunk]
+        await self.compare_files(upload, large)
 
-    async def compare_files(self, cargo: Upload, paths: Sequence[str]) -> None:
-        todo = iter([cargo.missing[path] for path in paths])
+    async def compare_files(self, upload: Upload, paths: Sequence[str]) -> None:
+        """Find the missing grains of these large files, several at a time."""
+        remaining = iter([upload.missing[path] for path in paths])
 
-        async def some() -> None:
-            for entry in todo:
-                await self._compare(cargo, entry)
+        async def compare_some() -> None:
+            for entry in remaining:
+                await self._compare(upload, entry)
 
-        await asyncio.gather(*(some() for _ in range(self._wire.open_lanes(0, len(paths)))))
+        lanes = self._wire.open_lanes(0, len(paths))
+        await asyncio.gather(*(compare_some() for _ in range(lanes)))
 
-    async def _compare(self, cargo: Upload, entry: Entry) -> None:
-        """Find the grains of a large file that differ on the host.  A file with an older version starts with its data."""
-        size, theirs, ours = await self._digest_grains(cargo, entry)
-        cargo.grains[entry.path] = dict(enumerate(ours))
+    async def _compare(self, upload: Upload, entry: Entry) -> None:
+        """Find the grains of a large file that differ on the host.  A file with a base starts with the data of the base."""
+        size, on_host, local = await self._digest_grains(upload, entry)
+        upload.grains[entry.path] = dict(enumerate(local))
         if size > entry.size:
-            await self._wire.ask("delete", cargo.folder, [entry.path], read=ignore_answer)
-            theirs = []
-        if not theirs:
-            cargo.holes[entry.path] = []
+            await self._wire.ask("delete", upload.folder, [entry.path], read=ignore_answer)
+            on_host = []
+        if not on_host:
+            upload.holes[entry.path] = []
             return
-        wrong = [at for at, digest in enumerate(ours) if at >= len(theirs) or theirs[at] != digest]
-        if not wrong and await asyncio.to_thread(digest_of, cargo.origin(entry)) != entry.value:
-            raise Changed(cargo.origin(entry))
-        if not wrong and entry.path in cargo.bases:
-            wrong = [
-                len(ours) - 1
-            ]  # the bytes are equal, but the mode may differ: the last grain sets it
+        wrong = [
+            number
+            for number, digest in enumerate(local)
+            if number >= len(on_host) or on_host[number] != digest
+        ]
         if not wrong:
-            del cargo.missing[entry.path]
-            cargo.holes.pop(entry.path, None)
-            return
-        holes: list[tuple[int, int]] = []
-        for at in wrong:
-            if holes and sum(holes[-1]) == at:
-                holes[-1] = (holes[-1][0], holes[-1][1] + 1)
-            else:
-                holes.append((at, 1))
-        cargo.holes[entry.path] = holes
+            origin = upload.origin(entry)
+            if await asyncio.to_thread(digest_of, origin) != entry.value:
+                raise Changed(origin)
+            if entry.path in upload.bases:
+                # The bytes are equal, but the mode may differ: the upload of the last grain sets it.
+                wrong = [len(local) - 1]
+        if wrong:
+            upload.holes[entry.path] = _join_grains(wrong)
+        else:
+            del upload.missing[entry.path]
+            upload.holes.pop(entry.path, None)
 
-    async def _digest_grains(self, cargo: Upload, entry: Entry) -> GrainDigests:
+    async def _digest_grains(self, upload: Upload, entry: Entry) -> GrainDigests:
         """Return the digests of a large file on the host and here.  Known digests of its base are used once."""
-        grain, older = grain_size(self._wire), cargo.bases.get(entry.path, BaseFile("", ""))
-        if older.grains is not None:
-            cargo.bases[entry.path] = older._replace(grains=None)
-            size = min(older.grains.size, entry.size)
-            return older.grains._replace(size=size, theirs=older.grains.theirs[: -(-size // grain)])
-        asked = self._wire.ask(
+        grain, base = grain_size(self._wire), upload.bases.get(entry.path, BaseFile("", ""))
+        if base.grains is not None:
+            upload.bases[entry.path] = base._replace(grains=None)
+            size = min(base.grains.size, entry.size)
+            on_host = base.grains.on_host[: -(-size // grain)]
+            return GrainDigests(size, on_host, base.grains.local)
+        asking = self._wire.ask(
             "chunks",
-            cargo.folder,
+            upload.folder,
             entry.path,
             grain,
-            older.path,
-            older.digest,
+            base.path,
+            base.digest,
             entry.size,
             read=parse_digests,
         )
-        (size, theirs), ours = await asyncio.gather(
-            asked, asyncio.to_thread(hash_chunks, cargo.origin(entry), entry.size, grain)
-        )
-        return GrainDigests(size, theirs, ours)
+        hashing = asyncio.to_thread(hash_chunks, upload.origin(entry), entry.size, grain)
+        (size, on_host), local = await asyncio.gather(asking, hashing)
+        return GrainDigests(size, on_host, local)
 
-    async def delete_extra(self, cargo: Upload) -> None:
-        """Delete entries that do not belong to a tree, and find its missing links and empty directories."""
-        below, pointing = await self._wire.ask("listing", cargo.folder, read=_parse_listing)
-        above = set(list_folders(cargo.manifest))
-        wanted = {entry.path: entry for entry in cargo.manifest}
-        wrong = []
-        for path, kind in below.items():
-            entry = wanted.get(path)
-            right = (
-                path in above
-                if kind == "d"
-                else entry is not None
-                and entry.kind == kind
-                and (kind != "l" or pointing[path] == entry.value)
-            )
-            if not right:
-                wrong.append(path)
-        if wrong:
-            await self._wire.ask("delete", cargo.folder, wrong, read=ignore_answer)
-        gone = set(wrong)
-        cargo.links = [
-            entry
-            for entry in cargo.manifest
-            if entry.kind in "ld" and (entry.path not in below or entry.path in gone)
+    async def delete_extra(self, upload: Upload) -> None:
+        """Delete entries on the host that do not belong to a tree, and find the tree's missing links and empty directories."""
+        kinds, targets = await self._wire.ask("listing", upload.folder, read=_parse_listing)
+        expected = dict.fromkeys(list_folders(upload.manifest), ("d", ""))
+        for entry in upload.manifest:
+            expected[entry.path] = (entry.kind, entry.value if entry.kind == "l" else "")
+        wrong = [
+            path
+            for path, kind in kinds.items()
+            if expected.get(path) != (kind, targets.get(path, ""))
         ]
-        cargo.lacks_manifest = True
+        if wrong:
+            await self._wire.ask("delete", upload.folder, wrong, read=ignore_answer)
+        missing = (expected.keys() - kinds.keys()) | set(wrong)
+        upload.links = [
+            entry for entry in upload.manifest if entry.kind in "ld" and entry.path in missing
+        ]
+        upload.lacks_manifest = True
+
+
+def _join_grains(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Join ascending grain numbers into holes: (first grain, number of grains)."""
+    holes: list[tuple[int, int]] = []
+    for number in numbers:
+        if holes and sum(holes[-1]) == number:
+            first, count = holes[-1]
+            holes[-1] = (first, count + 1)
+        else:
+            holes.append((number, 1))
+    return holes
+
+
+def _parse_survey(answer: Any) -> list[tuple[Any, Any]]:
+    """Parse the kind and digest of each requested file."""
+    return [(kind, value) for kind, value in answer]
 
 
 def _parse_listing(answer: Any) -> tuple[dict[str, str], dict[str, str]]:
