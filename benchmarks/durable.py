@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import psycopg
 
-from runner.api.submitting import Ticket, submit
+from runner.api.submitting import QueueSettings, submit
 from runner.execution.terms import Choice, Settings
 from runner.storage.workspace import Workspace
 from runner.survey.request import Request
@@ -131,7 +131,11 @@ class Ours:
             for n in range(count):
                 inputs = {"n": n} if "inputs:" in (self.root / "recipe.yaml").read_text() else {}
                 submit(
-                    ws, Request("./recipe.yaml", inputs), Choice(), Settings(), Ticket(here=True)
+                    ws,
+                    Request("./recipe.yaml", inputs),
+                    Choice(),
+                    Settings(),
+                    QueueSettings(here=True),
                 )
             return count / (time.perf_counter() - begun)
 

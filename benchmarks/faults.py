@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import psycopg
 from durable import Durable
 
-from runner.api.submitting import Ticket, submit
+from runner.api.submitting import QueueSettings, submit
 from runner.errors import RecipeError
 from runner.execution.terms import Choice, Settings
 from runner.storage.records.postgres_runs import CLAIM
@@ -144,7 +144,7 @@ def submitted(root: Path, environ: dict[str, str], n: int) -> int:
                     Request("./recipe.yaml", {"n": n}),
                     Choice(),
                     Settings(),
-                    Ticket(idempotency=f"k{n}", here=True),
+                    QueueSettings(idempotency=f"k{n}", here=True),
                 )
             return failed
         except (RecipeError, psycopg.Error):

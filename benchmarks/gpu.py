@@ -539,7 +539,7 @@ def _figures() -> hardware.Hardware:
     return hardware.read(yaml.safe_load((ROOT / "recipes" / "hardware.yaml").read_text()))
 
 
-def _alike(name: str, gpu: hardware.Gpu) -> bool:
+def _alike(name: str, gpu: hardware.GpuModel) -> bool:
     try:
         return _figures().find(name) == gpu
     except Exception:  # a GPU without figures

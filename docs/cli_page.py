@@ -31,7 +31,10 @@ def markdown() -> str:
         if owner:
             names = " · ".join(row.split(" | ")[0].removeprefix("| ") for row in shared)
             names = names.replace("\\|", "|")
-            lines += ["", f"Options of [recipe {owner}](#recipe-{owner}): {names}"]
+            lines += [
+                "",
+                f"`recipe {verb}` also takes the following options of [recipe {owner}](#recipe-{owner}): {names}",
+            ]
     parser, _ = parser_of("list")
     return "\n".join([*lines, "", f"### {GLOBAL}", "", *_table(_sections(parser)[GLOBAL])])
 

@@ -33,11 +33,13 @@ def refreshed(text: str) -> str:
         lines.append(f"| `{name}` | {words} | {_named(taking, known)} |")
     taking = [recipe.id for recipe in known if "global_batch" in recipe.inputs]
     lines.append(
-        f"| `{ACCUMULATED}` | `global_batch`: this × batch of a device × GPUs | {_named(taking, known)} |"
+        f"| `{ACCUMULATED}` | `global_batch` = this value × batch size per device × number of GPUs | {_named(taking, known)} |"
     )
-    lines.append("| `logging_steps` | of so many steps the platform gets one, and the last | all |")
+    lines.append(
+        "| `logging_steps` | interval of metric reports: the platform gets the metrics of every Nth step, and of the last | all |"
+    )
     ignored = " ".join(f"`{name}`" for name in NO_COUNTERPART)
-    lines += ["", f"Without a counterpart, each ignored with its reason: {ignored}."]
+    lines += ["", f"recipe has no inputs for these names, and ignores them: {ignored}."]
     return "\n".join([f"{before}{BEGIN}", *lines, f"{END}{rest.partition(END)[2]}"])
 
 

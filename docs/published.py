@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import yaml
 
-from runner.advice.memory import Training, estimate, read
+from runner.advice.memory import TrainingSetup, estimate, read
 from runner.language import library
 
 MARKS: Final = "<!-- published: begin -->", "<!-- published: end -->"
@@ -56,7 +56,7 @@ def _row(row: dict[str, Any], models: dict[str, Any]) -> Row:
             found.counts,
             said=f"not estimated: {row['out']}",
         )
-    training = Training(**row["training"], context=row["counts"] == "device")
+    training = TrainingSetup(**row["training"], context=row["counts"] == "device")
     model = read(models[row["model"]])
     terms = dict(estimate(model, training).terms)
     if row["counts"] == "allocated":

@@ -29,11 +29,11 @@ def _cell(outcome: Outcome) -> str:
         case Done(state):
             return state
         case Asked("ACTIVE"):
-            return "asked, then it continues"
+            return "request stored, then the run continues"
         case Asked(state):
-            return f"asked, then {state}"
+            return f"request stored, then {state}"
         case Stays():
-            return "as it was, with the priority"
+            return "only the priority changes"
         case NewRun():
             return "a new run, QUEUED"
     return f"refused: `{outcome.code}` (use `{HELPS[outcome.code]}`)"

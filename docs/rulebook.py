@@ -12,6 +12,17 @@ from runner.language.template import references
 
 BEGIN: Final = "<!-- rules:begin -->"
 END: Final = "<!-- rules:end -->"
+FACTS: Final = {
+    "model": "the model",
+    "data": "the dataset",
+    "gpu": "the GPU",
+    "host": "the host",
+    "environment": "the installed packages",
+    "kept": "earlier runs",
+    "memory": "the memory estimate",
+    "offer": "the rented machine",
+}
+"""The subject of each fact that a rule may need, in the words of a sentence."""
 
 
 def markdown() -> str:
@@ -45,7 +56,7 @@ def _section(rule: Rule) -> Iterator[str]:
         if each.path[0] not in ALWAYS
     )
     if needs:
-        yield f"- Required facts: {', '.join(f'`{name}`' for name in needs)}."
+        yield f"- The rule needs facts about {' and '.join(f'{FACTS[name]} (`{name}`)' for name in needs)}."
     remedy = _plain(rule.remedy)
     yield f"- Fix: {remedy[:1].upper()}{remedy[1:]}."
     if rule.fix:

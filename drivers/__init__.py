@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 def install_line(*extras: str) -> str:
-    """Return the command that adds extras to this copy of recipe, as it was installed: from a checkout, an address or an index."""
+    """Return the shell command that installs extras into this copy of recipe.
+
+    The command depends on the original installation: a checkout, an address or an index.
+    """
     from .installing import install_command
 
     return install_command(extras)
@@ -46,9 +49,10 @@ FREE = ("local", "ssh")
 
 
 def load(name: str, known: Mapping[str, tuple[str, str]] = DRIVERS) -> Callable[..., Driver]:
-    """The driver class called `name` in a table such as ours; in those of extensions, advice stands in place of the extra.
+    """Load the driver class called `name` from a table like DRIVERS.
 
-    Raises Rejected, naming the nearest, when there is none; Denied when something must be installed first.
+    In an extension's table, installation advice stands in place of the extra. Raises Rejected with
+    the most similar name if the name is unknown, and Denied if a package must be installed first.
     """
     from importlib import import_module
 
@@ -79,5 +83,5 @@ def load(name: str, known: Mapping[str, tuple[str, str]] = DRIVERS) -> Callable[
 
 
 def _install(name: str, advice: str) -> str:
-    """Return the command that installs a driver: of ours by its extra, of an extension as its package advises."""
+    """Return the installation command of a driver: our extra, or an extension's own advice."""
     return install_line(advice) if name in DRIVERS and advice else advice

@@ -43,9 +43,10 @@ Market: TypeAlias = Literal["on-demand", "spot"]
 
 @dataclass(frozen=True, slots=True)
 class Need(Resources):
-    """What a lease is for: what each of `nodes` machines must have, and on which market they may be rented.
+    """Requirements for a lease: the resources of each of `nodes` machines, and the markets.
 
-    `image`: the container image that they are to run, where `Traits.images`; empty: the driver's.
+    `image` is the container image to run if `Traits.images` is set. If empty, the driver's default
+    image is used.
     """
 
     nodes: int = 1
@@ -54,7 +55,7 @@ class Need(Resources):
 
 
 class Wish(NamedTuple):
-    """What is asked of `Driver.offers`."""
+    """A request for offers: requirements, filters, and expected use of a machine."""
 
     need: Need = Need()
     disk: int | None = None  # bytes that will be rented with the machine
@@ -69,7 +70,7 @@ class Wish(NamedTuple):
 
 
 class Traits(NamedTuple):
-    """What a driver can do, as data."""
+    """Capabilities of a driver, as data."""
 
     priced: bool = False
     shared_disk: bool = False  # hosts may see our disk, and we theirs: each is asked
@@ -105,7 +106,10 @@ class Traits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What could be rented.  `price` is US dollars an hour for all nodes, with the disk that was asked for."""
+    """A machine, or group of nodes, available for rent.
+
+    `price` is US dollars per hour for all nodes, including the requested disk.
+    """
 
     driver: str
     id: str
@@ -133,7 +137,8 @@ class Offer:
 class Order(NamedTuple):
     """An order for one lease: the offer, the key and the end time.
 
-    `keep`: at `until` the machine is stopped instead of ended, its disk stays.  `image`: what the machine is a container of; empty: the driver's.
+    If `keep`, the machine is stopped at `until` instead of terminated, and its disk stays. `image`
+    is the container image of the machine. If empty, the driver's default image is used.
     """
 
     offer: Offer
@@ -145,7 +150,7 @@ class Order(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A billed allocation.  `price` is the provider's listed US dollars per hour, or 0 if unknown."""
+    """A billed allocation of machines. `price` is the listed US dollars per hour, or 0 if unknown."""
 
     driver: str
     id: str
@@ -155,7 +160,7 @@ class Lease:
 
 
 class Charge(NamedTuple):
-    """A provider's charge for a period, in US dollars.  Times are seconds since the epoch."""
+    """A provider's charge for a period, in US dollars. Times are seconds since the epoch."""
 
     since: float
     till: float
@@ -164,7 +169,11 @@ class Charge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run on a host.  `env` is the whole environment; `secrets` are added to it and appear in no text form of this value."""
+    """A command to run on a host.
+
+    `env` is the whole environment. `secrets` are added to the environment and appear in no text
+    form of this value.
+    """
 
     argv: tuple[str, ...]
     cwd: str
@@ -181,16 +190,18 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A command started on a host, found again by its key."""
+    """A command started on a host, identified by its key."""
 
     key: str
     data: Mapping[str, str] = field(default_factory=dict)
 
 
 class Exit(NamedTuple):
-    """The end of a job.  `code` is None without an exit status, `signal` is set if a signal ended the job, `reason` names the cause if known.
+    """The end of a job.
 
-    `busy`: it never began, because another job holds one of its locks; the same key may be started again.
+    `code` is None without an exit status, `signal` is set if a signal ended the job, and `reason`
+    names the cause if known. If `busy`, the job never began, because another job holds one of its
+    locks. The same key may be started again.
     """
 
     code: int | None
@@ -213,9 +224,9 @@ NOTHING: AsyncIterable[bytes] = _nothing()
 
 
 class Host:
-    """A machine that runs programs.  Jobs and files are the business of the agent that the runner begins there.
+    """A machine that runs programs. The agent started there handles jobs and files.
 
-    A subclass must override `call` and set `root`; everything else has a default.
+    A subclass must override `call` and set `root`. All other members have a default.
     """
 
     root: str
@@ -234,31 +245,32 @@ class Host:
     """Seconds before `until`, from which on nothing new begins there and what runs is asked to save and to end."""
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
-        """Run a program and stream its output, while its input is streamed to it.
+        """Run a program on the host and stream its input and output.
 
-        A call that is given up ends the program with its process group; what made a session of its own stays.
-
-        Raises Rejected with its stderr when it fails, and Unreachable when somebody there ended it.
+        A cancelled call ends the program with its process group. Processes in sessions of their own
+        stay. Raises Rejected with the program's stderr if it fails, and Unreachable if it was
+        killed on the host.
         """
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Close the connection; what runs there continues."""
+        """Close the connection. Programs on the host keep running."""
 
     def way(self, folder: str) -> Argv:
-        """Return the command line of an SSH client that logs in there; empty: there is no login.
+        """Return the command line of an SSH client for logging in to the host, or () without a login.
 
-        Keys that it needs are written below `folder`, which is private and removed afterwards.
+        Required keys are written below `folder`, which is private and deleted afterwards.
         """
         return ()
 
 
 class Driver:
-    """A source of machines on demand.
+    """A source of machines on demand, such as a cloud provider or a cluster.
 
-    A subclass sets `traits` and overrides `offers`, `acquire`, `hosts`, `release` and `leases`.  Every other member has a default that
-    means "cannot" or "nothing to do".  Where the runner must know before it calls, a trait says so: `Traits.visits` for `visit`,
-    `prolongs` for `prolong`, `pauses` for `start`, `stop` and `stands`, `works` for `work`, `exports` for `program`.
+    A subclass sets `traits` and overrides `offers`, `acquire`, `hosts`, `release` and `leases`.
+    Every other member has a default that means "cannot" or "nothing to do". Traits announce
+    optional members to the runner: `Traits.visits` stands for `visit`, `prolongs` for `prolong`,
+    `pauses` for `start`, `stop` and `stands`, `works` for `work`, `exports` for `program`.
     """
 
     traits: Traits
@@ -278,94 +290,116 @@ class Driver:
     # --- what every driver has
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """Return the offers that satisfy `wish`, best first.  Empty if there are none."""
+        """Return the offers that satisfy `wish`, best first."""
         raise NotImplementedError
 
     async def acquire(self, order: Order) -> Lease:
-        """Begin renting."""
+        """Rent the machines of an order."""
         raise NotImplementedError
 
     async def hosts(self, lease: Lease) -> Sequence[Host] | None:
-        """Return one Host per node, or None while they start.  Raises HostLost if the machine is gone."""
+        """Return one Host per node of a lease, or None while the machines start.
+
+        Raises HostLost if a machine no longer exists.
+        """
         raise NotImplementedError
 
     async def release(self, lease: Lease) -> bool:
-        """Stop renting.  True once nothing is billed, proved; an unknown lease is already True."""
+        """Terminate a lease. Return True once the provider confirms that nothing is billed.
+
+        An unknown lease also returns True.
+        """
         raise NotImplementedError
 
     async def leases(self) -> Sequence[Lease]:
-        """Return all leases that bear our mark.  The list is complete, otherwise this raises."""
+        """Return all leases tagged by this installation. Raises if the list may be incomplete."""
         raise NotImplementedError
 
     # --- connections
 
     async def connect(self) -> None:
-        """Connect to every machine before a place on one is taken.  What is wrong is raised by what is asked next."""
+        """Connect to all machines in advance, before a slot is requested.
+
+        Errors are raised by the next request.
+        """
 
     def connected_hosts(self) -> Mapping[str, Host]:
-        """Return every connected machine by the id of its offers.
+        """Return all connected machines by offer ID.
 
-        For questions and preparations only; nothing is started on them.
+        They are for queries and preparations only. No job is started on them.
         """
         return {}
 
     async def aclose(self) -> None:
-        """Close all connections of the driver itself; leases and jobs stay.  Idempotent."""
+        """Close all connections of the driver. Leases and jobs stay. Idempotent."""
 
     def visit(self) -> AsyncIterator[tuple[str, Host | DriverError]]:
-        """Visit every machine by name, without a lease: a Host to ask and close, or the reason why it cannot be asked.
+        """Yield each machine by name without a lease, as a Host or with the connection error.
 
-        Raises Rejected unless `Traits.visits`.
+        The caller closes the Host. Raises Rejected unless `Traits.visits`.
         """
         raise Rejected("its machines are looked at by a lease only")
 
     # --- what is known of the provider
 
     async def about(self) -> Sequence[tuple[str, str]]:
-        """Return names and words that describe a cluster, for `recipe doctor`.
+        """Describe a cluster as names and texts, for `recipe doctor`.
 
-        Raises Denied with the remedy if the cluster cannot be used.
+        Raises Denied with a remedy if the cluster cannot be used.
         """
         return ()
 
     async def account(self) -> Sequence[tuple[str, str]]:
-        """Return facts of the account as names and words.  Changes nothing.  Raises Denied if the key is rejected."""
+        """Describe the provider account as names and texts. Changes nothing.
+
+        Raises Denied if the API key is rejected.
+        """
         return ()
 
     def find_lack(self) -> str:
-        """Return what is missing before the provider can be asked, such as a key, and what to do; empty: nothing.  Sends no request."""
+        """Return the missing requirement for contacting the provider, with a remedy, or "".
+
+        Sends no request.
+        """
         return ""
 
     async def unusable(self) -> Sequence[tuple[str, str]]:
-        """Return unusable parts of the account, with reasons.  Changes nothing.
+        """Return the unusable parts of the account, with reasons. Changes nothing.
 
-        With them, machines could be rented without being able to log in.
+        With such parts, machines could be rented without being able to log in.
         """
         return ()
 
     async def solvent(self) -> None:
-        """Raises Denied when the account has no credit, as far as the provider says so before an order."""
+        """Raise Denied if the provider reports that the account has no credit."""
 
     async def update(self) -> str:
-        """Fetch the newest price list, for every later run of this installation, and return what it is, in words.
+        """Download the newest price list for later runs, and return a description.
 
-        Empty: prices are asked of the provider each time.  Raises DriverError, and the list stays.
+        Returns "" if prices are always requested from the provider. Raises DriverError, and then
+        the old list stays.
         """
         return ""
 
     async def ensure(self) -> Sequence[str]:
-        """Make what machines need beside themselves, such as a firewall rule.  Returns what was made, in words."""
+        """Create auxiliary cloud resources for machines, such as a firewall rule.
+
+        Returns descriptions of the created resources.
+        """
         return ()
 
     async def drop(self) -> Sequence[str]:
-        """Remove what `ensure` made, unless machines of ours use it.  Returns what was removed, or stays and why, in words."""
+        """Delete the resources created by `ensure`, unless machines of this installation use them.
+
+        Returns descriptions of the deleted resources, and of the remaining ones with reasons.
+        """
         return ()
 
     def look_for(self, installation: str) -> bool:
         """Make `leases` list the machines of another installation of this user.
 
-        They can be released, but not logged in to.  Returns False if machines do not bear the name of the
-        installation that rented them.
+        They can be released, but not logged in to.  Returns False if machines do not bear the name
+        of the installation that rented them.
         """
         return False
 
@@ -379,7 +413,7 @@ class Driver:
         bucket: str,
         nodes: int,
     ) -> str:
-        """Return a Pulumi program for the machines of the settings.
+        """Return a Pulumi program that creates the machine defined by the settings.
 
         It also creates their surroundings, and the bucket if one is named.  Asks no server.
         Raises Rejected if the settings do not define one machine, and unless `Traits.exports`.
@@ -389,46 +423,55 @@ class Driver:
     # --- what is asked of one lease
 
     def highest_price(self, lease: Lease) -> float:
-        """Return the highest price in US dollars an hour that this process has read for a machine; 0 if none."""
+        """Return the highest price seen for a machine, in US dollars per hour, or 0."""
         return 0.0
 
     async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
-        """Return the provider's charges for a lease, as far as they are known by now."""
+        """Return the provider's charges for a lease, as far as known by now."""
         return ()
 
     async def vitals(self, lease: Lease) -> str:
-        """Return the provider's state of a machine in one line; empty if it says nothing.  Raises DriverError."""
+        """Return the provider's status of a machine in one line, or "". Raises DriverError."""
         return ""
 
     async def prolong(self, lease: Lease, until: datetime) -> None:
-        """Have the machine end itself at another time.  Raises Rejected unless `Traits.prolongs`."""
+        """Change the time at which the machine terminates itself.
+
+        Raises Rejected unless `Traits.prolongs`.
+
+        """
         raise Rejected("its machines do not end themselves")
 
     async def start(self, lease: Lease, until: datetime) -> None:
-        """Have a machine run that may be stopped, and stop by itself at `until`.  It may be on its way then; one that runs is left as it is.
+        """Start a stopped machine, to be stopped automatically at `until`.
 
-        Raises NoCapacity where its place has no room for it now, HostLost when it is gone, Rejected unless `Traits.pauses`.
+        The machine may still be starting on return. A running machine stays unchanged. Raises
+        NoCapacity if the zone has no capacity now, HostLost if the machine no longer exists,
+        Rejected unless `Traits.pauses`.
         """
         raise Rejected("its machines cannot be stopped and started again")
 
     async def stop(self, lease: Lease) -> bool:
-        """Have a machine stand still.  True once nothing but its disk is billed, proved; also when it is gone.
+        """Stop a machine. Return True once the provider confirms that only its disk is billed.
 
-        Raises Rejected unless `Traits.pauses`.
+        Also returns True if the machine no longer exists. Raises Rejected unless `Traits.pauses`.
         """
         raise Rejected("its machines cannot be stopped and started again")
 
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
-        """Return the provider's state of a machine.  A machine that starts or stops also counts as `runs`.
+        """Return the provider's status of a machine. A starting or stopping machine counts as `runs`.
 
         Raises Rejected unless `Traits.pauses`.
         """
         raise Rejected("its machines cannot be stopped and started again")
 
     async def work(self, command: Argv, cwd: str, log: str) -> str:
-        """Run a command there for as long as it takes, and again after it was ended with its machine; returns what it is called there.
+        """Run a long command on the cluster, and return its name there.
 
-        Paths are those of here: the disk has to be shared.  Raises DriverError, Rejected unless `Traits.works`.
+        The command is restarted if its machine is lost.
+
+        Paths are those of this machine, so the disk must be shared. Raises DriverError, and
+        Rejected unless `Traits.works`.
         """
         raise Rejected("it carries out no run itself")
 
@@ -451,7 +494,10 @@ def file_name(key: str) -> str:
 
 
 class DriverError(Exception):
-    """Each class says what to do next; one that may have cost money carries its lease."""
+    """Base of driver errors. Each class implies the next action.
+
+    An error that may have cost money holds the lease.
+    """
 
     def __init__(self, message: str = "", *, lease: Lease | None = None) -> None:
         super().__init__(message or type(self).__doc__)
@@ -459,11 +505,11 @@ class DriverError(Exception):
 
 
 class NoCapacity(DriverError):
-    """The offer is sold out.  Take the next offer."""
+    """The offer is sold out. Take the next offer."""
 
 
 class Throttled(DriverError):
-    """The provider limits the request rate.  Ask again after `after`."""
+    """The provider limits the request rate. Repeat the request after `after`."""
 
     def __init__(
         self,
@@ -477,15 +523,15 @@ class Throttled(DriverError):
 
 
 class Unreachable(DriverError):
-    """The provider or machine cannot be reached, but may be fine.  Ask again."""
+    """The provider or machine is unreachable but may be running. Repeat the request."""
 
 
 class Unsure(DriverError):
-    """The purchase may have succeeded.  Check before buying again."""
+    """The order may have succeeded. Check for the lease before ordering again."""
 
 
 class HostLost(DriverError):
-    """The host is gone.  Start a new attempt on another host."""
+    """The host no longer exists. Start a new attempt on another host."""
 
 
 class Denied(DriverError):

@@ -72,7 +72,10 @@ async def call(
 
 @asynccontextmanager
 async def _outputs() -> AsyncIterator[tuple[BinaryIO, asyncio.StreamReader, BinaryIO]]:
-    """Return a pipe for stdout, its reader, and a file for stderr, which need not be read while output streams."""
+    """Provide a pipe for stdout with its reader, and a temporary file for stderr.
+
+    The file need not be read while output streams.
+    """
     import tempfile
 
     ours, theirs = os.pipe()

@@ -44,8 +44,8 @@ from .base import (
     suggest,
 )
 from .machine import enough
-from .ssh import Machine, SshHost
-from .sshlink import Link, NotLetIn, Route, Stuck
+from .ssh import SshHost, SshServer
+from .sshlink import NotLetIn, Route, SshLink, Stuck
 from .web import Web, printable
 
 _T = TypeVar("_T")
@@ -62,23 +62,29 @@ RISE: Final = 1.05
 # --- who we are
 
 
-class Installation(installation.Installation):
+class InstallationKeys(installation.Installation):
     """This installation, with the login keys and host keys of its machines."""
 
     def login(self, key: str) -> bytes:
-        """Return the private key that opens a lease's machine, in OpenSSH format."""
+        """Return the private login key for a lease's machine, in OpenSSH format."""
         return self._pair(f"login {key}")
 
     def host_key(self, key: str) -> bytes:
-        """Return the private host key with which a lease's machine proves its identity."""
+        """Return the private host key that identifies a lease's machine."""
         return self._pair(f"host {key}")
 
     def first_seen(self, key: str) -> Path:
-        """Return the file with the host key that a lease's machine showed first, if it could not be given one."""
+        """Return the file with the host key that a lease's machine showed first.
+
+        Used if the machine could not be given a host key.
+        """
         return self.folder / "first-use" / file_name(key)
 
     def believe(self, key: str, shown: str) -> str:
-        """Note a host key as the first that a machine showed.  Answers the one that counts: another process may have been first."""
+        """Record the host key that a machine showed first, and return the trusted key.
+
+        If another process recorded a key earlier, that key is the trusted one.
+        """
         known = self.first_seen(key)
         known.parent.mkdir(mode=0o700, exist_ok=True)
         new = known.with_name(f".{known.name}.{secrets.token_hex(4)}")
@@ -95,7 +101,7 @@ class Installation(installation.Installation):
 
 
 def public(private: bytes) -> str:
-    """Return a key's public half as a line of authorized_keys."""
+    """Return a private key's public half as a line of authorized_keys."""
     return asyncssh.import_private_key(private).export_public_key().decode().strip()
 
 
@@ -130,11 +136,12 @@ setsid sh ~/.recipe-deadman </dev/null >/dev/null 2>&1 &
 """
 
 
-def boot(installation: Installation, order: Order, now: datetime, end: str) -> str:
-    """Return the boot script of a machine: it admits our key, shows its host key, and runs `end` when its time is over.
+def boot(installation: InstallationKeys, order: Order, now: datetime, end: str) -> str:
+    """Return the boot script of a rented machine.
 
-    The elapsed time is read from the machine's own clock.  The time of day counts only if it makes the end
-    earlier.  A persistent machine gets the same time anew at each start.
+    It admits our login key, installs our host key, and runs `end` at the end of the lease. The
+    elapsed time is read from the machine's own clock. The time of day counts only if it makes the
+    end earlier. A persistent machine gets the same duration again at each start.
     """
     left = max(0, int((order.until - now).total_seconds()))
     login = public(installation.login(order.key))
@@ -147,8 +154,8 @@ def boot(installation: Installation, order: Order, now: datetime, end: str) -> s
     )
 
 
-def prove(installation: Installation, key: str) -> str:
-    """Return the script with which a lease's machine shows the host key that it was given."""
+def prove(installation: InstallationKeys, key: str) -> str:
+    """Return the script that installs a lease's own host key on its machine."""
     host_key = installation.host_key(key)
     return _PROVE.format(host_key=host_key.decode().strip(), host_public=public(host_key))
 
@@ -156,8 +163,8 @@ def prove(installation: Installation, key: str) -> str:
 # --- a Host there
 
 
-class Login(Link):
-    """A connection to a rented machine.  `failed` looks into why it cannot be made, and answers what to raise."""
+class Login(SshLink):
+    """An SSH connection to a rented machine. `failed` diagnoses a failed connection."""
 
     def __init__(
         self, route: Route, failed: Callable[[DriverError], Awaitable[DriverError]]
@@ -173,14 +180,15 @@ class Login(Link):
 
 
 class Logins:
-    """The machines of one driver that let us in, by their leases.
+    """Open SSH connections of one driver, by lease.
 
-    `alive` asks the provider, and raises HostLost where it knows that the machine is gone; `let_in` has it take our key again, where it can.
+    `alive` asks the provider about a machine, and raises HostLost if it no longer exists. `let_in`
+    adds our login key again, if possible.
     """
 
     def __init__(
         self,
-        installation: Installation,
+        installation: InstallationKeys,
         alive: Callable[[Lease], Awaitable[object]],
         poll: timedelta,
         let_in: Callable[[Lease], Awaitable[None]] | None = None,
@@ -198,10 +206,11 @@ class Logins:
     async def open(
         self, lease: Lease, user: str, name: str, port: int, trust: str = "", login: bytes = b""
     ) -> SshHost | None:
-        """Return a machine once it admits us and has shown the expected host key; None until then.
+        """Return a machine's Host once login works and the host key matches, or None until then.
 
-        `trust` and `login` are its host key and a private key that opens it, if we could not give it ours.
-        Raises HostLost if its start-up files do not end although it had time to boot.
+        `trust` and `login` are the machine's host key and a private key for login, if ours could
+        not be installed. Raises HostLost if its start-up files do not finish although it had time
+        to boot.
         """
         trust = trust or public(self._installation.host_key(lease.key))
         route = Route(
@@ -209,7 +218,7 @@ class Logins:
         )
         link = Login(route, lambda error: self._login_error(lease, error))
         made = SshHost(
-            Machine(route, ROOT, lease.data.get("python", "python3"), 1, link=link),
+            SshServer(route, ROOT, lease.data.get("python", "python3"), 1, link=link),
             lease.data.get("root", ROOT),
             self._forget,
         )
@@ -233,7 +242,7 @@ class Logins:
         return None
 
     async def end(self, lease: Lease) -> None:
-        """Let go of a machine."""
+        """Close the connection to a lease's machine."""
         if (host := self.hosts.pop(lease.id, None)) is not None:
             await host.aclose()
 
@@ -243,7 +252,7 @@ class Logins:
         self.hosts.clear()
 
     async def _login_error(self, lease: Lease, error: DriverError) -> DriverError:
-        """Turn a failed connection into an error with the next step.
+        """Convert a failed connection to an error with the next action.
 
         Asks the provider whether the machine exists, and admits our key again.
         """
@@ -271,7 +280,7 @@ class Logins:
 
 
 async def harmless(asking: Awaitable[_T]) -> _T:
-    """Await the reply to a request that may safely be repeated.  A lost reply raises Unreachable instead of Unsure."""
+    """Await the reply to an idempotent request. A lost reply raises Unreachable instead of Unsure."""
     try:
         return await asking
     except Unsure as error:
@@ -287,7 +296,7 @@ def markets(wanted: Market | Literal["any"]) -> tuple[Market, ...]:
 
 
 class Filters(NamedTuple):
-    """What an offer must be, beside what a step needs."""
+    """Offer filters beyond a step's resource requirements."""
 
     gpu: str = ""
     gpu_memory: float = 0.0  # GB of one card
@@ -302,7 +311,7 @@ class Filters(NamedTuple):
     zone: str = ""
 
     def with_more(self, more: Mapping[str, Value]) -> Filters:
-        """These filters, and `more`.  Raises Rejected for one that there is not or that cannot be read."""
+        """Return these filters with `more` added. Raises Rejected for an unknown or invalid filter."""
         read = {}
         for name, value in more.items():
             if name not in self._fields:
@@ -358,7 +367,10 @@ def priceless(offer: Offer) -> str:
 
 
 def why_excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> str:
-    """Explain briefly why an offer is excluded, in words that group offers.  Empty if it satisfies the wish."""
+    """Return a short reason why an offer is excluded, or "" if it satisfies the wish.
+
+    Equal reasons group the excluded offers.
+    """
     have, need = offer.resources, wish.need
     told = filters.gpu.lower().replace("_", " ")
     tests = (
@@ -409,7 +421,7 @@ def why_excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> st
 
 
 class Wired(Protocol):
-    """The requests of one provider."""
+    """Interface of a provider's API client."""
 
     web: Web
 
@@ -418,14 +430,14 @@ _Wire = TypeVar("_Wire", bound=Wired)
 
 
 class Reported(Protocol):
-    """What a provider says of one machine."""
+    """Interface of a provider's record of one machine."""
 
     @property
     def description(self) -> str: ...
 
 
 class Rented(Driver, ABC, Generic[_Wire]):
-    """What drivers of rented machines have alike: filters, who may log in, what was agreed upon, and the provider's clock."""
+    """Common base of drivers for rented machines: filters, logins, agreed prices, clock check."""
 
     provider: str
     """What people call it."""
@@ -436,7 +448,7 @@ class Rented(Driver, ABC, Generic[_Wire]):
     ) -> None:  # fmt: skip
         self._wire, self._image, self._data = wire, image, {"python": python}
         self._filters = Filters().with_more(filters)
-        self._installation = Installation.of(installation)
+        self._installation = InstallationKeys.of(installation)
         self.traits = self.traits._replace(
             poll=timedelta(seconds=poll), settles=timedelta(seconds=settles), image=image
         )
@@ -451,16 +463,16 @@ class Rented(Driver, ABC, Generic[_Wire]):
 
     @abstractmethod
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """Return the machine once it admits us and has shown the trusted host key."""
+        """Return the machine once login works and the host key matches, or None."""
 
     def _choose_fitting(self, judged: Iterable[tuple[Offer, str]]) -> list[Offer]:
-        """Return the suitable offers, and note why the others are excluded."""
+        """Return the suitable offers, and record why the others are excluded."""
         pairs = list(judged)
         self.excluded = dict(Counter(why for _, why in pairs if why).most_common())
         return [offer for offer, why in pairs if not why]
 
     async def vitals(self, lease: Lease) -> str:
-        """Return the provider's state of a machine now, also of a machine that is gone."""
+        """Return the provider's current status of a machine, also if it no longer exists."""
         try:
             return printable((await self._alive(lease)).description)
         except HostLost as error:
@@ -471,11 +483,11 @@ class Rented(Driver, ABC, Generic[_Wire]):
         return None if found is None else (found,)
 
     def highest_price(self, lease: Lease) -> float:
-        """Return the highest price in US dollars an hour that the provider named; 0 if none was readable."""
+        """Return the highest price that the provider reported, in US dollars per hour, or 0."""
         return self._named.get(lease.id, 0.0)
 
     def _as_agreed(self, lease: Lease, price: float | None) -> None:
-        """Note the price of a machine, where it can be read.  Raises HostLost where it costs more than it was offered for."""
+        """Record the price of a machine. Raises HostLost if it exceeds the offered price."""
         if price is None:
             return
         self._named[lease.id] = max(price, self._named.get(lease.id, 0.0))
@@ -483,7 +495,7 @@ class Rented(Driver, ABC, Generic[_Wire]):
             raise HostLost(f"it costs ${price:.3f} an hour, and was offered for ${agreed:.3f}")
 
     def _clock(self) -> tuple[str, str]:
-        """Compare this machine's clock with the provider's, as a line of `account`."""
+        """Compare this machine's clock with the provider's, as a line for `account`."""
         ahead = self._wire.web.ahead
         apart = f"{abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of {self.provider}: set it"
         return "clock", f"that of {self.provider}" if abs(ahead) < 5 else apart
@@ -498,10 +510,10 @@ class Rented(Driver, ABC, Generic[_Wire]):
 
 
 class Deadman(Rented[_Wire]):
-    """One whose machines end themselves by what `boot` began there."""
+    """Base of drivers whose machines terminate themselves by the boot script."""
 
     async def prolong(self, lease: Lease, until: datetime) -> None:
-        """Have the machine end itself later, or earlier."""
+        """Change the time at which the machine terminates itself."""
         if (found := await self.hosts(lease)) is None:
             raise Unreachable(f"the machine of {lease.key} is not running")
         left = str(int((until - datetime.now(UTC)).total_seconds()))

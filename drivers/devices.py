@@ -16,7 +16,7 @@ _INDEX = re.compile(r"\+?(\d+)")
 
 
 class Hung(Exception):
-    """nvidia-smi did not exit in time, so the GPUs are unknown."""
+    """Error for nvidia-smi that did not exit in time, so the GPUs are unknown."""
 
 
 class Device(NamedTuple):
@@ -28,12 +28,15 @@ class Device(NamedTuple):
 
     @property
     def lock(self) -> str:
-        """The device's lock name on its machine: the UUID if known, so that every spelling in CUDA_VISIBLE_DEVICES gives the same lock."""
+        """Lock name of the GPU on its machine.
+
+        It is the UUID if known, so that every spelling in CUDA_VISIBLE_DEVICES gives the same lock.
+        """
         return re.sub(r"[^A-Za-z0-9._-]", ".", self.uuid or self.name)
 
 
 class Card(NamedTuple):
-    """One card in the output of `nvidia-smi -L`."""
+    """A physical GPU in the output of `nvidia-smi -L`."""
 
     number: int
     uuid: str = ""
@@ -41,7 +44,7 @@ class Card(NamedTuple):
 
 
 def parse_cards(text: str) -> tuple[Card, ...]:
-    """Parse the output of `nvidia-smi -L` into cards.  An error message gives no cards."""
+    """Parse the output of `nvidia-smi -L` to physical GPUs. An error message gives none."""
     cards: list[Card] = []
     for line in text.splitlines():
         if card := _CARD.match(line):
@@ -52,9 +55,10 @@ def parse_cards(text: str) -> tuple[Card, ...]:
 
 
 def visible(value: str | None, cards: Sequence[Card]) -> tuple[Device, ...]:
-    """Return the devices that CUDA shows to a program with CUDA_VISIBLE_DEVICES set to `value`, or unset if `value` is None.
+    """Return the GPUs visible to a program with CUDA_VISIBLE_DEVICES set to `value` (None: unset).
 
-    CUDA stops at the first entry that names no device, and sees nothing where a device is named twice.  Without `cards` every name counts.
+    CUDA stops at the first invalid entry, and shows no GPU if one is named twice. If `cards` is
+    empty, every name counts.
     """
     if value is None:
         return tuple(device for card in cards for device in _whole(card))
@@ -70,7 +74,10 @@ def visible(value: str | None, cards: Sequence[Card]) -> tuple[Device, ...]:
 
 
 def device_variables(devices: Sequence[Device], inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that restrict a program to these devices.  Unless inherited, the order is nvidia-smi's."""
+    """Return environment variables that restrict a program to these GPUs.
+
+    Unless inherited, the order is nvidia-smi's.
+    """
     env = {VISIBLE: ",".join(device.name for device in devices)}
     if devices and VISIBLE not in inherited and ORDER not in inherited:
         env[ORDER] = "PCI_BUS_ID"
@@ -78,9 +85,9 @@ def device_variables(devices: Sequence[Device], inherited: Mapping[str, str]) ->
 
 
 def here(environ: Mapping[str, str]) -> tuple[Device, ...]:
-    """Return the GPUs of this machine that a program with these environment variables can use.  Runs nvidia-smi if it is installed.
+    """Return this machine's GPUs that are visible with these environment variables.
 
-    Raises Hung where nvidia-smi does not end.
+    Runs nvidia-smi if installed. Raises Hung if nvidia-smi does not exit.
     """
     return visible(environ.get(VISIBLE), _ask() or _nodes())
 
@@ -125,7 +132,7 @@ def _whole(card: Card) -> list[Device]:
 
 
 def _find_device(text: str, cards: Sequence[Card]) -> Device | None:
-    """Return the device named by one entry of CUDA_VISIBLE_DEVICES.  None if the entry names no device."""
+    """Return the GPU named by one entry of CUDA_VISIBLE_DEVICES, or None."""
     if index := _INDEX.match(text):
         return _find_by_index(str(int(index[1])), cards)
     if text.startswith(("GPU-", "MIG-")):
@@ -143,7 +150,7 @@ def _find_by_index(name: str, cards: Sequence[Card]) -> Device | None:
 
 
 def _find_by_uuid(prefix: str, cards: Sequence[Card]) -> Device | None:
-    """Return the only device whose UUID starts with `prefix`.  None if no device matches, or several do."""
+    """Return the only GPU whose UUID starts with `prefix`, or None if not exactly one matches."""
     has_uuids = any(card.uuid for card in cards)
     is_old_name = prefix.startswith("MIG-GPU-")  # of drivers before 470: nvidia-smi omits them
     if is_old_name or not has_uuids:

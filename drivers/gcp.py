@@ -36,7 +36,16 @@ from .base import (
 )
 from .cloud import Filters, Value, harmless, markets
 from .gcp_prices import PriceList
-from .gcp_wire import API, FULL, QUOTAS, Instance, Operation, Quota, Wire, find_lack_of_credentials
+from .gcp_wire import (
+    API,
+    FULL,
+    QUOTAS,
+    GcpClient,
+    GcpInstance,
+    Operation,
+    Quota,
+    find_lack_of_credentials,
+)
 from .ssh import SshHost
 
 IMAGE: Final = "projects/deeplearning-platform-release/global/images/family/common-cu129-ubuntu-2204-nvidia-580"
@@ -79,10 +88,11 @@ NOTICE: Final = (
 """Ends on a spot machine when Google is about to take it away."""
 
 
-class Gcp(cloud.Rented[Wire]):
-    """Machines at Google Compute Engine.  `project` is who pays, `image` what they boot, `network` where they are, `port` where their SSH listens.
+class Gcp(cloud.Rented[GcpClient]):
+    """Driver for Google Compute Engine machines.
 
-    Every other setting is a filter of offers: see `cloud.Filters`.
+    `project` is the billed project, `image` the boot image, `network` the VPC network, `port` the
+    SSH port. Every other setting is a filter of offers: see `cloud.Filters`.
     """
 
     provider = "Google"
@@ -105,7 +115,7 @@ class Gcp(cloud.Rented[Wire]):
         self, *, api: str = "", project: str = "", image: str = IMAGE, network: str = "global/networks/default", port: int = 0,
         python: str = "python3", installation: str | None = None, poll: float = 5.0, settles: float = 30.0, **filters: Value,
     ) -> None:  # fmt: skip
-        wire = Wire(
+        wire = GcpClient(
             api or os.environ.get("CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE") or API, project
         )
         super().__init__(
@@ -128,7 +138,7 @@ class Gcp(cloud.Rented[Wire]):
     # --- offers
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """Return the suitable machines by list price.  Zones without capacity a moment ago come last.
+        """Return the suitable machines by list price. Zones recently out of capacity come last.
 
         Raises Denied if only quotas prevent an offer.
         """
@@ -185,7 +195,7 @@ class Gcp(cloud.Rented[Wire]):
         return found
 
     async def _zones(self) -> Mapping[str, set[str]]:
-        """Return the GPUs of each zone, for the regions with known prices."""
+        """Return the GPU types of each zone, for regions with known prices."""
         asked, known = self._accelerators
         if time.monotonic() - asked >= KNOWN:
             every = await harmless(self._wire.accelerators())
@@ -198,7 +208,10 @@ class Gcp(cloud.Rented[Wire]):
         return known
 
     async def _find_barred(self, offers: Sequence[Offer]) -> dict[str, str]:
-        """Offers for which the project has no quota left, and why.  A quota that is not listed bars nothing."""
+        """Return the offers that exceed the project's quotas, with reasons.
+
+        Unlisted quotas count as met.
+        """
         if not offers:
             return {}
         regions = sorted({offer.region for offer in offers})
@@ -245,7 +258,7 @@ class Gcp(cloud.Rented[Wire]):
         offer = min(fit, key=lambda each: (each.hourly, each.id))
         shape, kind = gcp_prices.SHAPES[offer.data["shape"]], offer.data["shape"].partition("+")[0]
         own = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "stack"
-        return gcp_pulumi.program(gcp_pulumi.Machine(
+        return gcp_pulumi.program(gcp_pulumi.PulumiMachine(
             own, self._project, zone, kind, self._image, int(offer.data["disk"]), self._network, self._port, USER, offer.market == "spot", keep,
             seconds, {shape.gpu: shape.gpus} if shape.attached else {}, _TOLD, bucket, nodes,
         ))  # fmt: skip
@@ -253,7 +266,11 @@ class Gcp(cloud.Rented[Wire]):
     # --- leases
 
     async def acquire(self, order: Order) -> Lease:
-        """Rent what was offered.  Raises NoCapacity when the zone has none left, Unsure when it is not known whether we have it."""
+        """Rent the offered machine.
+
+        Raises NoCapacity if the zone has no capacity, Unsure if it is unknown whether a machine was
+        created.
+        """
         offer, zone, name = order.offer, order.offer.data["zone"], self._name(order.key)
         lease = Lease("gcp", f"{zone}/{name}", order.key, self._data)
         asked = await self._wire.insert(
@@ -271,7 +288,7 @@ class Gcp(cloud.Rented[Wire]):
         return lease
 
     def _full(self, offer: Offer, failed: Operation) -> NoCapacity:
-        """Mark a zone as out of capacity.  Zones that Google reports as available are unmarked."""
+        """Mark a zone as out of capacity. Zones that Google suggests instead are unmarked."""
         self._empty[offer.id] = time.monotonic()
         for zone in failed.zones:
             self._empty.pop(offer.id.replace(offer.data["zone"], zone, 1), None)
@@ -279,9 +296,10 @@ class Gcp(cloud.Rented[Wire]):
         return NoCapacity(f"{offer.id} is not available: {failed.words or failed.code}{some}")
 
     def _body(self, order: Order) -> Mapping[str, object]:
-        """Return the request for an instance.
+        """Return the body of an instance insert request.
 
-        Google deletes the instance with its disk, or stops it, at `until`, even if none of our programs runs.
+        Google deletes the instance with its disk, or stops it, at `until`, even if none of our
+        programs runs.
         """
         offer, zone = order.offer, order.offer.data["zone"]
         shape = gcp_prices.SHAPES[offer.data["shape"]]
@@ -334,7 +352,7 @@ class Gcp(cloud.Rented[Wire]):
         }
 
     def _name(self, key: str) -> str:
-        """Return the name of a lease's machine: our mark, as far as names may contain it."""
+        """Return the instance name of a lease, which includes this installation's tag."""
         mark = self._installation.mark(key)
         if re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", mark):
             return mark
@@ -343,7 +361,7 @@ class Gcp(cloud.Rented[Wire]):
         )
 
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """Return the machine once it has attested the host key that we gave it and admits us."""
+        """Return the machine once login works and its attested host key is ours, or None."""
         found = await self._alive(lease)
         if found.status != "RUNNING" or not found.address:
             return None
@@ -356,7 +374,7 @@ class Gcp(cloud.Rented[Wire]):
         return host
 
     async def release(self, lease: Lease) -> bool:
-        """Delete the machine.  True once Google itself says that there is none."""
+        """Delete the machine. Return True once Google reports that it no longer exists."""
         await self._logins.end(lease)
         if (
             asked := await harmless(self._wire.delete(*_place(lease)))
@@ -365,7 +383,10 @@ class Gcp(cloud.Rented[Wire]):
         return await harmless(self._wire.show(*_place(lease))) is None
 
     async def start(self, lease: Lease, until: datetime) -> None:
-        """Have a machine run that is stopped; Google stops it at `until`.  Raises NoCapacity when its zone has no room, HostLost when it is gone."""
+        """Start a stopped machine. Google stops it at `until`.
+
+        Raises NoCapacity if its zone has no capacity, HostLost if the machine no longer exists.
+        """
         found = await harmless(self._wire.show(*_place(lease)))
         if found is not None and found.status not in ENDED:
             return
@@ -385,7 +406,7 @@ class Gcp(cloud.Rented[Wire]):
             raise Rejected(f"Google cannot start {lease.id}: {asked.words}")
 
     async def stop(self, lease: Lease) -> bool:
-        """Have a machine stand still.  True once Google says so; its disk is billed on."""
+        """Stop a machine. Return True once Google reports it stopped. Its disk is still billed."""
         await self._logins.end(lease)
         asked = (
             await harmless(self._wire.stop(*_place(lease)))
@@ -397,7 +418,7 @@ class Gcp(cloud.Rented[Wire]):
         return await self.stands(lease) != "runs"
 
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
-        """Return Google's state of a machine."""
+        """Return the machine's status, as Google reports it."""
         found = await harmless(self._wire.show(*_place(lease)))
         return "gone" if found is None else "stopped" if found.status in STOPPED else "runs"
 
@@ -415,7 +436,7 @@ class Gcp(cloud.Rented[Wire]):
         ]
 
     async def ensure(self) -> Sequence[str]:
-        """Ensure a firewall rule that admits SSH to machines of this installation, whatever else the network allows."""
+        """Create a firewall rule that allows SSH to machines of this installation, if missing."""
         name = self._installation.mark("ssh")
         if await harmless(self._wire.rule(name)):
             return []
@@ -442,7 +463,7 @@ class Gcp(cloud.Rented[Wire]):
         return find_lack_of_credentials()
 
     async def account(self) -> Sequence[tuple[str, str]]:
-        """Return facts of the account in words.  Changes nothing."""
+        """Describe the account as names and texts. Changes nothing."""
         project = await self._wire.project()
         total = (await harmless(self._wire.quotas())).get("GPUS_ALL_REGIONS")
         none = f": renting is impossible; request a quota at {self._wire.quotas_page}"
@@ -459,10 +480,10 @@ class Gcp(cloud.Rented[Wire]):
         ]
 
     async def solvent(self) -> None:
-        """Google says only at an order whether the project is billed."""
+        """Do nothing: Google reports missing billing only when a machine is ordered."""
 
-    async def _alive(self, lease: Lease) -> Instance:
-        """Return Google's record of a machine.  Raises HostLost if it is gone or will not start."""
+    async def _alive(self, lease: Lease) -> GcpInstance:
+        """Return Google's record of a machine. Raises HostLost if it is lost or cannot start."""
         found = await harmless(self._wire.show(*_place(lease)))
         if found is not None and found.status not in ENDED:
             return found
@@ -479,21 +500,21 @@ class Gcp(cloud.Rented[Wire]):
 
 
 def _place(lease: Lease) -> tuple[str, str]:
-    """Return the zone and the name of a machine."""
+    """Return the zone and the instance name of a lease."""
     zone, _, name = lease.id.partition("/")
     return zone, name
 
 
 def _regions(prices: PriceList, filters: Filters) -> Filters:
-    """Return the filters if every region in them has known prices.  Raises NoCapacity."""
+    """Return the filters if all their regions have known prices. Raises NoCapacity otherwise."""
     for asked in filters.regions:
         if not any(asked.lower() in known for known in prices.rates):
             raise NoCapacity(f'no prices for the region "{asked}"{suggest(asked, prices.rates)}')
     return filters
 
 
-def _price(prices: PriceList, made: Instance) -> float:
-    """US dollars an hour by the list; 0 where it does not say."""
+def _price(prices: PriceList, made: GcpInstance) -> float:
+    """Return a machine's list price in US dollars per hour, or 0 if unknown."""
     rate = prices.price(made.zone.rpartition("-")[0], made.kind)
     return (
         0.0
@@ -516,7 +537,7 @@ def _resources(name: str, disk: int) -> Resources:
 
 
 def _short(name: str, quota: Quota | None, wanted: int, where: str) -> str:
-    """Explain why a quota does not allow this number of additional GPUs.  Empty if it does."""
+    """Explain why a quota does not allow `wanted` more GPUs, or return "" if it does."""
     if quota is None or quota.limit - quota.usage >= wanted:
         return ""
     return f"the quota {name} is {quota.limit:g}{where}" + (

@@ -33,12 +33,12 @@ _ATTACHED: Final = {"T4": T4, "V100": V100}
 
 
 def file_of(installation: Installation) -> Path:
-    """Return the path of the downloaded prices."""
+    """Return the path of the downloaded price list."""
     return installation.folder / "gcp-prices.json"
 
 
 def latest(file: Path) -> PriceList:
-    """Return the downloaded prices, or the shipped prices if these are newer or none were downloaded."""
+    """Return the downloaded price list, or the shipped list if it is newer or the only one."""
     try:
         kept = json.loads(file.read_text("utf-8"))
         rates = {
@@ -56,9 +56,10 @@ def latest(file: Path) -> PriceList:
 
 
 def update(file: Path) -> PriceList:
-    """Fetch the newest prices, and keep them in `file`.
+    """Download the newest price list to `file`.
 
-    Raises Unreachable where there is no catalog, Rejected for one that says nothing of our machines.
+    Raises Unreachable if the catalog cannot be downloaded, Rejected if it lists none of the
+    supported machines.
     """
     base = os.environ.get("GPUHUNT_CATALOG_URL", CATALOG).rstrip("/")
     try:
@@ -93,10 +94,10 @@ def update(file: Path) -> PriceList:
 
 
 def rates_of(rows: Iterable[Mapping[str, str]]) -> dict[str, dict[str, Rate]]:
-    """Region -> name of a shape -> what it costs, of the rows of a catalog.  A zone that is dearer than others of its region counts.
+    """Return the rates by region and machine shape from catalog rows.
 
-    A shape is left out where one of its two prices is missing; one that is sold on the spot market alone needs that alone.
-    Raises KeyError, ValueError.
+    The most expensive zone of a region counts. A shape without one of its two prices is left out,
+    but a spot-only shape needs only the spot price. Raises KeyError, ValueError.
     """
     seen: dict[tuple[str, str], dict[bool, float]] = {}
     for row in rows:

@@ -15,7 +15,7 @@ DISK: Final = 0.10 / 30 / 24
 
 
 class Rate(NamedTuple):
-    """US dollars an hour."""
+    """Prices of a machine in US dollars per hour."""
 
     on_demand: float
     spot: float
@@ -25,7 +25,11 @@ class Rate(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """A machine type with its GPUs.  `attached`: they are asked for beside it.  `spot_only`: it is not sold on demand."""
+    """A machine type with its GPUs.
+
+    If `attached`, the GPUs are requested separately. If `spot_only`, the machine is not sold on
+    demand.
+    """
 
     cpus: int
     memory: int  # MB
@@ -36,7 +40,7 @@ class Shape(NamedTuple):
 
 
 class Card(NamedTuple):
-    """A GPU as nvidia-smi names it, with its memory in MiB and the quota that it counts against."""
+    """A GPU type: its name in nvidia-smi, its memory in MiB and its quota."""
 
     name: str
     memory: int
@@ -102,7 +106,7 @@ EGRESS: Final = 0.12
 
 
 class PriceList(NamedTuple):
-    """What machines of SHAPES cost on a day, without their disks: region -> name -> rate."""
+    """List prices of the machines in SHAPES without disks, by region and name, for a date."""
 
     date: str
     rates: Mapping[str, Mapping[str, Rate]]
@@ -116,7 +120,7 @@ class PriceList(NamedTuple):
         return f"{self.words}, of {', '.join(self.rates)}"
 
     def price(self, region: str, name: str) -> Rate | None:
-        """None where it is not sold there, or no price is known."""
+        """Return the prices of a machine in a region, or None if unknown."""
         return self.rates.get(region, {}).get(name)
 
 

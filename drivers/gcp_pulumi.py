@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class Machine(NamedTuple):
-    """What is to be made.  `seconds`: Google stops the machine so long after each start, or deletes it where it is not kept."""
+class PulumiMachine(NamedTuple):
+    """A machine for which to write a program.
+
+    `seconds` is the time after each start until Google stops the machine, or deletes it if it is
+    not persistent.
+    """
 
     name: str  # of the stack, as names and labels at Google may have it
     project: str  # empty: that of the Pulumi stack
@@ -130,8 +134,8 @@ _USE_OF_SEVERAL = """pulumi stack output settings >>recipe.toml
 recipe run RECIPE --driver ssh"""
 
 
-def program(made: Machine) -> str:
-    """Return the text of `__main__.py`."""
+def program(made: PulumiMachine) -> str:
+    """Return the text of the Pulumi program `__main__.py`."""
     tag, q = f"recipe-stack-{made.name}", json.dumps
     project = f"\n    project={q(made.project)}," if made.project else ""
     attached = ", ".join(

@@ -36,7 +36,10 @@ RATES: Final = ("rateLimitExceeded", "userRateLimitExceeded", "RESOURCE_OPERATIO
 
 
 class Operation(NamedTuple):
-    """What was asked for.  `code` and `words`: why it failed; `zones`: where the same could be had."""
+    """A long-running operation of the API.
+
+    `code` and `words` tell why it failed, and `zones` where the machine may be available.
+    """
 
     name: str
     zone: str
@@ -46,8 +49,8 @@ class Operation(NamedTuple):
     zones: tuple[str, ...] = ()
 
 
-class Instance(NamedTuple):
-    """A machine.  `address` is its external IP address, once known."""
+class GcpInstance(NamedTuple):
+    """A Compute Engine instance. `address` is its external IP address, once known."""
 
     name: str
     zone: str
@@ -70,7 +73,7 @@ class Quota(NamedTuple):
     usage: float
 
 
-class Wire:
+class GcpClient:
     """A client of the Compute Engine API."""
 
     def __init__(self, api: str, project: str) -> None:
@@ -84,7 +87,10 @@ class Wire:
         self.source = TOKEN
 
     async def insert(self, zone: str, body: Fields, request: str) -> Operation | None:
-        """Ask for a machine; None when there is one of that name already.  `request`, a UUID: the same one is the same operation."""
+        """Request a new instance, or return None if one of this name exists.
+
+        `request` is a UUID. Repeating a request with the same UUID returns the same operation.
+        """
         answer = await self._ask("POST", f"zones/{zone}/instances", body, {"requestId": request})
         if answer.code == "alreadyExists":
             return None
@@ -95,7 +101,7 @@ class Wire:
         return _operation(_good(answer, "the order"))
 
     async def wait(self, asked: Operation) -> Operation:
-        """Return the operation once it is done, or its state after two minutes."""
+        """Return an operation once it is done, or its state after two minutes."""
         return _operation(
             _good(
                 await self._ask("POST", f"zones/{asked.zone}/operations/{asked.name}/wait"),
@@ -103,18 +109,18 @@ class Wire:
             )
         )
 
-    async def show(self, zone: str, name: str) -> Instance | None:
-        """Return one machine; None if Google explicitly reports it as missing."""
+    async def show(self, zone: str, name: str) -> GcpInstance | None:
+        """Return one instance, or None if Google explicitly reports it as missing."""
         answer = await self._ask("GET", f"zones/{zone}/instances/{name}")
         return None if _is_gone(answer, name) else _instance(_good(answer, f"the instance {name}"))
 
     async def delete(self, zone: str, name: str) -> Operation | None:
-        """Have a machine deleted; None when there is none."""
+        """Request the deletion of an instance, or return None if it does not exist."""
         answer = await self._ask("DELETE", f"zones/{zone}/instances/{name}")
         return None if _is_gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
 
     async def start(self, zone: str, name: str, seconds: int) -> Operation | None:
-        """Have a machine run that is stopped, for so many seconds at most; None when there is none."""
+        """Start a stopped instance for at most `seconds`, or return None if it does not exist."""
         limit: Fields = {
             "instanceTerminationAction": "STOP", "maxRunDuration": {"seconds": str(seconds)},
             "onHostMaintenance": "TERMINATE", "automaticRestart": False,
@@ -128,7 +134,7 @@ class Wire:
         return None if _is_gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
 
     async def stop(self, zone: str, name: str) -> Operation | None:
-        """Have a machine stand still; None when there is none."""
+        """Stop an instance, or return None if it does not exist."""
         answer = await self._ask("POST", f"zones/{zone}/instances/{name}/stop")
         return None if _is_gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
 
@@ -138,7 +144,10 @@ class Wire:
         return answer.status != 404 and bool(_good(answer, f"the rule {name}"))
 
     async def make_rule(self, name: str, network: str, tag: str, port: int) -> bool:
-        """Let connections to a port of machines with this tag in.  False: there is such a rule."""
+        """Create a firewall rule that opens a port of machines with a tag.
+
+        Returns False if the rule exists already.
+        """
         allowed = [{"IPProtocol": "tcp", "ports": [f"{port}"]}]
         body = {
             "name": name,
@@ -152,7 +161,7 @@ class Wire:
         return answer.code != "alreadyExists" and bool(_good(answer, f"the rule {name}"))
 
     async def drop_rule(self, name: str) -> bool:
-        """Delete a firewall rule.  False if the rule does not exist."""
+        """Delete a firewall rule. Return False if it does not exist."""
         answer = await self._ask("DELETE", f"global/firewalls/{name}")
         return answer.status != 404 and bool(_good(answer, f"the rule {name}"))
 
@@ -183,7 +192,7 @@ class Wire:
             for row in rows({"items": [], **found}, "items", WHOSE)
         }
 
-    async def listing(self, filter: str) -> list[Instance]:
+    async def listing(self, filter: str) -> list[GcpInstance]:
         """List all instances that match a filter, in all zones.  Raises Unreachable if a zone did not answer."""
         found = []
         for scope in await self._list_all("instances", filter):
@@ -218,7 +227,7 @@ class Wire:
         return f"https://console.cloud.google.com/iam-admin/quotas?project={self._project}"
 
     async def project(self) -> str:
-        """Return the billed project.  Raises Denied if none is set."""
+        """Return the billed project. Raises Denied if no project is set."""
         if not self._project:
             await self._token()
         if not self._project:
@@ -268,7 +277,11 @@ class Wire:
         body: Fields | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
+        """Send one API request.
+
+        Raises Unreachable if the request cannot have been received, Unsure if that is unknown,
+        Throttled, Denied.
+        """
         token = await self._token()
         where = f"/projects/{quote(await self.project(), safe=':.')}{path and '/'}{path}"
         return self._check(await self.web.ask(method, where, token, body, query))
@@ -292,7 +305,7 @@ class Wire:
         return answer
 
     async def _token(self) -> str:
-        """Return an access token.  Raises Denied with the searched locations if no credentials are found."""
+        """Return an access token. Raises Denied with the searched locations if none is found."""
         if token := os.environ.get(TOKEN, "").strip():
             return token
         return await asyncio.to_thread(self._refresh_token)
@@ -321,7 +334,7 @@ class Wire:
 
 
 def _may_have() -> bool:
-    """Return True if credentials may exist.
+    """Return True if Google credentials may exist.
 
     Without credentials, google-auth searches Google's own network for many seconds.
     """
@@ -340,14 +353,14 @@ def _may_have() -> bool:
 
 
 def find_lack_of_credentials() -> str:
-    """Explain why no credentials can exist, without asking Google.  Empty if some may exist."""
+    """Explain why no Google credentials can exist, or return "". Sends no request."""
     if os.environ.get(TOKEN, "").strip() or _may_have():
         return ""
     return "there are no credentials for Google Cloud; run `gcloud auth application-default login`"
 
 
 class _Replied(NamedTuple):
-    """An HTTP reply in google-auth's form."""
+    """An HTTP reply in the form that google-auth expects."""
 
     status: int
     headers: Mapping[str, str]
@@ -371,14 +384,17 @@ def _request(
 
 
 def _is_gone(answer: Answer, name: str) -> bool:
-    """Return True if the reply reports this instance as missing.  A missing project or zone also has status 404."""
+    """Return True if a reply reports this instance as missing.
+
+    A missing project or zone also has status 404.
+    """
     return (
         answer.status == 404 and answer.code == "notFound" and f"/instances/{name}'" in answer.text
     )
 
 
 def _good(answer: Answer, what: str) -> Fields:
-    """Return a successful reply's fields."""
+    """Return a successful reply's fields. Raises an error for other replies."""
     if answer.status >= 400:
         raise Rejected(f"Google rejected {what}: {answer.words}")
     if not answer.fields or ("error" in answer.fields and "operationType" not in answer.fields):
@@ -405,7 +421,7 @@ def _operation(row: Fields) -> Operation:
 
 
 def _read_available_zones(error: Fields) -> tuple[str, ...]:
-    """Return the zones that an error suggests instead."""
+    """Return the zones that an error recommends instead."""
     zones: list[str] = []
     for detail in rows({"errorDetails": [], **error}, "errorDetails", WHOSE):
         info = inner(detail.get("errorInfo") or {}, "an error", WHOSE)
@@ -415,7 +431,7 @@ def _read_available_zones(error: Fields) -> tuple[str, ...]:
     return tuple(zones)
 
 
-def _instance(row: Fields) -> Instance:
+def _instance(row: Fields) -> GcpInstance:
     """Parse an instance.  Raises Unsure if the name or status is missing."""
     metadata = inner(row.get("metadata") or {}, "an instance", WHOSE)
     items = rows({"items": [], **metadata}, "items", WHOSE)
@@ -426,7 +442,7 @@ def _instance(row: Fields) -> Instance:
         raise Unsure("cannot read Google's reply about an instance")
     scheduling = inner(row.get("scheduling") or {}, "an instance", WHOSE)
     disks = rows({"disks": [], **row}, "disks", WHOSE)
-    return Instance(
+    return GcpInstance(
         name=f"{row['name']}",
         zone=_last(row.get("zone")),
         status=f"{row['status']}",

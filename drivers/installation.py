@@ -14,7 +14,7 @@ from .base import Denied
 
 
 class Installation:
-    """The secret of this installation, made at the first use.  Its machines bear its mark."""
+    """The secret of this installation, created at first use. It identifies machines by a tag."""
 
     def __init__(self, secret: bytes, folder: Path = Path()) -> None:
         self.folder = folder
@@ -52,22 +52,22 @@ class Installation:
             ) from error
 
     def with_name(self, name: str) -> Self:
-        """Return the installation of this name for its marks only.  Its secret is not known here."""
+        """Return another installation by name, for its tags only. Its secret is unknown here."""
         other = copy(self)
         other.name = name
         return other
 
     def mark(self, key: str) -> str:
-        """Return the name of a lease's machine at its provider."""
+        """Return the tag of a lease's machine, its name at the provider."""
         return f"recipe-{self.name}-{key}"
 
     def key(self, mark: str) -> str | None:
-        """Return the key of the lease for which a machine was rented; None if it is not ours."""
+        """Return the lease key in a machine's tag, or None if another installation rented it."""
         ours = self.mark("")
         return mark.removeprefix(ours) if mark.startswith(ours) and mark != ours else None
 
     def derive_key(self, what: str) -> bytes:
-        """32 bytes for one purpose, the same for every process of this installation."""
+        """Derive a 32-byte key for one purpose, equal in all processes of this installation."""
         return hmac.digest(
             self._secret, f"recipe {what}\x01".encode(), "sha256"
         )  # expand, one block

@@ -22,7 +22,7 @@ UNKNOWN_SOURCE: Final = "  # in a checkout of recipe"
 
 
 def install_command(extras: Iterable[str]) -> str:
-    """Return the command that adds `extras` to this copy of recipe, in the way in which it was installed."""
+    """Return the command that adds `extras` to recipe, matching how recipe was installed."""
     receipt = Path(sys.prefix, "uv-receipt.toml")
     wanted = list(dict.fromkeys(extras))
     if receipt.is_file():  # `uv tool install` replaces what it installed: name the old extras, too
@@ -33,7 +33,7 @@ def install_command(extras: Iterable[str]) -> str:
 
 
 def requirement(source: tuple[str, bool], extras: Iterable[str]) -> str:
-    """Return what follows `pip install`, quoted for a shell: a name, an address or a directory, with its extras."""
+    """Return the quoted pip requirement of a source with extras: name, URL or directory."""
     place, editable = source
     brackets = f"[{','.join(extras)}]"
     if not place:
@@ -46,9 +46,10 @@ def requirement(source: tuple[str, bool], extras: Iterable[str]) -> str:
 
 
 def _source(direct: Mapping[str, Any] | None, here: Path, checkout: Path) -> tuple[str, bool]:
-    """Return the source as pip takes it, and whether it is installed as editable; an empty one if it was deleted.
+    """Return the source of this installation for pip, and whether it is editable.
 
-    `direct` is the installed direct_url.json: None if recipe is not installed, empty if it came from an index.
+    The source is empty if it was deleted. `direct` is the installed direct_url.json: None if recipe
+    is not installed, empty if it was installed from an index.
     """
     if direct is None:
         return _directory(checkout, here), False
@@ -68,14 +69,17 @@ def _source(direct: Mapping[str, Any] | None, here: Path, checkout: Path) -> tup
 
 
 def _directory(path: Path, here: Path) -> str:
-    """Return a checkout as a command names it; empty if it is not there any more."""
+    """Return a checkout's path for a command, or "" if it no longer exists."""
     if not (path / "pyproject.toml").is_file():
         return ""
     return "." if path == here else str(path)
 
 
 def _direct_url() -> Mapping[str, Any] | None:
-    """Return where the installed copy came from (PEP 610): empty for an index, None if recipe is not installed."""
+    """Return the origin of the installed copy (PEP 610).
+
+    Empty for an index, None if recipe is not installed.
+    """
     try:
         text = distribution(NAME).read_text("direct_url.json")
     except PackageNotFoundError:
@@ -84,7 +88,7 @@ def _direct_url() -> Mapping[str, Any] | None:
 
 
 def _program(is_tool: bool) -> str:
-    """Return the command before the requirement: the installer of this environment."""
+    """Return the install command of this environment, without the requirement."""
     if is_tool:
         return "uv tool install"
     if Path(sys.prefix, "pipx_metadata.json").is_file():

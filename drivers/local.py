@@ -11,7 +11,7 @@ from .base import NOTHING, Argv, Host
 
 
 class LocalHost(Host):
-    """This machine.  `root` is a folder of ours."""
+    """This machine as a host. `root` is a directory owned by recipe."""
 
     def __init__(self, root: Path) -> None:
         self.root = str(root.absolute())

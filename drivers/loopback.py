@@ -56,10 +56,12 @@ from .base import (
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What goes wrong, and when.  Everything is counted from the beginning of the root, over all processes that use it; 0 is never.
+    """The faults of the loopback driver: their kinds and numbers of occurrences.
 
-    The first orders are refused with Throttled, then with Denied, then with NoCapacity.  A `call` is whatever begins a program on a
-    host: the agent's, which carries all jobs, is one, and so is each that answers questions about files.
+    All numbers are counted from the creation of the root, over all processes that use it. 0 means
+    never. The first orders are refused with Throttled, then with Denied, then with NoCapacity. A
+    `call` is any start of a program on a host: the agent's, which runs all jobs, is one, and each
+    that answers file requests is another.
     """
 
     no_offers: int = 0  # so many times nothing is offered
@@ -86,7 +88,7 @@ class Faults:
 
     @classmethod
     def read(cls, given: str | Mapping[str, object]) -> Faults:
-        """Faults from JSON or a table of settings.  Raises Rejected for what there is not."""
+        """Parse faults from JSON or a settings table. Raises Rejected for unknown faults."""
         if isinstance(given, str):
             try:
                 given = json.loads(given)
@@ -109,7 +111,11 @@ class Faults:
 
 
 class _Rented(NamedTuple):
-    """A place that is taken.  `state` is empty, or of a machine that is stopped at its time instead of destroyed: kept, stopped."""
+    """A slot in use.
+
+    `state` is empty, or `kept` or `stopped` for a machine that is stopped at its end time instead
+    of destroyed.
+    """
 
     lease: Lease
     until: float
@@ -117,18 +123,21 @@ class _Rented(NamedTuple):
 
 
 class _Faulty:
-    """Lets the faults happen that were ordered, and remembers below `root` how often each has."""
+    """Injector of the configured faults, which counts occurrences in files below `root`."""
 
     def __init__(self, faults: Faults, root: Path) -> None:
         self._faults, self._folder = faults, root / "faults"
 
     def count_request(self) -> None:
-        """Count a request to the provider.  Raises Unreachable."""
+        """Count a request to the provider, and raise Unreachable for an injected fault."""
         if self.count("asked", self._faults.silent) <= self._faults.silent:
             raise Unreachable("the provider does not answer")
 
     def count(self, what: str, wanted: int, more: int = 1) -> int:
-        """Return how often a `wanted` fault has occurred, including now; otherwise a number above any fault."""
+        """Count an occurrence of a fault, and return the number so far.
+
+        If no fault is `wanted`, return a number above any fault.
+        """
         if not wanted:
             return sys.maxsize
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +150,7 @@ class _Faulty:
         return count
 
     def dark(self, host: str) -> bool:
-        """Return True if the host is one that never answers again."""
+        """Return True if the host has become permanently unreachable by an injected fault."""
         into = self._folder / "dark" / host
         if (
             not into.exists()
@@ -153,7 +162,7 @@ class _Faulty:
         return into.exists()
 
     def refuse(self) -> None:
-        """Refuse a request for a machine, if the faults say so.  Raises DriverError."""
+        """Raise DriverError for an order if a fault is due."""
         faults = self._faults
         patience = faults.throttled + faults.denied + faults.no_capacity
         asked = self.count("orders", patience)
@@ -166,12 +175,15 @@ class _Faulty:
 
 
 class Loopback(Driver):
-    """`hosts` machines below `root`, each with room for `slots` leases.  `python` is what is called so there.
+    """Driver that simulates machines as directories below `root`.
 
-    `addresses` are what the nodes of one step dial, in the order of the hosts; by default the address of this machine to itself.
+    Each of the `hosts` has room for `slots` leases. `python` is the interpreter's name on them.
+    `addresses` are the network addresses of the nodes of a step, in the order of the hosts. The
+    default is this machine's loopback address.
 
-    With a `price`, in US dollars an hour, it plays a provider: a lease is a machine of its own, which comes up `boots` seconds after the order and is
-    sold with `gpus`.  It is destroyed, disk and all, when it is released or its time is over.  `provider.jsonl` below the root tells of each.
+    With a `price`, in US dollars per hour, it simulates a provider: each lease is a separate
+    machine with `gpus`, which is up `boots` seconds after the order. The machine and its disk are
+    destroyed at release or at the end time. `provider.jsonl` below the root records each event.
     """
 
     traits = Traits(replays=True, visits=True, pauses=True)
@@ -210,7 +222,7 @@ class Loopback(Driver):
         self._made: dict[str, LoopbackHost] = {}
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """Return the machines, those with a free slot first.  All have this machine's resources."""
+        """Return the machines, with free slots first. All have this machine's resources."""
         self._faulty.count_request()
         if self._faulty.count("offers", self._faults.no_offers) <= self._faults.no_offers:
             return ()
@@ -239,7 +251,7 @@ class Loopback(Driver):
         )
 
     async def acquire(self, order: Order) -> Lease:
-        """Take a place on the machine that was offered, or keep it for longer.  Raises NoCapacity when others have them all."""
+        """Take a slot on a machine, or extend the lease. Raises NoCapacity if all are in use."""
         name = order.offer.id
         if name not in self._names:
             raise Rejected(f'"{name}" is none of the hosts (they are {", ".join(self._names)})')
@@ -299,7 +311,7 @@ class Loopback(Driver):
         return True
 
     async def start(self, lease: Lease, until: datetime) -> None:
-        """Have a machine run that was stopped."""
+        """Start a stopped machine."""
         self._faulty.count_request()
         self._faulty.refuse()
         with self._alone():
@@ -309,7 +321,7 @@ class Loopback(Driver):
                 self._note("started", lease, "order")
 
     async def stop(self, lease: Lease) -> bool:
-        """Have a machine stand still: what runs there ends, its disk stays."""
+        """Stop a machine: its processes end, and its disk stays."""
         self._faulty.count_request()
         if self._faulty.count("released", self._faults.kept) <= self._faults.kept:
             return False
@@ -337,7 +349,7 @@ class Loopback(Driver):
         return found
 
     async def visit(self) -> AsyncIterator[tuple[str, LoopbackHost]]:
-        """Visit every machine in turn, without a slot to run anything."""
+        """Yield every machine without taking a slot."""
         for name in self._names:
             home = self._root / name
             with _translate_errors():
@@ -353,7 +365,7 @@ class Loopback(Driver):
             )
 
     def _leases(self) -> list[Lease]:
-        """Return the leases whose time is not over.  Leases of a killed worker are kept."""
+        """Return the unexpired leases. Leases of a killed worker are included."""
         return [
             each.lease for each in self._list_rented() if each.until > time.time() or each.state
         ]
@@ -375,7 +387,7 @@ class Loopback(Driver):
         return next((each for each in self._list_rented() if each.lease.id == lease.id), None)
 
     def _there(self, lease: Lease) -> _Rented:
-        """Return the slot of a lease, after expired slots have ended.  Raises HostLost."""
+        """Return the slot of a lease, after expiring old slots. Raises HostLost."""
         self._expire()
         if (found := self._find_rented(lease)) is None:
             raise HostLost(
@@ -400,7 +412,10 @@ class Loopback(Driver):
         new.rename(self._root / "leases" / lease.id)
 
     def _expire(self) -> None:
-        """End expired slots as a provider does: destroy or stop them.  A slot without a price only stops counting."""
+        """End expired slots as a provider does.
+
+        Machines with a price are destroyed or stopped. Slots without a price only stop counting.
+        """
         for each in self._list_rented() if self._price else ():
             if each.until <= time.time():
                 if each.state:
@@ -409,14 +424,14 @@ class Loopback(Driver):
                     self._end(each.lease, "provider")
 
     def _stop(self, rented: _Rented, by: str) -> None:
-        """End the processes of a machine.  Its disk stays."""
+        """End all processes of a machine, and keep its disk."""
         if rented.state != "stopped":
             _end_all(self._root / rented.lease.data["host"])
             self._write(rented._replace(state="stopped"))
             self._note("stopped", rented.lease, by)
 
     def _end(self, lease: Lease, by: str) -> None:
-        """Give a place back; with a price its machine is destroyed, and all that runs there."""
+        """Free a slot. With a price, also destroy its machine and end all processes there."""
         path = self._root / "leases" / lease.id
         if self._price and path.exists():
             _end_all(self._root / lease.data["host"])
@@ -439,7 +454,7 @@ class Loopback(Driver):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other process takes or gives a place meanwhile."""
+        """Hold the lock on slots, so that no other process changes them."""
         with _translate_errors():
             (self._root / "leases").mkdir(parents=True, exist_ok=True)
             with (self._root / "leases" / "lock").open("ab") as lock:
@@ -447,7 +462,7 @@ class Loopback(Driver):
                 yield
 
     def _lose(self, lease: Lease) -> None:
-        """Lose the machine of a lease: end its processes, and take the slot from every lease."""
+        """Simulate the loss of a lease's machine: end its processes and all its leases."""
         home = self._root / lease.data["host"]
         with self._alone():  # it is not leased again before all of it is gone
             for other in self._leases():
@@ -461,7 +476,7 @@ class Loopback(Driver):
     async def _carry(
         self, lease: Lease, argv: Argv, stdin: AsyncIterable[bytes]
     ) -> AsyncGenerator[bytes, None]:
-        """Execute a `call` on the machine of a lease."""
+        """Run a program on the machine of a lease, with injected faults."""
         faults, home = self._faults, self._root / lease.data["host"]
         if not self._runs(lease):
             raise HostLost(f"{home.name} is gone or was stopped, or the lease was given back")
@@ -511,7 +526,7 @@ class Loopback(Driver):
 
 
 class LoopbackHost(Host):
-    """A machine: a directory, and what is called in it."""
+    """A simulated machine: a directory in which programs run."""
 
     def __init__(
         self,
@@ -528,13 +543,13 @@ class LoopbackHost(Host):
 
 
 class _Passage:
-    """What a connection lets through."""
+    """Limiter of the bytes that a faulty connection transfers."""
 
     def __init__(self, rate: int, left: int | None) -> None:
         self._rate, self._left = rate, left
 
     async def let(self, data: bytes) -> tuple[bytes, Exception | None]:
-        """Return the part of `data` that gets through, and the error to raise then."""
+        """Return the part of `data` that is transferred, and the error to raise afterwards."""
         cut = None
         if self._left is not None:
             data, self._left = data[: self._left], self._left - len(data)
@@ -553,7 +568,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _end_all(home: Path) -> None:
-    """Pull the plug: of all that was begun through `call` on that machine, or lives there, nothing is left."""
+    """Kill all processes that were started on a simulated machine through `call`, or run in it."""
     marks = [f"\0HOME={home}\0".encode()]
     agent = f"\0{home / ROOT / 'agent'}\0".encode()
     with suppress(FileNotFoundError):

@@ -77,7 +77,7 @@ WEDGED = (
 
 
 def question(root: str, more: str = "") -> Argv:
-    """Return the script that asks a machine for its facts.
+    """Return the command that prints a machine's hardware facts.
 
     `more` is the caller's script, which finds the absolute root in `$root`.
     """
@@ -85,7 +85,7 @@ def question(root: str, more: str = "") -> Argv:
 
 
 def facts(said: bytes) -> Facts:
-    """Parse the script's output into names and values.  Ignores unrelated lines."""
+    """Parse the hardware script's output to names and values, ignoring unrelated lines."""
     told: dict[str, list[str]] = {}
     for line in said.decode("utf-8", "surrogateescape").splitlines():
         name, equals, value = line.partition("=")
@@ -95,7 +95,7 @@ def facts(said: bytes) -> Facts:
 
 
 def resources(told: Facts) -> Resources:
-    """Return the resources that the facts describe.
+    """Convert hardware facts to resources.
 
     Missing or senseless facts are unknown (None).  GPUs that cannot be asked about count as none.
     """
@@ -122,7 +122,10 @@ def resources(told: Facts) -> Resources:
 
 
 def enough(have: Resources, wish: Wish) -> bool:
-    """Return True if an existing machine with `have` satisfies `wish`.  Unknown resources count as absent."""
+    """Return True if a machine with resources `have` satisfies `wish`.
+
+    Unknown resources count as absent.
+    """
     need = wish.need
     if need.nodes != 1 or need.market == "spot":
         return False
@@ -136,9 +139,9 @@ def enough(have: Resources, wish: Wish) -> bool:
 
 
 def cuda(image: str) -> tuple[int, int] | None:
-    """Return the CUDA version in the name of an image, such as 12.4 of `nvidia/cuda:12.4.1-base` or 12.8 of `cu1281`.
+    """Return the CUDA version in an image name, such as 12.4 for `nvidia/cuda:12.4.1-base`.
 
-    None if the name has no version.
+    None if the name has no version. Short forms such as `cu1281` (12.8) count too.
     """
     if found := re.search(r"cuda[-_:]?(\d{1,2})(?:[._](\d{1,2}))?(?!\d)", image):
         return int(found[1]), int(found[2] or 0)
@@ -147,7 +150,7 @@ def cuda(image: str) -> tuple[int, int] | None:
 
 
 def less(sold: Resources, need: Need, told: Facts, image: str = "", least: str = "") -> str:
-    """Describe what a machine lacks of the sold or needed resources.  Empty if nothing.
+    """Describe how a machine falls short of the sold or needed resources, or return "".
 
     These are the sold GPUs, the needed memory and disk, and the image's CUDA version.  Resources
     that cannot be measured count as present.  `least` is the CUDA version for images without one

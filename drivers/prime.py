@@ -32,7 +32,17 @@ from .base import (
     Wish,
 )
 from .cloud import Value, harmless, markets
-from .prime_wire import FULL, Ask, Pod, Wire, api_key, config, key_source, pod, words
+from .prime_wire import (
+    FULL,
+    PrimeClient,
+    PrimeOffer,
+    PrimePod,
+    api_key,
+    config,
+    key_source,
+    pod,
+    words,
+)
 from .ssh import SshHost
 from .web import explain_missing_key
 
@@ -49,10 +59,11 @@ FIRST_USE: Final = (
 )
 
 
-class Prime(cloud.Rented[Wire]):
-    """Driver for Prime Intellect pods.  `api` is the API's address, `image` the pods' image, `team` the payer, `key` the path of a private SSH key.
+class Prime(cloud.Rented[PrimeClient]):
+    """Driver for Prime Intellect pods.
 
-    Every other setting is a filter of offers: see `cloud.Filters`.
+    `api` is the API's address, `image` the pods' image, `team` the billed team, `key` the path of a
+    private SSH key. Every other setting is a filter of offers: see `cloud.Filters`.
     """
 
     provider = "Prime"
@@ -71,7 +82,7 @@ class Prime(cloud.Rented[Wire]):
         self, *, api: str = "", image: str = IMAGE, python: str = "python3", team: str = "", key: str = "", first_use: bool = False,
         installation: str | None = None, poll: float = 10.0, settles: float = 60.0, **filters: Value,
     ) -> None:  # fmt: skip
-        wire = Wire(
+        wire = PrimeClient(
             api
             or os.environ.get("PRIME_API_BASE_URL")
             or os.environ.get("PRIME_BASE_URL")
@@ -94,7 +105,7 @@ class Prime(cloud.Rented[Wire]):
     # --- offers
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """Return the suitable pods, the cheapest first."""
+        """Return the suitable pods, cheapest first."""
         filters = self._filters.with_more(wish.filters)
         disk = -(-max(wish.disk or 0, wish.need.disk or 0, cloud.DISK) // 10**9)
         judged: list[tuple[Offer, str]] = []
@@ -125,7 +136,11 @@ class Prime(cloud.Rented[Wire]):
     # --- leases
 
     async def acquire(self, order: Order) -> Lease:
-        """Rent what was offered.  Raises NoCapacity when there is none or it is dearer, Unsure when it is not known whether we have it."""
+        """Rent the offered pod.
+
+        Raises NoCapacity if it is no longer available or has become more expensive, Unsure if it is
+        unknown whether a pod was created.
+        """
         await self.solvent()
         offer = order.offer
         data = {
@@ -158,7 +173,7 @@ class Prime(cloud.Rented[Wire]):
         return Lease("prime", made.id, order.key, self._data)
 
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """Return the pod once it is installed and admits us with the host key that it showed first."""
+        """Return the pod's Host once login works with the host key that it showed first, or None."""
         found = await self._alive(lease)
         if found.status != "ACTIVE" or not found.ready or found.login is None:
             return None
@@ -169,7 +184,7 @@ class Prime(cloud.Rented[Wire]):
         return await self._logins.open(lease, user, name, port, trust=trust, login=self._private())
 
     async def _host_key_of(self, lease: Lease, name: str, port: int) -> str | None:
-        """Return the host key that a pod showed first; None while it shows none.
+        """Return the host key that a pod showed first, or None while it shows none.
 
         The first key counts, whichever process of this installation saw it.
         """
@@ -188,7 +203,7 @@ class Prime(cloud.Rented[Wire]):
         )
 
     async def release(self, lease: Lease) -> bool:
-        """Delete the pod.  True once it is not at its address and not in the complete list."""
+        """Delete the pod. Return True once neither its address nor the complete list shows it."""
         await self._logins.end(lease)
         await harmless(self._wire.destroy(lease.id))
         if (
@@ -213,14 +228,14 @@ class Prime(cloud.Rented[Wire]):
         ]
 
     async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
-        """Return Prime's charges for a lease that is over."""
+        """Return Prime's charges for an ended lease."""
         return [charge for id, charge in await harmless(self._wire.history()) if id == lease.id]
 
     def find_lack(self) -> str:
         return explain_missing_key(api_key)
 
     async def account(self) -> Sequence[tuple[str, str]]:
-        """Return facts of the account in words.  Changes nothing."""
+        """Describe the account as names and texts. Changes nothing."""
         balance = await harmless(self._wire.balance())
         usable = not await self.unusable()
         return [
@@ -246,7 +261,11 @@ class Prime(cloud.Rented[Wire]):
         return ()
 
     async def solvent(self) -> None:
-        """Raises Denied where nothing can be rented: no word about host keys, no key that opens a pod, no credit."""
+        """Raise Denied if nothing can be rented.
+
+        Reasons are missing consent to first-use host keys, an SSH key that opens no pod, and
+        missing credit.
+        """
         if not self._first_use:
             raise Denied(FIRST_USE)
         await self._let_in()
@@ -254,7 +273,7 @@ class Prime(cloud.Rented[Wire]):
             raise Denied(f"the account at Prime has ${balance:.2f}{EMPTY}")
 
     async def _let_in(self) -> None:
-        """Raises Denied where the account does not have our SSH key, so that no pod would let us in."""
+        """Raise Denied if the account lacks our SSH key, without which pods allow no login."""
         ours = " ".join(cloud.public(self._private()).split()[:2])
         if ours not in await harmless(self._wire.keys()):
             raise Denied(
@@ -271,8 +290,8 @@ class Prime(cloud.Rented[Wire]):
             ) from error
         return found
 
-    async def _alive(self, lease: Lease) -> Pod:
-        """Return Prime's record of a pod.  Raises HostLost if it is gone or will not start."""
+    async def _alive(self, lease: Lease) -> PrimePod:
+        """Return Prime's record of a pod. Raises HostLost if it no longer exists or cannot start."""
         found = await harmless(self._wire.show(lease.id))
         if found is None:
             raise HostLost(f"the pod {lease.id} no longer exists at Prime")
@@ -284,7 +303,7 @@ class Prime(cloud.Rented[Wire]):
 _FULL: Final = tuple(word.replace(" ", "") for word in FULL)
 
 
-def _offer(ask: Ask) -> Offer:
+def _offer(ask: PrimeOffer) -> Offer:
     return Offer(
         "prime", ask.id, ask.resources, price=math.nan if ask.price is None else round(ask.price, 5), region=ask.region,
         data={**ask.order, "disk": str(ask.disk)}, market=ask.market,

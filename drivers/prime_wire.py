@@ -32,8 +32,12 @@ _LOGIN: Final = re.compile(
 )
 
 
-class Ask(NamedTuple):
-    """An offer from a provider behind Prime.  `price` is US dollars per hour with `disk` GB, and `order` holds the fields to repeat when ordering."""
+class PrimeOffer(NamedTuple):
+    """A GPU offer from a provider behind Prime.
+
+    `price` is US dollars per hour with `disk` GB, and `order` holds the fields to repeat when
+    ordering.
+    """
 
     id: str
     resources: Resources
@@ -51,8 +55,12 @@ class Ask(NamedTuple):
     ]  # that can be ordered there, by Prime's own names; empty: it does not say
 
 
-class Pod(NamedTuple):
-    """A pod.  `login` is user, host and port, once known.  `ready` means that installation has finished, which the status ACTIVE does not tell."""
+class PrimePod(NamedTuple):
+    """A pod.
+
+    `login` is user, host and port, once known. `ready` means that the installation has finished,
+    which the status ACTIVE does not tell.
+    """
 
     id: str
     name: str
@@ -67,15 +75,15 @@ class Pod(NamedTuple):
         return f"{self.status}{'' if self.ready else ', not installed yet'}{f': {self.failure}' if self.failure else ''}"
 
 
-class Wire:
+class PrimeClient:
     """A client of the Prime Intellect API.  `team` pays if set, otherwise the key's own account."""
 
     def __init__(self, api: str, team: str) -> None:
         self.web, self.team = Web(api), team
 
-    async def search(self, disk: int) -> list[Ask]:
-        """Return all offers of one machine, with a disk of at least this many GB."""
-        found: list[Ask] = []
+    async def search(self, disk: int) -> list[PrimeOffer]:
+        """Return all single-machine offers with a disk of at least `disk` GB."""
+        found: list[PrimeOffer] = []
         for page in range(1, PAGES):
             query = {"page": str(page), "page_size": str(PAGE)}
             fields = _good(
@@ -90,15 +98,15 @@ class Wire:
     async def create(self, order: Fields) -> Answer:
         return await self.ask("POST", "/api/v1/pods", order)
 
-    async def show(self, id: str) -> Pod | None:
-        """Return one pod; None if the address has none.
+    async def show(self, id: str) -> PrimePod | None:
+        """Return one pod, or None if the API does not find it.
 
-        This is no proof that the pod is gone: any unknown address gets the same reply.
+        This does not prove that the pod is gone: any unknown address gets the same reply.
         """
         answer = await self.ask("GET", f"/api/v1/pods/{id}")
         return None if answer.status == 404 else pod(_good(answer, f"the pod {id}"))
 
-    async def listing(self) -> list[Pod]:
+    async def listing(self) -> list[PrimePod]:
         """Return all pods of the account.
 
         Raises Unreachable if pods change during the listing, as one may then be missing.
@@ -106,7 +114,7 @@ class Wire:
         return [pod(row) for row in await self._pages("/api/v1/pods", "the list of pods")]
 
     async def history(self) -> list[tuple[str, Charge]]:
-        """Return the costs of deleted pods by their ids."""
+        """Return the charges for deleted pods, each with the pod ID."""
         found = await self._pages("/api/v1/pods/history", "the history")
         ended = [row for row in found if row.get("terminatedAt")]
         return [
@@ -141,18 +149,21 @@ class Wire:
         return [*found.values()]
 
     async def destroy(self, id: str) -> None:
-        """Ask for the end of a pod.  One that may not end yet stays, which `show` says."""
+        """Request the deletion of a pod.
+
+        A pod that cannot be deleted yet stays, and `show` returns it.
+        """
         answer = await self.ask("DELETE", f"/api/v1/pods/{id}")
         if answer.status not in (400, 404, 409):
             _good(answer, f"the end of the pod {id}", empty=True)
 
     async def keys(self) -> list[str]:
-        """Return the account's public SSH keys: type and key of each."""
+        """Return the type and key of each public SSH key in the account."""
         found = await self._pages("/api/v1/ssh_keys", "the SSH keys")
         return [" ".join(f"{row.get('publicKey') or ''}".split()[:2]) for row in found]
 
     async def balance(self) -> float:
-        """US dollars in the wallet."""
+        """Return the wallet balance in US dollars."""
         query = {"limit": "1", "offset": "0", **({"teamId": self.team} if self.team else {})}
         return number(
             _good(await self.ask("GET", "/api/v1/billing/wallet", query=query), "the wallet"),
@@ -166,7 +177,11 @@ class Wire:
         body: Fields | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
+        """Send one API request.
+
+        Raises Unreachable if the request cannot have been received, Unsure if that is unknown,
+        Throttled, Denied.
+        """
         answer = await self.web.ask(method, path, api_key(), body, query)
         if answer.status == 429:
             raise Throttled(f"too many requests to Prime: {words(answer)}", after=TOO_OFTEN)
@@ -187,7 +202,7 @@ def config_file() -> Path:
 
 
 def config(name: str) -> str:
-    """Read a setting of the official client.  Empty if not set."""
+    """Read a setting of the official client, or return "" if not set."""
     try:
         read = json.loads(config_file().read_text("utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -211,7 +226,7 @@ def key_source() -> str:
 
 
 def words(answer: Answer) -> str:
-    """Return Prime's error message; for an invalid request, the fault of each field."""
+    """Return Prime's error message. For an invalid request, it includes the error of each field."""
     wrong = answer.fields.get("detail")
     if not isinstance(wrong, list):
         return answer.words
@@ -224,7 +239,7 @@ def words(answer: Answer) -> str:
     )
 
 
-def pod(row: Fields) -> Pod:
+def pod(row: Fields) -> PrimePod:
     """Parse a pod.  Raises Unsure if the reply is not a pod."""
     if not isinstance(row.get("id"), str) or not isinstance(row.get("status"), str):
         raise Unsure("cannot read Prime's reply about a pod")
@@ -241,14 +256,14 @@ def pod(row: Fields) -> Pod:
     ready = (
         row.get("installationStatus") == "FINISHED" or number(row, "installationProgress") >= 100
     )
-    return Pod(
+    return PrimePod(
         f"{row['id']}", f"{row.get('name') or ''}", f"{row['status']}", ready, printable(f"{row.get('installationFailure') or ''}"),
         (match["user"], match["host"], int(match["port"] or 22)) if match else None, price(row.get("priceHr")),
     )  # fmt: skip
 
 
 def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
-    """Return a successful reply's fields."""
+    """Return a successful reply's fields. Raises an error for other replies."""
     if answer.status >= 400:
         raise Rejected(f"Prime rejected {what}: {words(answer)}")
     if not answer.fields and not empty:
@@ -256,8 +271,8 @@ def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
     return answer.fields
 
 
-def _ask(row: Fields, disk: int) -> Ask | None:
-    """Parse an offer with at least `disk` GB of disk.  None if a required field is missing."""
+def _ask(row: Fields, disk: int) -> PrimeOffer | None:
+    """Parse an offer with at least `disk` GB of disk, or return None if a field is missing."""
     prices = inner(row.get("prices") or {}, "a price", "Prime")
     listed = prices.get("communityPrice") or prices.get("onDemand")
     hourly = price(listed) if prices.get("currency", "USD") == "USD" else None
@@ -301,7 +316,7 @@ def _ask(row: Fields, disk: int) -> Ask | None:
     images = (
         tuple(each for each in named if isinstance(each, str)) if isinstance(named, list) else ()
     )
-    return Ask(
+    return PrimeOffer(
         f"{row['cloudId']}", have, hourly + stored if hourly else None, stored, size, f"{row.get('dataCenter') or ''}, {row.get('country') or ''}",
         "spot" if row.get("isSpot") else "on-demand", row.get("security") == "secure_cloud", number(row, "internetSpeed"),
         row.get("stockStatus") != "Unavailable", order, images,

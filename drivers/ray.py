@@ -244,7 +244,7 @@ class Ray(Driver):
         ]
 
     async def answer(self, ref: Awaitable[_T]) -> _T:
-        """Await the reply of an actor or a task.  Raises DriverError."""
+        """Await the reply of a Ray actor or task. Raises DriverError."""
         try:
             async with asyncio.timeout(LONGEST):
                 return await ref
@@ -314,7 +314,7 @@ class Ray(Driver):
             )
 
     def _find_group(self, name: str) -> tuple[PlacementGroup | None, str, list[dict[str, float]]]:
-        """Return the live placement group called `name`, its state and its bundles."""
+        """Return the live placement group called `name`, with its state and its bundles."""
         for id, group in placement_group_table().items():
             if group["name"] == name and group["state"] != GONE:
                 return (
@@ -325,13 +325,13 @@ class Ray(Driver):
         return None, GONE, []
 
     def _actor(self, name: str) -> Any:
-        """Return the actor called `name`.  None if it no longer exists."""
+        """Return the actor called `name`, or None if it no longer exists."""
         with suppress(ValueError):
             return ray.get_actor(name, namespace=self._namespace)
         return None
 
     async def _leave(self, name: str, group: PlacementGroup, index: int, state: str) -> bool:
-        """Stop all programs on one node.  Return True once none is left."""
+        """Stop all programs on one node. Return True once no program runs there."""
         with suppress(HostLost):
             if (actor := await self._ask(partial(self._actor, name))) is not None:
                 return state != "CREATED" or await self.answer(actor.leave.remote())

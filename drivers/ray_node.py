@@ -104,7 +104,7 @@ class Node:
         self._minding: asyncio.Task[None] | None = None
 
     async def about(self) -> tuple[str, str]:
-        """Return the lease's directory on this node and the node's address.
+        """Return the lease's directory on this node, and the node's address.
 
         The first call starts the watch.  Raises OSError if the directory is not writable.
         """
@@ -194,11 +194,11 @@ class Node:
         return self._watch.stdout.at_eof()
 
     async def quiet(self) -> float:
-        """Return the seconds since a program last ran or a client was last connected here."""
+        """Return the seconds since a program last ran or a client was last connected on this node."""
         return time.monotonic() - self._quiet_since
 
     async def _mind(self) -> None:
-        """Kill abandoned programs, and remove the placement group once all its nodes are idle."""
+        """Kill abandoned programs, and remove the placement group once all nodes are idle."""
         import ray
 
         while True:
@@ -221,7 +221,7 @@ class Node:
 
 
 def over(root: str, name: str) -> bool:
-    """Return True if the lost actor `name` left no running watch on this node."""
+    """Return True if the lost actor `name` left no running watch process on this node."""
     for path in glob.glob(os.path.join(glob.escape(at_home(root)), "*.ray")):
         with (
             contextlib.suppress(OSError),
@@ -253,7 +253,7 @@ def is_held(path: str) -> bool:
 
 
 def watch(root: str, name: str, grace: float) -> None:
-    """Claim a free directory below `root`, print its path, and guard it until stdin closes.
+    """Claim, print and guard a work directory below `root` until stdin closes.
 
     Then have the directory's agent end its jobs, and wait until the agent has exited.
     """

@@ -36,7 +36,7 @@ from .base import (
     suggest,
 )
 from .cloud import Filters, Value, harmless, markets
-from .runpod_wire import HOME, Gpu, Pod, Wire, api_key, none, pod, words
+from .runpod_wire import HOME, RunpodClient, RunpodGpu, RunpodPod, api_key, none, pod, words
 from .ssh import SshHost
 from .web import explain_missing_key
 
@@ -68,7 +68,7 @@ _END: Final = """auth="Authorization: Bearer $RUNPOD_API_KEY" self={api}/v2/pods
 $self/action || runpodctl stop pod $RUNPOD_POD_ID"""
 
 
-class Runpod(cloud.Deadman[Wire]):
+class Runpod(cloud.Deadman[RunpodClient]):
     """Driver for RunPod pods.
 
     `api` is the API's address, `image` the container image, `python` the image's Python.  Every
@@ -94,7 +94,7 @@ class Runpod(cloud.Deadman[Wire]):
         self, *, api: str = "", image: str = IMAGE, python: str = "python3", installation: str | None = None,
         poll: float = 5.0, settles: float = 30.0, **filters: Value,
     ) -> None:  # fmt: skip
-        wire = Wire(api or os.environ.get("RUNPOD_API_URL") or API)
+        wire = RunpodClient(api or os.environ.get("RUNPOD_API_URL") or API)
         super().__init__(
             wire,
             image=image,
@@ -150,7 +150,7 @@ class Runpod(cloud.Deadman[Wire]):
                 )
 
     def _offer(
-        self, gpu: Gpu, name: str, count: int, disk: int, filters: Filters, *, keep: bool
+        self, gpu: RunpodGpu, name: str, count: int, disk: int, filters: Filters, *, keep: bool
     ) -> Offer:
         regions = [
             center
@@ -296,7 +296,7 @@ class Runpod(cloud.Deadman[Wire]):
         return await self.stands(lease) != "runs"
 
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
-        """Return the pod's state, as RunPod reports it."""
+        """Return the pod's status, as RunPod reports it."""
         found = await harmless(self._wire.show(lease.id))
         return "gone" if found is None else "stopped" if found.status in STOPPED else "runs"
 
@@ -320,7 +320,7 @@ class Runpod(cloud.Deadman[Wire]):
         return explain_missing_key(api_key)
 
     async def account(self) -> Sequence[tuple[str, str]]:
-        """Describe the account for a person.  Changes nothing."""
+        """Describe the account as names and texts. Changes nothing."""
         pods = await harmless(self._wire.listing())
         return [
             (
@@ -334,7 +334,7 @@ class Runpod(cloud.Deadman[Wire]):
     async def solvent(self) -> None:
         """Do nothing: RunPod reports insufficient credit only when a pod is ordered."""
 
-    async def _alive(self, lease: Lease) -> Pod:
+    async def _alive(self, lease: Lease) -> RunpodPod:
         """Return RunPod's record of a pod.
 
         Raises HostLost if it no longer exists or is not running.
@@ -355,7 +355,7 @@ def _disks(disk: int, volume: int, *, runs: bool) -> float:
     return DISK * (disk + volume) if runs else 2 * DISK * volume
 
 
-def _price(found: Pod) -> float | None:
+def _price(found: RunpodPod) -> float | None:
     """Return a pod's price in US dollars per hour, disks included.  None if the price cannot be read."""
     if found.price is None:
         return None

@@ -26,7 +26,7 @@ HOME = "/root"
 """Home directory on a pod: its SSH server accepts only root."""
 
 
-class Gpu(NamedTuple):
+class RunpodGpu(NamedTuple):
     """A GPU type with its current availability.
 
     `prices` are US dollars per GPU-hour by cloud, and `memory` is in GB.
@@ -41,7 +41,7 @@ class Gpu(NamedTuple):
     there: bool
 
 
-class Pod(NamedTuple):
+class RunpodPod(NamedTuple):
     """A pod.
 
     `address` is its SSH server's host and port, once known.  `price` is US dollars per hour without
@@ -62,13 +62,13 @@ class Pod(NamedTuple):
         return self.status
 
 
-class Wire:
+class RunpodClient:
     """A client of the RunPod API."""
 
     def __init__(self, api: str) -> None:
         self.web = Web(api)
 
-    async def gpus(self, count: int, cloud: str) -> list[Gpu]:
+    async def gpus(self, count: int, cloud: str) -> list[RunpodGpu]:
         """Return all GPU types, with the availability of `count` GPUs of each in one pod."""
         query = {"include": "AVAILABILITY", "product": "POD", "count": str(count), "cloud": cloud}
         fields = _good(await self.ask("GET", "/v2/catalog/gpus", query=query), "the catalog")
@@ -82,7 +82,7 @@ class Wire:
     async def create(self, order: Fields) -> Answer:
         return await self.ask("POST", "/v2/pods", order)
 
-    async def show(self, id: str) -> Pod | None:
+    async def show(self, id: str) -> RunpodPod | None:
         """Return one pod.  None if RunPod itself reports that it does not exist."""
         answer = await self.ask("GET", f"/v2/pods/{id}")
         if none(answer):
@@ -90,9 +90,9 @@ class Wire:
         found = pod(_good(answer, f"the pod {id}"))
         return None if found.status == "TERMINATED" else found
 
-    async def listing(self) -> list[Pod]:
+    async def listing(self) -> list[RunpodPod]:
         """Return all pods of the account, from all pages of the list."""
-        found: list[Pod] = []
+        found: list[RunpodPod] = []
         cursor, seen = "", set[str]()
         while True:
             fields = _good(
@@ -181,7 +181,7 @@ def words(answer: Answer) -> str:
     return f"{answer.words} {printable(more)}".strip()
 
 
-def pod(row: Fields) -> Pod:
+def pod(row: Fields) -> RunpodPod:
     """Parse a pod.  Raises Unsure if the reply is not a pod."""
     if not isinstance(row.get("id"), str) or not isinstance(row.get("status"), str):
         raise Unsure("cannot read RunPod's reply about a pod")
@@ -197,7 +197,7 @@ def pod(row: Fields) -> Pod:
     volume = _inside(_inside(row, "mounts"), "persistent")
     gpus = int(number(_inside(row, "gpu"), "count"))
     sizes = int(number(row, "disk")), int(number(volume, "size"))
-    return Pod(
+    return RunpodPod(
         f"{row['id']}",
         f"{row.get('name') or ''}",
         f"{row['status']}",
@@ -217,13 +217,13 @@ def none(answer: Answer) -> bool:
 
 
 def _inside(row: Fields, name: str) -> Fields:
-    """Return an object in a reply.  Empty if the field is missing."""
+    """Return an object field in a reply, or {} if missing."""
     found = row.get(name)
     return found if isinstance(found, dict) else {}
 
 
 def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
-    """Return a successful reply's fields."""
+    """Return a successful reply's fields. Raises an error for other replies."""
     if answer.status == 403:
         raise Denied(f"the API key in RUNPOD_API_KEY does not allow {what}: {words(answer)}")
     if answer.status >= 400:
@@ -233,7 +233,7 @@ def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
     return answer.fields
 
 
-def _gpu(row: Fields) -> Gpu | None:
+def _gpu(row: Fields) -> RunpodGpu | None:
     """Parse a GPU type.  None if a required field is missing."""
     listed, most = (
         inner(row.get("price") or {}, "a price", "RunPod"),
@@ -259,7 +259,7 @@ def _gpu(row: Fields) -> Gpu | None:
     cuda = max(
         (float(text) for text in versions if text.replace(".", "", 1).isdigit()), default=0.0
     )
-    return Gpu(
+    return RunpodGpu(
         f"{row['id']}",
         int(number(row, "memory")),
         prices,

@@ -44,7 +44,7 @@ from .base import (
     Wish,
     WrongSetting,
 )
-from .slurm_commands import Group, Listed
+from .slurm_commands import Listed, NodeGroup
 
 LONGEST = 30.0
 """Timeout for a Slurm command, in seconds.
@@ -135,7 +135,7 @@ class Slurm(Driver):
         )
         self.excluded: Mapping[str, int] = {}
         self.waits = ""
-        self._pattern = commands.Order(
+        self._pattern = commands.SbatchOptions(
             "",
             "",
             1,
@@ -175,7 +175,7 @@ class Slurm(Driver):
                 commands.partitions(said),
             )
         self._check_prices(commands.partitions(said))
-        by_name: dict[str, list[Group]] = {}
+        by_name: dict[str, list[NodeGroup]] = {}
         for group in commands.groups(said):
             if self._pattern.partition in ("", group.partition):
                 by_name.setdefault(group.partition, []).append(group)
@@ -329,7 +329,7 @@ class Slurm(Driver):
         return commands.parse_job_id(await self._ask(job, script))
 
     async def about(self) -> Sequence[tuple[str, str]]:
-        """Describe the cluster for a person.
+        """Describe the cluster as names and texts.
 
         Raises Denied if its Slurm version is not supported.
         """
@@ -357,7 +357,7 @@ class Slurm(Driver):
                 raise Denied(f"`prices` of [drivers.slurm]: {commands.no_partition(name, known)}")
 
     async def _look(self) -> Sequence[tuple[str, str]]:
-        """Check a node that is free now.
+        """Check the equipment of a node that is currently idle.
 
         Raises Denied if the node lacks Python or a writable work directory.
         """
@@ -459,7 +459,7 @@ class Slurm(Driver):
         )
 
     async def _ask_quietly(self, argv: Argv) -> str:
-        """Return the output of a command that only informs.
+        """Return the output of an informational Slurm command.
 
         Empty if the command fails or takes long.
         """
@@ -525,7 +525,7 @@ class Slurm(Driver):
     def _lease(self, job: str, key: str) -> Lease:
         return Lease("slurm", job, key, {"python": self._python})
 
-    def _fits(self, group: Group, wish: Wish) -> bool:
+    def _fits(self, group: NodeGroup, wish: Wish) -> bool:
         """Return True if a node group satisfies one node of a wish and the driver's settings."""
         if (
             not set(filter(None, self._pattern.constraint.replace("&", ",").split(",")))
@@ -611,7 +611,7 @@ class SlurmHost(Host):
 
 
 class _End:
-    """The relay's report after a program's output, between two marks.
+    """Parser of the relay's report after a program's output, between two marks.
 
     The report says how the program ended and holds the end of its stderr.
     """
@@ -621,7 +621,7 @@ class _End:
         self._mark, self._held, self._over = mark, b"", False
 
     def feed(self, data: bytes) -> bytes:
-        """Return the program's own part of the output."""
+        """Return the program's own part of some output."""
         self._held += data
         if self._over:
             return self._close()

@@ -142,8 +142,8 @@ the walltime.
 """
 
 
-class Group(NamedTuple):
-    """Identical nodes of one partition."""
+class NodeGroup(NamedTuple):
+    """A group of identical nodes of one partition."""
 
     partition: str
     default: bool
@@ -155,7 +155,7 @@ class Group(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """A job in the queue."""
+    """A job in the Slurm queue."""
 
     id: str
     state: str
@@ -171,7 +171,7 @@ class Listed(NamedTuple):
     comment: str
 
 
-class Order(NamedTuple):
+class SbatchOptions(NamedTuple):
     """The options of an sbatch request."""
 
     name: str
@@ -192,17 +192,17 @@ class Order(NamedTuple):
 
 
 def sinfo() -> Argv:
-    """List nodes by partition and resources."""
+    """Return the command that lists nodes by partition and resources."""
     return ("sinfo", "-h", "-e", "-o", "%P|%D|%t|%c|%m|%d|%l|%G|%f")
 
 
 def names(nodes: str) -> Argv:
-    """Look up the names and addresses of nodes."""
+    """Return the command that looks up the names and addresses of nodes."""
     return ("sinfo", "-h", "-N", "-n", nodes, "-o", NODE)
 
 
 def squeue(name: str = "") -> Argv:
-    """List this login's jobs: all, or only jobs with a given name.
+    """Return the command that lists this login's jobs: all, or only jobs with a given name.
 
     `squeue --json` ignores such filters in Slurm 22.05.
     """
@@ -214,22 +214,25 @@ def scancel(job: str) -> Argv:
 
 
 def story(job: str) -> Argv:
-    """Show the controller's record of a job, which may have finished."""
+    """Return the command that shows the controller's record of a job, which may have finished."""
     return ("scontrol", "show", "job", "-o", job)
 
 
 def record(job: str) -> Argv:
-    """Show the accounting record of a job and its steps.  Fails on clusters without accounting."""
+    """Return the command that shows the accounting record of a job and its steps.
+
+    It fails on clusters without accounting.
+    """
     return ("sacct", "-n", "-P", "-j", job, "-o", "JobIDRaw,State,ExitCode")
 
 
 def config_of() -> Argv:
-    """Show the cluster's configuration."""
+    """Return the command that shows the cluster's configuration."""
     return ("scontrol", "show", "config")
 
 
-def sbatch(order: Order) -> Argv:
-    """Request an allocation of whole nodes, or of `cpus` CPUs if set.
+def sbatch(order: SbatchOptions) -> Argv:
+    """Return the command that requests an allocation of whole nodes, or of `cpus` CPUs if set.
 
     The batch script is read from stdin.
     """
@@ -265,11 +268,11 @@ def sbatch(order: Order) -> Argv:
     )
 
 
-def look(order: Order, python: str, root: str, probe: str, setup: Sequence[str]) -> Argv:
-    """Check the equipment of a node that is free now.  Prints lines of name=value.
+def look(order: SbatchOptions, python: str, root: str, probe: str, setup: Sequence[str]) -> Argv:
+    """Return the command that checks the equipment of a currently idle node.
 
-    `probe` is the name of a file in `root`, which the node sees if it shares a disk with this
-    machine.
+    It prints lines of name=value. `probe` is the name of a file in `root`, which the node sees if
+    it shares a disk with this machine.
     """
     said = {
         "partition": order.partition,
@@ -301,8 +304,8 @@ def look(order: Order, python: str, root: str, probe: str, setup: Sequence[str])
     )
 
 
-def limits(found: Iterable[Group]) -> str:
-    """List partitions with their nodes and time limits."""
+def limits(found: Iterable[NodeGroup]) -> str:
+    """Describe partitions with their node counts and time limits."""
     nodes: dict[tuple[str, float], int] = {}
     for group in found:
         nodes[group.partition, group.longest] = (
@@ -314,8 +317,11 @@ def limits(found: Iterable[Group]) -> str:
     )
 
 
-def worker_job(order: Order, cwd: str, log: str, grace: float) -> Argv:
-    """Request a job that executes a run.  Its own needs are small, so it can share a node."""
+def worker_job(order: SbatchOptions, cwd: str, log: str, grace: float) -> Argv:
+    """Return the command that requests a job for executing a run.
+
+    Its own needs are small, so it can share a node.
+    """
     said = {
         "partition": order.partition,
         "account": order.account,
@@ -343,7 +349,7 @@ def worker_job(order: Order, cwd: str, log: str, grace: float) -> Argv:
 
 
 def worker_script(job: Argv, command: Argv, kept: str) -> bytes:
-    """Return the worker job's script, which also stores itself in the file `kept`.
+    """Return the worker job's script, which also saves itself to the file `kept`.
 
     Warned before its walltime, the script submits its successor and leaves the steps to the
     successor's worker.
@@ -365,7 +371,7 @@ done
 
 
 def trial(asked: Argv) -> Argv:
-    """Return the same `sbatch` as a dry run, which prints the estimated start on stdout.
+    """Return a dry run of an `sbatch` command, which prints the estimated start on stdout.
 
     The dry run rejects impossible requests.
     """
@@ -374,7 +380,7 @@ def trial(asked: Argv) -> Argv:
 
 
 def srun(job: str, node: str, program: Argv) -> Argv:
-    """Run a program on one node of an allocation, alongside other programs there.
+    """Return the command that runs a program on one node of an allocation, beside other programs.
 
     A killed srun leaves its step running; an srun that gets SIGTERM ends it.  So a wrapper that may
     be killed runs srun.
@@ -395,12 +401,12 @@ def srun(job: str, node: str, program: Argv) -> Argv:
 
 
 def keeper_name(job: str, node: str) -> str:
-    """Return the name of a node's keeper."""
+    """Return the name of a node's keeper process."""
     return f"recipe-{job}-{node}"
 
 
 class Kept(NamedTuple):
-    """Parameters of an allocation's keepers."""
+    """Parameters of the keeper processes of an allocation."""
 
     root: str
     idle: float
@@ -412,7 +418,7 @@ class Kept(NamedTuple):
 
 
 def script(keeper: str, python: str, asked: Kept, setup: Sequence[str]) -> bytes:
-    """Return the batch script, which starts one keeper per node as a single step."""
+    """Return the batch script, which starts one keeper process per node as a single step."""
     task = (
         'case $3 in /*) root=$3 ;; *) root=$HOME/$3 ;; esac; mkdir -p "$root" && [ -w "$root" ] || exit 94; '
         '"$0" -c "import sys; sys.exit(sys.version_info < (3, 9))" || exit 93; '
@@ -430,8 +436,8 @@ def script(keeper: str, python: str, asked: Kept, setup: Sequence[str]) -> bytes
 # --- answers
 
 
-def groups(said: str) -> list[Group]:
-    """Parse the nodes that may start jobs, the default partition first."""
+def groups(said: str) -> list[NodeGroup]:
+    """Parse `sinfo` output to the node groups that may start jobs, default partition first."""
     found = []
     for line in said.splitlines():
         partition, count, state, cpus, memory, disk, longest, gres, features = line.split("|", 8)
@@ -446,7 +452,7 @@ def groups(said: str) -> list[Group]:
         )
         asked = frozenset(features.split(","))
         found.append(
-            Group(
+            NodeGroup(
                 partition.rstrip("*"),
                 partition.endswith("*"),
                 _number(count),
@@ -459,7 +465,7 @@ def groups(said: str) -> list[Group]:
 
 
 def config(said: str) -> dict[str, str]:
-    """Parse the cluster's configuration into a table."""
+    """Parse the cluster's configuration to a dictionary."""
     return {
         name.strip(): value.strip()
         for name, equals, value in (line.partition("=") for line in said.splitlines())
@@ -491,7 +497,7 @@ def addresses(said: str) -> list[tuple[str, str]]:
 
 
 def jobs(said: str) -> list[Listed]:
-    """Parse the unfinished jobs."""
+    """Parse `squeue` output to the unfinished jobs."""
     found = []
     for line in said.splitlines():
         id, state, reason, submitted, nodes, left, walltime, name, comment = line.split("|", 8)
@@ -509,7 +515,7 @@ def jobs(said: str) -> list[Listed]:
 
 
 def parse_job_id(said: str) -> str:
-    """Parse the id of an accepted job, which a cluster name may follow.  Raises ValueError."""
+    """Parse the ID of an accepted job, with an optional cluster name. Raises ValueError."""
     found = re.search(r"^(\d+)(;\S*)?$", said.strip(), re.MULTILINE)
     if found is None:
         raise ValueError(f"sbatch answered {said!r}")
@@ -517,7 +523,7 @@ def parse_job_id(said: str) -> str:
 
 
 def begins(said: str, now: datetime) -> str:
-    """Return when `trial` expects a job to start, in the cluster's local time.
+    """Return the start time estimated by a dry run, in the cluster's local time.
 
     Empty for a start within a minute, or without an estimate.  An estimate of a year or more counts
     as none.
@@ -532,7 +538,7 @@ def begins(said: str, now: datetime) -> str:
 def why_ended(
     job: str, said: str, recorded: str = "", name: Callable[[str], str] = str
 ) -> DriverError:
-    """Explain why a job has finished, from the output of `story` and `record`.
+    """Return an error that explains why a job has finished, from the output of `story` and `record`.
 
     Denied if the next job would end the same way.  `name` maps a user id to a user name.
     """
@@ -712,8 +718,8 @@ def pause(age: float) -> float:
     return min(60.0, age / 6) if age > 60 else min(10.0, max(0.1, age / 4))
 
 
-def least(found: Sequence[Group]) -> Resources:
-    """Return the resources that every one of several nodes has."""
+def least(found: Sequence[NodeGroup]) -> Resources:
+    """Return the resources common to all nodes of several groups."""
     each = [group.have for group in found]
     return Resources(
         cpus=min((have.cpus or 0.0 for have in each), default=0.0),
@@ -730,6 +736,6 @@ def _number(text: str) -> int:
 
 
 def _line(said: str) -> str:
-    """Return the last two lines of a message, which say most, as one line."""
+    """Return the last two lines of a message as one line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return "; ".join(lines[-2:])[:500]

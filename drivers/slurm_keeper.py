@@ -39,11 +39,12 @@ DESCRIPTORS = 3
 
 
 def keep(name: str, idle: float, folder: str, leave_at: float, grace: float) -> None:
-    """Start programs for this login's relays, until none has run for `idle` seconds (0: no limit).
+    """Start programs for this login's relays, until no program has run for `idle` seconds.
 
-    The first of several allocations on this node uses `folder`, the second `folder.2`, so that an
-    agent and its jobs belong to one allocation.  At `leave_at` (seconds since the epoch, 0: never)
-    the agent gets `leave` and ends all jobs, which have `grace` seconds to save.
+    With `idle` 0 there is no limit. The first of several allocations on this node uses `folder`,
+    the second `folder.2`, so that an agent and its jobs belong to one allocation. At `leave_at`
+    (seconds since the epoch, 0: never) the agent gets `leave` and ends all jobs, which have `grace`
+    seconds to save.
     """
     import ctypes
     import subprocess  # noqa: F401  # imported once for all forks; a relay needs neither module
@@ -88,7 +89,7 @@ def _take(folder: str) -> tuple[str, socket.socket]:
 
 
 def _leave(folder: str, grace: float) -> None:
-    """Have the node's agent end its jobs.  Without an agent, no job runs."""
+    """Make the node's agent end its jobs. Without an agent, no job runs."""
     body = b"leave\0%f\0the walltime of its allocation ends" % grace
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as agent:
         os.chdir(folder)  # a socket address is limited to 107 bytes
@@ -97,7 +98,7 @@ def _leave(folder: str, grace: float) -> None:
 
 
 def _begin(listener: socket.socket, folder: str) -> None:
-    """Serve the next relay in a separate process."""
+    """Serve the next relay connection in a separate process."""
     connection, _ = listener.accept()
     with connection:
         if os.fork() == 0:
@@ -109,7 +110,7 @@ def _begin(listener: socket.socket, folder: str) -> None:
 
 
 def _children() -> bool:
-    """Reap exited child processes.  Return True if any child is left."""
+    """Reap exited child processes. Return True if any child remains."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -174,7 +175,7 @@ def _serve(connection: socket.socket, folder: str) -> None:
 
 
 def call(name: str, mark: str, argv: list[str]) -> None:
-    """Have the keeper run a program with this process's input and output.
+    """Make the keeper run a program with this process's input and output.
 
     The last output is a report between two marks: how the program ended, and the end of its stderr.
     """

@@ -48,8 +48,8 @@ from .base import (
     Unreachable,
     Wish,
 )
-from .sshconfig import Config, Said
-from .sshlink import KNOWN_HOSTS, Link, Route, client, odd_lines
+from .sshconfig import Said, SshConfig
+from .sshlink import KNOWN_HOSTS, Route, SshLink, client, odd_lines
 
 TTL = timedelta(seconds=30)  # for which a server's facts stay cached
 ANSWERS = 20.0  # timeout for the answer of a connected server, in seconds
@@ -174,12 +174,12 @@ class Ssh(Driver):
             keep_alive=keepalive,
         )
         config = _Configured(agent is True) if use_config else None
-        self._machines: dict[str, Machine] = {}
+        self._machines: dict[str, SshServer] = {}
         for entry in hosts:
             own = {"host": entry} if isinstance(entry, str) else dict(entry)
             route = _route(str(own.get("host", "")), pattern, jump, config)
             route = replace(route, host_key=str(own["host_key"]) if "host_key" in own else host_key)
-            self._machines[str(route)] = Machine(
+            self._machines[str(route)] = SshServer(
                 route,
                 str(own.get("root", root)),
                 str(own.get("python", python)),
@@ -336,7 +336,7 @@ class Ssh(Driver):
         for each in self._machines.values():
             await each.aclose()
 
-    def _machine(self, name: str) -> Machine:
+    def _machine(self, name: str) -> SshServer:
         if name not in self._machines:
             raise Rejected(
                 f'"{name}" is not among the hosts in the settings (they are {", ".join(self._machines)})'
@@ -356,7 +356,7 @@ class SshHost(Host):
 
     def __init__(
         self,
-        machine: Machine,
+        machine: SshServer,
         root: str,
         when_closed: Callable[[SshHost], Awaitable[None]],
         deadman: float | None = None,
@@ -383,7 +383,7 @@ class SshHost(Host):
 
 
 async def _first_of(asked: Sequence[asyncio.Task[Any]]) -> None:
-    """Wait until one task has succeeded and the others have had as long again, or all have ended.
+    """Wait until one task has succeeded and the others had as much time again, or all have ended.
 
     The others get at least HURRY seconds.
     """
@@ -397,8 +397,8 @@ async def _first_of(asked: Sequence[asyncio.Task[Any]]) -> None:
         await asyncio.wait(waits_for, timeout=max(HURRY, clock() - began))
 
 
-class Machine:
-    """A server with its connection and its last reported hardware."""
+class SshServer:
+    """An SSH server with its connection and its last reported hardware."""
 
     def __init__(
         self,
@@ -408,7 +408,7 @@ class Machine:
         slots: int,
         address: str = "",
         *,
-        link: Link | None = None,
+        link: SshLink | None = None,
         setup: str = "",
     ) -> None:
         self.route, self.python, self.slots, self.address, self.setup = (
@@ -418,7 +418,7 @@ class Machine:
             address,
             setup,
         )
-        self.link = link or Link(route)
+        self.link = link or SshLink(route)
         self._root = root
         self._told: machine.Facts | None = None
         self._asked = 0.0
@@ -434,12 +434,12 @@ class Machine:
         )
 
     def connect(self) -> asyncio.Task[object]:
-        """Start to connect ahead of the first question."""
+        """Start connecting in advance, before the first request."""
         self._connecting = asyncio.ensure_future(self.link.connection())
         return self._connecting
 
     def ask(self) -> asyncio.Task[machine.Facts]:
-        """Start to ask for the server's hardware, unless a question is pending.
+        """Start requesting the server's hardware, unless a request is pending.
 
         Call `take_answer` once the task is done.
         """
@@ -448,7 +448,7 @@ class Machine:
         return self._question
 
     def take_answer(self) -> machine.Facts:
-        """Return the answer to the question.  The next `ask` starts a new one.
+        """Return the result of the hardware request. The next `ask` starts a new request.
 
         Raises DriverError.
         """
@@ -488,7 +488,7 @@ class Machine:
         return self._told
 
     def forget(self) -> None:
-        """Discard the cached facts, because the server's slots are about to change."""
+        """Discard the cached hardware facts, because the server's slots are about to change."""
         self._asked = float("-inf")
 
     def data(self, told: machine.Facts) -> dict[str, str]:
@@ -497,7 +497,7 @@ class Machine:
         return {**found, "hung": told["hung"][0]} if "hung" in told else found
 
     async def places(self, verb: str, *others: str) -> str:
-        """Run PLACES on the server, with a verb for its slots."""
+        """Run the slot management script PLACES on the server, with a verb."""
         root = (self._told or await self.facts())["root"][0]
         return (
             (await self._run_command(("/bin/sh", "-c", PLACES, "sh", root, verb, *others)))
@@ -510,7 +510,7 @@ class Machine:
 
 
 def _lines(given: object) -> str:
-    """Join lines of shell into one text."""
+    """Join lines of a shell script into one text."""
     return "\n".join(map(str, given)) if isinstance(given, (list, tuple)) else str(given)
 
 
@@ -587,14 +587,14 @@ def _split_hops(jump: str) -> list[str]:
 
 
 class _Configured:
-    """OpenSSH's configuration, with a record of its directives that have no effect.
+    """OpenSSH's configuration, with a record of its unsupported directives.
 
     `agents` tells whether its IdentityAgent counts.
     """
 
     def __init__(self, agents: bool) -> None:
         self.agents = agents
-        self._config = Config(Path.home())
+        self._config = SshConfig(Path.home())
         self._passed_over: dict[str, list[str]] = {}
 
     def settings_of(self, name: str, user: str, port: int) -> Said:
@@ -613,7 +613,7 @@ class _Configured:
         return said
 
     def notices(self) -> list[str]:
-        """Return a line for each directive of a server that recipe does not follow."""
+        """Return a line for each OpenSSH directive that recipe does not support."""
         return [
             f"{word}, which the configuration of ssh has for {', '.join(names)}, has no effect"
             for word, names in self._passed_over.items()

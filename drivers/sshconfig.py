@@ -61,7 +61,7 @@ _Values: TypeAlias = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """The configuration of one server; settings that it lacks are empty."""
+    """OpenSSH's configuration of one server. Missing settings are empty."""
 
     host: str = ""
     user: str = ""
@@ -79,7 +79,7 @@ class Said:
     passed_over: tuple[str, ...] = ()  # directives that have no effect here
 
 
-class Config:
+class SshConfig:
     """This user's SSH configuration.  Looks up each server once."""
 
     def __init__(self, home: Path) -> None:
@@ -143,7 +143,7 @@ def _move_below_home(text: str, account: Path, home: Path) -> str:
 
 @cache
 def _client_defaults(program: str) -> _Values:
-    """Return the client's defaults, without any configuration file."""
+    """Return the SSH client's defaults, without any configuration file."""
     return _run_client([program, "-F", "none", "-G", "--", "localhost"])
 
 
@@ -168,7 +168,7 @@ def _run_client(argv: Sequence[str]) -> _Values:
 
 
 def _read(home: Path, name: str, user: str, port: int) -> _Values:
-    """Return the same values as `ssh -G`, from asyncssh's parser."""
+    """Return a server's settings like `ssh -G`, from asyncssh's parser."""
     import getpass
 
     from asyncssh.config import SSHClientConfig
@@ -259,7 +259,7 @@ def _socket(said: str) -> str | None:
 
 
 def _paths(text: str) -> list[str]:
-    """Return the files that one line lists.
+    """Return the file paths in one configuration line.
 
     The client prints paths without quotes, so a word that starts no path belongs to the previous
     one.
@@ -274,7 +274,7 @@ def _paths(text: str) -> list[str]:
 
 
 class _Filling:
-    """Expansion of tokens (`%h`), variables (`${HOME}`) and `~/`, as in ssh_config(5)."""
+    """Expansion of OpenSSH tokens (`%h`), variables (`${HOME}`) and `~/`, as in ssh_config(5)."""
 
     def __init__(self, home: Path, name: str, host: str, port: int, user: str, alias: str) -> None:
         here = socket.gethostname()
@@ -297,7 +297,7 @@ class _Filling:
         }
 
     def fill(self, value: str) -> str:
-        """Return a value with everything expanded.  Unknown tokens stay.
+        """Expand tokens, variables and `~/` in a value. Unknown tokens stay unchanged.
 
         Raises ValueError for an unset variable.
         """

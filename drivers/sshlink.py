@@ -69,7 +69,7 @@ _Trusted: TypeAlias = "asyncssh.SSHKnownHosts | tuple[list[asyncssh.SSHKey], lis
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The route to one login.
+    """The SSH route to one login.
 
     `host_key` is the only accepted host key, as `ssh-ed25519 AAAA…`.  Without it, the files
     `known_hosts` decide.
@@ -155,15 +155,15 @@ def client(route: Route, folder: Path, n: int = 0) -> tuple[str, ...]:
 
 
 class NotLetIn(Denied):
-    """The login accepts none of our keys."""
+    """Error for a login that accepts none of our keys."""
 
 
 class Stuck(Denied):
-    """The login succeeds but no command starts, because the start-up files do not finish."""
+    """Error for a login that starts no command, because its start-up files do not finish."""
 
 
-class Link:
-    """A connection opened on demand and reopened after a failure.
+class SshLink:
+    """An SSH connection, opened on demand and reopened after a failure.
 
     Belongs to one event loop at a time.
     """
@@ -171,8 +171,8 @@ class Link:
     def __init__(self, route: Route, besides: int = CONNECTIONS - 1) -> None:
         self.route = route
         self._besides = besides  # limit of additional connections
-        self._through = Link(route.jump) if route.jump else None
-        self._beside: Link | None = None  # takes calls beyond this connection's room
+        self._through = SshLink(route.jump) if route.jump else None
+        self._beside: SshLink | None = None  # takes calls beyond this connection's room
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connection: asyncssh.SSHClientConnection | None = None
         self._connecting, self._killing = asyncio.Lock(), asyncio.Lock()
@@ -192,7 +192,7 @@ class Link:
         try:
             session = await self._session(command)
         except _Full:
-            self._beside = self._beside or Link(self.route, max(0, self._besides - 1))
+            self._beside = self._beside or SshLink(self.route, max(0, self._besides - 1))
             self._beside._logged_in = True
             async for data in self._beside.call(argv, stdin):
                 yield data
@@ -350,7 +350,7 @@ class Link:
                     pass
 
     async def _session(self, command: bytes) -> _Session:
-        """Open a channel that runs `command`, as soon as the connection has room for one.
+        """Open a channel that runs `command`, as soon as the connection allows another channel.
 
         Raises _Full if another connection should be used.
         """
@@ -395,11 +395,11 @@ class Link:
 
 
 class _Full(Exception):
-    """The server allows no further channels on this connection now."""
+    """Raised if the server allows no further channels on this connection now."""
 
 
 class _Room:
-    """Counter of the channels in use on one connection, with its limit."""
+    """Counter of the channels open on one connection, with a limit."""
 
     def __init__(self) -> None:
         self.limit, self.taken = float(CHANNELS), 0
@@ -423,7 +423,7 @@ class _Room:
         self._wake()
 
     def refuse(self) -> None:
-        """Lower the limit after a refused channel.  A retry with a higher limit follows soon.
+        """Lower the channel limit after a refusal, and raise it again soon.
 
         The server allows fewer channels than usual, or has not noticed that a channel has closed.
         Without the retry, one long channel would block all others.
@@ -515,7 +515,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
         self.note_closed()
 
     def note_closed(self) -> None:
-        """Handle the end of the channel."""
+        """Handle the closing of the channel."""
         if not self.over:
             self.over = True
             if self._unwanted:
@@ -526,7 +526,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
                 self._feeding.cancel()  # the input's producer may be busy for long, or never return
 
     async def read(self) -> bytes:
-        """Return new output.  Empty after the last output."""
+        """Return new output of the command, or b"" after the end."""
         while not self._printed and not self.over and not self._left:
             self._news.clear()
             await self._news.wait()
@@ -539,7 +539,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
         return data
 
     def feed(self, stdin: AsyncIterable[bytes]) -> None:
-        """Start to send `stdin` to the command."""
+        """Start sending `stdin` to the command."""
         if stdin is NOTHING:
             self._end()
         else:
@@ -554,7 +554,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
                 await self._feeding
 
     def drop_opening(self, opening: asyncio.Task[Any]) -> None:
-        """Abandon a channel whose caller was cancelled while it was opening."""
+        """Abandon a channel whose caller was cancelled while the channel was opening."""
         if opening.cancelled() or opening.exception() is not None or self.over:
             self.give_room()
         else:
@@ -562,7 +562,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
             self._abandon()
 
     def give_room(self) -> None:
-        """Free this channel's room for another channel."""
+        """Release this channel's share of the connection's channel limit."""
         if self._has_room:
             self._has_room = False
             self._room.give()
@@ -609,7 +609,7 @@ class _Session(asyncssh.SSHClientSession[bytes]):
 
 
 def _frame_command(argv: Argv) -> tuple[bytes, bytes]:
-    """Return the mark that precedes the command's own output, and the command for a login shell.
+    """Return the mark printed before the command's own output, and the command for a login shell.
 
     The command is ASCII text that every kind of shell passes on unchanged.
     """
@@ -662,7 +662,7 @@ def _judge(session: _Session, noise: bytes, mark: bytes, argv: Argv, route: Rout
 
 
 async def _await_beginning(session: _Session, login: float) -> bytes:
-    """Return new output.
+    """Return new output of a command that may not have started yet.
 
     Raises TimeoutError if the command has not started by `login`, in the event loop's time.
     """
@@ -692,7 +692,7 @@ def _readable(words: bytes) -> str:
 
 
 class _Keys:
-    """The keys to offer to a login.  Raises Denied for a named key that cannot be used."""
+    """The SSH keys to offer to a login. Raises Denied for a named key that cannot be used."""
 
     def __init__(self, route: Route) -> None:
         self._route = route
@@ -704,7 +704,7 @@ class _Keys:
 
     @asynccontextmanager
     async def offer(self) -> AsyncIterator[Any]:
-        """Yield the keys to offer, in order, usable within the block.
+        """Provide the SSH keys to offer, in order.
 
         An empty tuple stands for the keys in ~/.ssh.
         """
@@ -732,7 +732,7 @@ class _Keys:
                 agent.close()
 
     def _look(self, path: Path) -> None:
-        """Read a named key file: a private key, or one whose public half names it to the agent."""
+        """Read a named key file: a private key, or a public key held by an SSH agent."""
         route = self._route
         public = path if path.suffix == ".pub" else path.with_name(path.name + ".pub")
         try:
@@ -754,7 +754,7 @@ class _Keys:
             self._files.append(str(path))
 
     def _ask_agent(self, public: Path) -> bool:
-        """Record a public key to ask the agent for.  Return False if its file cannot be read."""
+        """Record a public key to request from the agent. Return False if its file is unreadable."""
         try:
             self._of_agent.append(asyncssh.read_public_key(public).public_data)
         except (OSError, asyncssh.KeyImportError):
@@ -770,7 +770,7 @@ def _known_as(route: Route) -> str:
 
 
 def _read_known_hosts(path: Path) -> tuple[list[str], list[int]]:
-    """Return the readable lines of a known_hosts file, and the numbers of the other lines.
+    """Return the valid lines of a known_hosts file, and the numbers of the invalid lines.
 
     Raises OSError.
     """
@@ -792,7 +792,7 @@ def _readable_line(line: str) -> bool:
 
 
 def odd_lines(routes: Iterable[Route]) -> list[str]:
-    """Return a notice for each known_hosts file of these routes with lines that are ignored."""
+    """Return a warning for each known_hosts file of these routes that has ignored lines."""
     files = {name: None for route in routes for name in _files_on(route)}
     notices = []
     for name in files:
@@ -836,7 +836,7 @@ def _trusted_keys(route: Route) -> _Trusted:
 def _explain_unverified(
     route: Route, shown: asyncssh.SSHKey | None, trusted: _Trusted, why: str
 ) -> str:
-    """Explain to a person why a host key was not accepted, and how to check and trust it."""
+    """Explain why a host key was not accepted, and how to verify and trust the key."""
     name = _known_as(route)
     known = (
         trusted[0]
@@ -874,7 +874,7 @@ def _not_let_in(route: Route) -> str:
 
 
 def _foreign(error: Exception, route: Route) -> DriverError:
-    """Translate an error of the library or the system into a driver error with a remedy."""
+    """Convert an asyncssh or system error to a driver error with a remedy."""
     match error:
         case (
             asyncssh.KeyImportError()

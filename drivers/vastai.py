@@ -32,7 +32,7 @@ from .base import (
 )
 from .cloud import Filters, Value, harmless, markets
 from .ssh import SshHost
-from .vastai_wire import Ask, Instance, Wire, api_key, key_source
+from .vastai_wire import Ask, VastaiClient, VastaiInstance, api_key, key_source
 from .web import explain_missing_key, number
 
 API: Final = "https://console.vast.ai"
@@ -49,7 +49,7 @@ u.urlopen(u.Request('{api}/api/v0/instances/%s/' % os.environ['CONTAINER_ID'], b
     {{'Authorization': 'Bearer ' + os.environ['CONTAINER_API_KEY'], 'Content-Type': 'application/json'}}, method='{method}'), timeout=60)\""""
 
 
-class Vastai(cloud.Deadman[Wire]):
+class Vastai(cloud.Deadman[VastaiClient]):
     """Driver for Vast.ai machines.
 
     `api` is the API's address, `image` the container image, `python` the image's Python, `bid` the
@@ -75,7 +75,7 @@ class Vastai(cloud.Deadman[Wire]):
         self, *, api: str = "", image: str = IMAGE, python: str = "python3", bid: float = 128.0, installation: str | None = None,
         poll: float = 5.0, settles: float = 90.0, **filters: Value,
     ) -> None:  # fmt: skip
-        wire = Wire(api or os.environ.get("VAST_URL") or API)
+        wire = VastaiClient(api or os.environ.get("VAST_URL") or API)
         super().__init__(
             wire,
             image=image,
@@ -92,7 +92,7 @@ class Vastai(cloud.Deadman[Wire]):
     # --- offers
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """Return the matching machines, the cheapest first."""
+        """Return the matching machines, cheapest first."""
         filters = self._filters.with_more(wish.filters)
         disk = max(8, -(-max(wish.disk or 0, wish.need.disk or 0, cloud.DISK) // 10**9))
         judged: list[tuple[Offer, str]] = []
@@ -215,7 +215,7 @@ class Vastai(cloud.Deadman[Wire]):
         return await self.stands(lease) != "runs"
 
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
-        """Return the machine's state, as Vast.ai reports it."""
+        """Return the machine's status, as Vast.ai reports it."""
         found = await harmless(self._wire.show(lease.id))
         return "gone" if found is None else "stopped" if found.is_stopped else "runs"
 
@@ -240,7 +240,7 @@ class Vastai(cloud.Deadman[Wire]):
         return explain_missing_key(api_key)
 
     async def account(self) -> Sequence[tuple[str, str]]:
-        """Describe the account for a person.  Changes nothing."""
+        """Describe the account as names and texts. Changes nothing."""
         fields = await harmless(self._wire.user())
         credit = number(fields, "credit")
         return [
@@ -258,7 +258,7 @@ class Vastai(cloud.Deadman[Wire]):
 
     # --- one machine
 
-    async def _alive(self, lease: Lease) -> Instance:
+    async def _alive(self, lease: Lease) -> VastaiInstance:
         """Return Vast.ai's record of a machine.
 
         Raises HostLost if the machine no longer exists, was stopped or cannot start.

@@ -20,7 +20,7 @@ BROKEN: Final = ("error", "failed", "exception", "oci runtime", "permission deni
 
 
 class Ask(NamedTuple):
-    """An offered machine.
+    """A machine offered for rent on Vast.ai.
 
     Prices are US dollars per hour, sizes are bytes, and the network speed in `traits` is in Mb/s.
     """
@@ -37,7 +37,7 @@ class Ask(NamedTuple):
     traits: About
 
 
-class Instance(NamedTuple):
+class VastaiInstance(NamedTuple):
     """A rented machine.  `address` is the SSH server's host and port, once known."""
 
     id: str
@@ -74,7 +74,7 @@ class Instance(NamedTuple):
         )
 
 
-class Wire:
+class VastaiClient:
     """A client of the Vast.ai API."""
 
     def __init__(self, api: str) -> None:
@@ -91,7 +91,7 @@ class Wire:
     async def create(self, ask: str, order: Fields) -> Answer:
         return await self.ask("PUT", f"/api/v0/asks/{ask}/", order)
 
-    async def show(self, id: str) -> Instance | None:
+    async def show(self, id: str) -> VastaiInstance | None:
         """Return one machine.  None if Vast.ai itself reports that it does not exist."""
         answer = await self.ask("GET", f"/api/v0/instances/{id}/", query={"owner": "me"})
         if answer.code == "no_such_instance":
@@ -101,13 +101,13 @@ class Wire:
             return None
         return _instance(inner(found, f"the instance {id}", "Vast.ai"))
 
-    async def listing(self) -> list[Instance]:
+    async def listing(self) -> list[VastaiInstance]:
         """Return all machines of the account.
 
         Each page starts after the last seen id, so a machine that vanishes meanwhile shifts no
         others.
         """
-        found: list[Instance] = []
+        found: list[VastaiInstance] = []
         last = 0
         for _ in range(web.PAGES):
             query = {
@@ -224,7 +224,7 @@ def key_source() -> str:
 
 
 def _check_answer(answer: Answer) -> Answer:
-    """Return an answer to the request itself.  Raises Throttled, Denied, Unsure for others."""
+    """Return a valid API reply. Raises Throttled, Denied or Unsure for other replies."""
     if answer.status == 429:
         if answer.code == "search_quota_exceeded":
             at = answer.headers.get("x-ratelimit-reset", "")
@@ -244,7 +244,7 @@ def _check_answer(answer: Answer) -> Answer:
 
 
 def _good(answer: Answer, what: str) -> Fields:
-    """Return a successful reply's fields."""
+    """Return a successful reply's fields. Raises an error for other replies."""
     if answer.status >= 400 or answer.fields.get("success") is False:
         raise Rejected(f"Vast.ai rejected {what}: {answer.words}")
     if not answer.fields:
@@ -275,7 +275,7 @@ def _ask(row: Fields) -> Ask | None:
     )  # fmt: skip
 
 
-def _instance(row: Fields) -> Instance:
+def _instance(row: Fields) -> VastaiInstance:
     actual, intended, current, coming = (
         f"{row.get(name) or ''}"
         for name in ("actual_status", "intended_status", "cur_state", "next_state")
@@ -289,7 +289,7 @@ def _instance(row: Fields) -> Instance:
         and f"{(port := inner(mapped[0], 'a port', 'Vast.ai').get('HostPort'))}".isdigit()
     ):
         address = f"{row.get('public_ipaddr') or ''}".strip(), int(f"{port}")
-    return Instance(
+    return VastaiInstance(
         f"{int(number(row, 'id'))}",
         f"{row.get('label') or ''}",
         (actual, intended, current, coming),

@@ -82,7 +82,7 @@ class Answer(NamedTuple):
 
 
 class Web:
-    """One provider's HTTP service, at the address `api`."""
+    """HTTP client for one provider's API, at the address `api`."""
 
     def __init__(self, api: str, patience: float = PATIENCE) -> None:
         self.api, self._patience = api.rstrip("/"), patience
@@ -99,7 +99,7 @@ class Web:
         body: Fields | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Send one request.
+        """Send one HTTP request.
 
         Raises Unreachable if the request cannot have been received, Unsure if that is unknown.
         """
@@ -174,12 +174,11 @@ def number(row: Fields, *names: str) -> float:
 
 
 def price(value: object, hours: float = 1.0) -> float | None:
-    """Parse US dollars per hour.
+    """Parse a price to US dollars per hour, or return None if invalid.
 
-    None if the value is unreadable, negative, or in another currency.
-
-    A bare number is a price for `hours` hours.  Text may name dollars or cents, and a unit of time:
-    "0.83", "$0.83/hr", "19.92 USD per day", "83 cents".
+    A price is invalid if it is unreadable, negative or in another currency. A bare number is a
+    price for `hours` hours. Text may name dollars or cents, and a unit of time: "0.83", "$0.83/hr",
+    "19.92 USD per day", "83 cents".
     """
     if isinstance(value, str):
         match = _PRICE.fullmatch(value.strip().lower())
@@ -213,7 +212,7 @@ def seconds(text: object, whose: str) -> float:
 
 
 def wait(told: str) -> timedelta:
-    """Parse the seconds that a provider asks to wait, between 0.1 and 60.  Without a number, 5."""
+    """Parse a provider's retry delay in seconds, limited to 0.1 to 60, by default 5."""
     try:
         return timedelta(seconds=min(max(float(told), 0.1), 60.0))
     except ValueError:
@@ -221,7 +220,7 @@ def wait(told: str) -> timedelta:
 
 
 def rows(fields: Fields, name: str, whose: str) -> list[Fields]:
-    """Return a list of objects.  Raises Unsure if the field holds none."""
+    """Return a list of objects in a reply field. Raises Unsure if the field holds no list."""
     found = fields.get(name)
     if not isinstance(found, list):
         raise Unsure(f'the reply of {whose} has no list "{name}"')
@@ -229,7 +228,7 @@ def rows(fields: Fields, name: str, whose: str) -> list[Fields]:
 
 
 def next_page(token: object, seen: set[str], what: str) -> str:
-    """Return the token of the next page, empty at the end.
+    """Return the token of the next page, or "" at the end.
 
     `seen` collects the earlier tokens.  Raises Unreachable for pages that repeat or never end.
     """
@@ -242,14 +241,14 @@ def next_page(token: object, seen: set[str], what: str) -> str:
 
 
 def inner(value: object, what: str, whose: str) -> Fields:
-    """Return an object.  Raises Unsure if the value is not an object."""
+    """Return a value that must be a JSON object. Raises Unsure otherwise."""
     if not isinstance(value, dict):
         raise Unsure(f"cannot read the reply of {whose} about {what}")
     return value
 
 
 def explain_missing_key(read_key: Callable[[], str]) -> str:
-    """Explain why an account's API key cannot be read.  Empty if it can."""
+    """Explain why an account's API key cannot be read, or return "" if it can."""
     try:
         read_key()
     except Denied as error:

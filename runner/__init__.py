@@ -30,11 +30,11 @@ from .paths import VERSION as __version__
 if TYPE_CHECKING:
     from .api.values import Forecast, RecipeEntry
     from .execution.terms import Choice, Overview, Settings, Summary
-    from .interface.handle.opening import How
+    from .interface.handle.opening import RunOptions
     from .interface.handle.shells import AsyncRun, Run
     from .interface.handle.transport import New
     from .language.recipe import Recipe
-    from .paths import Location
+    from .paths import CallerLocation
     from .storage.records.runs import Event
     from .storage.workspace import Workspace
     from .survey.request import Request
@@ -122,7 +122,7 @@ async def recipes_async(
 
 
 def forecast(
-    recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]
+    recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[RunOptions]
 ) -> Forecast:
     """Forecast a submitted run: its steps, time and cost, in the same form for a workspace, a
     database and a server.
@@ -138,7 +138,7 @@ def forecast(
 
 
 async def forecast_async(
-    recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]
+    recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[RunOptions]
 ) -> Forecast:
     """Async version of `forecast`."""
     from .interface.handle import opening
@@ -194,7 +194,9 @@ def run(
         )
 
 
-def submit(recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]) -> Run:
+def submit(
+    recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[RunOptions]
+) -> Run:
     """Queue a run for a worker, and return its handle: `wait`, `status`, `events`, `logs`,
     `metrics`, `download`, `cancel`, `pause`, `resume`.
 
@@ -212,7 +214,7 @@ def submit(recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: U
 
 
 async def submit_async(
-    recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[How]
+    recipe: str | Path, inputs: Mapping[str, Any] | None = None, **how: Unpack[RunOptions]
 ) -> AsyncRun:
     """Async version of `submit`.
 
@@ -275,16 +277,20 @@ def results(
     return rows
 
 
-def _standing(workspace: str | Path | None, recipe: str | Path) -> Location:
+def _standing(workspace: str | Path | None, recipe: str | Path) -> CallerLocation:
     import os
 
-    from .paths import Location, location
+    from .paths import CallerLocation, location
 
-    return location(os.environ, [str(recipe)]) if workspace is None else Location(Path(workspace))
+    return (
+        location(os.environ, [str(recipe)])
+        if workspace is None
+        else CallerLocation(Path(workspace))
+    )
 
 
 def _request(
-    location: Location,
+    location: CallerLocation,
     recipe: str | Path,
     inputs: Mapping[str, Any] | None,
     preset: str | None,
@@ -310,11 +316,11 @@ def _request(
     )
 
 
-def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: How) -> New:
+def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: RunOptions) -> New:
     """Build the run to store from the arguments of `submit`."""
     from dataclasses import replace
 
-    from .api.submitting import Ticket
+    from .api.submitting import QueueSettings
     from .execution.terms import Choice, Settings
     from .interface.handle.http_transport import is_server
     from .interface.handle.opening import check_options
@@ -343,7 +349,7 @@ def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: How) -> New:
         settings = replace(settings, python=python)
     if isinstance(place := results_place(out or ""), str):
         settings = replace(settings, upload=place)
-    ticket = Ticket(
+    ticket = QueueSettings(
         how.get("priority", 0),
         due.timestamp() if due is not None else None,
         how.get("key", ""),

@@ -35,7 +35,7 @@ def temporary_name(name: str, ending: str = "new") -> str:
     return f"{name}.{os.getpid()}-{os.urandom(4).hex()}.{ending}"
 
 
-class Location(NamedTuple):
+class CallerLocation(NamedTuple):
     """The caller's location: the workspace, and the directory for relative paths, relative to the
     workspace (empty for the workspace itself).
     """
@@ -64,7 +64,7 @@ class Location(NamedTuple):
         return dict.fromkeys(inputs, self.below) if self.below else {}
 
 
-def location(environ: Mapping[str, str], words: Iterable[str] = ()) -> Location:
+def location(environ: Mapping[str, str], words: Iterable[str] = ()) -> CallerLocation:
     """Find the caller's workspace: the nearest marked parent directory, else the workspace of the
     first recipe path in `words`.
 
@@ -77,7 +77,7 @@ def location(environ: Mapping[str, str], words: Iterable[str] = ()) -> Location:
             root = _workspace_of(os.path.dirname(os.path.abspath(word)), environ)
             break
     root = root or here
-    return Location(Path(root), "" if root == here else os.path.relpath(here, root))
+    return CallerLocation(Path(root), "" if root == here else os.path.relpath(here, root))
 
 
 def _workspace_of(folder: str, environ: Mapping[str, str]) -> str:

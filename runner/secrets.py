@@ -112,9 +112,9 @@ class Masker:
     def __bool__(self) -> bool:
         return bool(self._forms)
 
-    def stream(self) -> Stream:
+    def stream(self) -> StreamMasker:
         """Return a masking stream for one text in pieces."""
-        return Stream(self)
+        return StreamMasker(self)
 
     def mask(self, data: bytes) -> bytes:
         """Mask a whole text."""
@@ -179,7 +179,7 @@ class Masker:
         return first
 
 
-class Stream:
+class StreamMasker:
     """Masks one text piece by piece, holding back a possible start of a secret until the next
     piece.
     """

@@ -29,7 +29,7 @@ def test_every_verb_and_flag_has_help_that_stands_in_the_manual(verb: str) -> No
     parts = {part.partition("\n")[0]: part for part in MANUAL.split("\n### ")}
     section = parts[f"recipe {verb}"] + parts["Global options"]
     section += "".join(
-        parts[f"recipe {other}"] for other in re.findall(r"Options of \[recipe (\w+)\]", section)
+        parts[f"recipe {other}"] for other in re.findall(r"options of \[recipe (\w+)\]", section)
     )
     assert f"  {verb} " in overview()
     parser, _ = parser_of(verb)

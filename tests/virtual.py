@@ -75,7 +75,7 @@ def virtual() -> Iterator[Virtual]:
         patched.setattr(cloud, "boot", lambda *_: "")  # nothing executes it
         patched.setattr(cloud, "prove", lambda *_: "")
         patched.setattr(cloud, "public", lambda _: OURS)
-        patched.setattr(cloud.Installation, "_pair", lambda *_: b"")
+        patched.setattr(cloud.InstallationKeys, "_pair", lambda *_: b"")
         try:
             yield loop
         finally:

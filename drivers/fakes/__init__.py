@@ -40,8 +40,9 @@ def serve(
 ) -> None:
     """Serve a fake provider on loopback until SIGINT or SIGTERM.
 
-    `ready` receives the lines to export once the server listens.  If `real`, the machines accept SSH logins.
-    Raises ValueError for invalid faults, ModuleNotFoundError if an extra is missing, OSError if the port is unavailable.
+    `ready` receives the lines to export once the server listens.  If `real`, the machines accept
+    SSH logins. Raises ValueError for invalid faults, ModuleNotFoundError if an extra is missing,
+    OSError if the port is unavailable.
     """
     from .app import run
 

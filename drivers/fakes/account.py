@@ -21,9 +21,10 @@ BOOT: Final = 40.0
 
 
 class Entry(NamedTuple):
-    """One line of the ledger.
+    """One line of the cost ledger.
 
-    `at` and `since` are Unix times in seconds, `rate` is US dollars per hour, `usd` the cost from `since` to `at`.
+    `at` and `since` are Unix times in seconds, `rate` is US dollars per hour, `usd` the cost from
+    `since` to `at`.
     """
 
     at: float
@@ -39,9 +40,10 @@ class Entry(NamedTuple):
 
 @dataclass(kw_only=True)
 class Machine:
-    """A rented machine.
+    """A rented machine of a fake provider.
 
-    `rates` maps billed items (gpu, disk) to current US dollars per hour.  `billed` is the Unix time up to which costs are in the ledger.
+    `rates` maps billed items (gpu, disk) to current US dollars per hour.  `billed` is the Unix time
+    up to which costs are in the ledger.
     """
 
     id: str
@@ -63,7 +65,7 @@ M = TypeVar("M", bound=Machine)
 
 
 class Account(Generic[M]):
-    """The machines, the credit and the ledger of one account.
+    """Machines, credit and cost ledger of one account at a fake provider.
 
     `happen` executes a transition that is due.  `halt` stops a machine after the credit is used up.
     """
@@ -87,7 +89,7 @@ class Account(Generic[M]):
     # -- time --------------------------------------------------------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
-        """Advance the time to `now`, and execute each due transition at its own time."""
+        """Advance the simulated time to `now`, executing each due transition at its own time."""
         self._broke = self._broke and self.credit <= 0
         self._arrive()
         while self.now < now:
@@ -109,7 +111,7 @@ class Account(Generic[M]):
             self._arrive()
 
     def _arrive(self) -> None:
-        """Execute the transitions that are due."""
+        """Execute the machine transitions that are due."""
         while self._due and self._due[0][0] <= self.now:
             _, _, name, what = heapq.heappop(self._due)
             if (found := self.machines.get(name)) is not None and found.gone is None:
@@ -123,7 +125,7 @@ class Account(Generic[M]):
     # -- machines and money ------------------------------------------------------------------------------------------------------------------------
 
     def enter(self, machine: M, luck: Luck | None = None) -> M:
-        """Add a machine that is created now, and draw its faults from `luck`."""
+        """Add a machine created now, with faults drawn from `luck`."""
         machine.created = machine.listed = machine.billed = self.now
         self.machines[machine.id] = machine
         self.note("created", machine)
@@ -139,37 +141,40 @@ class Account(Generic[M]):
         return machine
 
     def boots(self, machine: M, share: float = 1.0, what: str = "up") -> None:
-        """Schedule the transition `what` after a share of the boot time; never for a stuck machine."""
+        """Schedule the transition `what` of a machine after a fraction of the boot time.
+
+        A stuck machine never boots.
+        """
         if not machine.stuck:
             self.later(machine, amount(self._faults, "boot", BOOT) * share, what)
 
     def interruptible(self, machine: M, luck: Luck) -> None:
-        """Make a machine interruptible, and schedule a preemption if the fault `preempted` is set."""
+        """Make a machine preemptible, and schedule a preemption if the fault `preempted` is set."""
         machine.preemptible = True
         if often := amount(self._faults, "preempted"):
             self.later(machine, luck.random.expovariate(often) * 3600, "preempted")
 
     def preempt(self) -> int:
-        """Preempt every interruptible machine that is up, and return their number."""
+        """Preempt every running preemptible machine, and return the number of machines."""
         found = [machine for machine in self.alive() if machine.up and machine.preemptible]
         for machine in found:
             self._happen(machine, "preempted")
         return len(found)
 
     def exit(self) -> int:
-        """Let the containers of all machines exit, and return the number of stopped machines."""
+        """Make the containers of all machines exit, and return the number of stopped machines."""
         found = [machine for machine in self.alive() if machine.up]
         for machine in found:
             self._happen(machine, "exited")
         return sum(not machine.up for machine in found)
 
     def bill(self, machine: M, **rates: float) -> None:
-        """Set the rates of a machine from now on, in US dollars per hour."""
+        """Set the billing rates of a machine from now on, in US dollars per hour."""
         self._settle(machine)
         machine.rates = {what: rate for what, rate in rates.items() if rate}
 
     def end(self, machine: M, by: str = "") -> None:
-        """End a machine and its billing."""
+        """Terminate a machine and its billing."""
         self.bill(machine)
         machine.up, machine.gone = False, self.now
         self.note("destroyed", machine, by)
@@ -206,13 +211,13 @@ class Account(Generic[M]):
         machine.billed = self.now
 
     def settle(self) -> list[Entry]:
-        """Bill all costs up to now, and return the ledger."""
+        """Bill all costs up to now, and return the cost ledger."""
         for machine in self.machines.values():
             self._settle(machine)
         return self.ledger
 
     def find_living(self, name: str) -> M | None:
-        """Return the machine with this id; None if it is unknown or gone."""
+        """Return the existing machine with this ID, or None if it is unknown or terminated."""
         found = self.machines.get(name)
         return None if found is None or found.gone is not None else found
 
@@ -221,18 +226,18 @@ class Account(Generic[M]):
         return [machine for machine in self.machines.values() if machine.gone is None]
 
     def list_machines(self) -> list[M]:
-        """Return the machines that a listing shows now, in order of creation."""
+        """Return the machines that a listing currently shows, in creation order."""
         return [machine for machine in self.alive() if machine.listed <= self.now]
 
     def is_doomed(self, machine: M, luck: Luck) -> bool:
-        """Return whether a confirmed destroy request takes effect: False for the fault `undead`."""
+        """Return True if a destroy request takes effect, which the fault `undead` prevents."""
         return not luck.strikes("undead")
 
     def is_held(self, machine: M) -> bool:
-        """Return whether a machine is in its minimum billing period and cannot be destroyed."""
+        """Return True if a machine is in its minimum billing period and cannot be destroyed."""
         return self.now < machine.created + amount(self._faults, "reserved")
 
 
 def lines(entries: Sequence[Entry]) -> str:
-    """Return ledger entries as JSON lines."""
+    """Format ledger entries as JSON lines."""
     return "".join(json.dumps(entry._asdict()) + "\n" for entry in entries)

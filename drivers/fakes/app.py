@@ -34,7 +34,7 @@ METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
 class Clock:
-    """The clock of a World, in real or virtual time.
+    """Clock of a fake provider, in real or virtual time.
 
     Requests advance both.  Virtual time advances in no other way.
     """
@@ -52,7 +52,7 @@ class Clock:
 
 
 class Connections(H11Protocol):
-    """HTTP/1.1 connections by client address, so that `Cut` can abort one."""
+    """HTTP/1.1 connections by client address, so that a `Cut` response can abort one."""
 
     open: ClassVar[dict[tuple[str, int], asyncio.Transport]] = {}
 
@@ -76,7 +76,7 @@ class Cut(Response):
 
 
 def application(world: World[Any], clock: Clock, real: bool = False) -> Starlette:
-    """Return the application for the World of one account.
+    """Return the ASGI application for a fake provider.
 
     It adds `/_ledger`, `/_clock`, `/_faults`, `/_preempt` and `/_exit` to the provider's API.
     If `real`, the machines are local processes while the application runs.
@@ -175,7 +175,7 @@ def run(
     real: bool,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve a World on loopback until SIGINT or SIGTERM."""
+    """Serve a fake provider on loopback until SIGINT or SIGTERM."""
     clock = Clock(virtual)
     world = kind(seed, words.parse(faults, [route.operation for route in kind.routes]), clock.now())
     if real:

@@ -64,7 +64,7 @@ class Fault(NamedTuple):
 
 
 def parse(text: str, operations: Sequence[str] = ()) -> tuple[Fault, ...]:
-    """Parse `NAME[@OPERATION]=VALUE` items, separated by commas.
+    """Parse comma-separated faults of the form `NAME[@OPERATION]=VALUE`.
 
     `operations` are the known operations.  Raises ValueError with a message for the user.
     """
@@ -107,7 +107,7 @@ def amount(faults: Sequence[Fault], name: str, default: float = 0.0) -> float:
 
 
 class Luck:
-    """The faults of one request, drawn from a seed.
+    """Random draw of the faults of one request, from a seed.
 
     Equal requests to Worlds in equal states have the same faults.
     """
@@ -118,7 +118,7 @@ class Luck:
         self.random = Random(seed)
 
     def price(self, usd: float) -> object:
-        """Return an hourly price as the provider writes it, which may be distorted by a fault."""
+        """Return an hourly price in the provider's notation, possibly distorted by a fault."""
         if self.strikes("unpriced"):
             return self.random.choice((None, -usd, "", "n/a", "1,5", f"{usd} EUR"))
         if self.strikes("spelled"):
@@ -127,7 +127,7 @@ class Luck:
         return usd
 
     def strikes(self, name: str) -> bool:
-        """Draw whether a fault happens now.  A fault with `once` is then removed."""
+        """Draw whether a fault happens now. A fault with `once` is removed after it happens."""
         for fault in self._faults:
             if (
                 fault.name == name

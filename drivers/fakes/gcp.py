@@ -140,7 +140,7 @@ class Operations(Part["Gcp"]):
         return Reply(200, self._show(made))
 
     def wait(self, call: Call) -> Reply:
-        """Return an operation once it ends, or still running after a limit."""
+        """Return an operation after it ends, or still running after a time limit."""
         reply = self.operation(call)
         made = self._made.get(call.names["operation"])
         return (
@@ -193,7 +193,7 @@ class Operations(Part["Gcp"]):
 
 
 class Market(Part["Gcp"]):
-    """The GPU stock of each zone, and the quotas of the project."""
+    """GPU stock of each zone, and quotas of the project."""
 
     def __init__(self, world: Gcp) -> None:
         super().__init__(world)
@@ -251,7 +251,7 @@ class Market(Part["Gcp"]):
         )
 
     def global_quota(self) -> float:
-        """Return the quota of GPUs of all kinds in all regions.  A new project at Google has 0."""
+        """Return the project's total GPU quota. A new project at Google has 0."""
         return 4 * self._world.amount("quota", QUOTA)
 
     def project(self, call: Call) -> Reply:
@@ -300,7 +300,7 @@ class Market(Part["Gcp"]):
 
 
 class Firewalls(Part["Gcp"]):
-    """The firewall rules of the project."""
+    """Firewall rules of the project."""
 
     def __init__(self, world: Gcp) -> None:
         super().__init__(world)
@@ -349,10 +349,10 @@ class Firewalls(Part["Gcp"]):
 
 
 class Guests(Part["Gcp"]):
-    """The metadata server of an instance, its guest attributes and its serial port."""
+    """Metadata server, guest attributes and serial port of an instance."""
 
     def preempted(self, call: Call) -> Reply:
-        """Return whether the calling instance has a preemption notice.
+        """Report whether the calling instance has a preemption notice.
 
         With `wait_for_change`, the reply waits half a second for the notice.
         """
@@ -410,7 +410,7 @@ class Guests(Part["Gcp"]):
 
 
 class Lists(Part["Gcp"]):
-    """Listings of instances, page by page."""
+    """Paginated listings of instances."""
 
     def _page(self, call: Call, rows: list[Instance]) -> tuple[list[Instance], str]:
         """Return one page of the rows, and the token of the next page.
@@ -489,10 +489,10 @@ class Lists(Part["Gcp"]):
 
 
 class Changes(Part["Gcp"]):
-    """Changes of an existing instance: scheduling, metadata, labels."""
+    """Requests that change an existing instance: scheduling, metadata, labels."""
 
     def set_scheduling(self, call: Call) -> Reply:
-        """Change the time limits of a stopped instance."""
+        """Change the scheduling limits of a stopped instance."""
         found = self._world.find_instance(call)
         if found.status != "TERMINATED":
             return self._world.problem(
@@ -537,7 +537,7 @@ class Changes(Part["Gcp"]):
 
 
 class Gcp(World[Instance]):
-    """A World that imitates one project at Google Compute Engine."""
+    """Fake Google Compute Engine with one project."""
 
     _P: ClassVar = "/compute/v1/projects/{project}"
     _Z: ClassVar = _P + "/zones/{zone}"
@@ -633,7 +633,7 @@ class Gcp(World[Instance]):
         return self.problem(401, "authError", "Request had invalid authentication credentials.")
 
     def anonymous(self, operation: str) -> bool:
-        """Return whether an operation needs no token.
+        """Return True if an API operation needs no token.
 
         With real machines, only the calls of a machine itself need none.
         """
@@ -641,7 +641,7 @@ class Gcp(World[Instance]):
 
     @property
     def takes(self) -> float:
-        """Seconds until an insertion ends.  Stopping and deleting take twice as long."""
+        """Seconds until an insert operation ends. Stopping and deleting take twice as long."""
         return self.amount("takes", INSERTING)
 
     def throttle_reply(self, route: Route) -> Reply:
@@ -684,12 +684,12 @@ class Gcp(World[Instance]):
             self._end(machine)
 
     def _end_at_limit(self, machine: Instance) -> None:
-        """Schedule the end of an instance that has a `maxRunDuration`."""
+        """Schedule the termination of an instance that has a `maxRunDuration`."""
         if longest := whole(document(machine.scheduling.get("maxRunDuration")).get("seconds")):
             self.account.later(machine, longest, f"expired {machine.life}")
 
     def _end(self, machine: Instance) -> None:
-        """Delete or stop an instance, according to its `instanceTerminationAction`."""
+        """Delete or stop an instance, as set by its `instanceTerminationAction`."""
         if machine.scheduling.get("instanceTerminationAction") == "DELETE":
             self.account.end(machine, "provider")
         else:
@@ -843,7 +843,7 @@ class Gcp(World[Instance]):
         )
 
     def find_instance(self, call: Call) -> Instance:
-        """Return the instance named in a call.  Raises Refused if it does not exist."""
+        """Return the instance named in a request. Raises Refused if it does not exist."""
         if (found := self.at(call.names["zone"], call.names["name"])) is None:
             where = f"projects/{call.names['project']}/zones/{call.names['zone']}/instances/{call.names['name']}"
             raise Refused(self.problem(404, "notFound", f"The resource '{where}' was not found"))

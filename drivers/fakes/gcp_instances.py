@@ -59,7 +59,7 @@ class Instance(Machine):
     attributes: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def item(self, key: str) -> str:
-        """Return a metadata value; empty if it is missing."""
+        """Return a metadata value of the instance, or "" if missing."""
         return next(
             (f"{each.get('value', '')}" for each in self.items if each.get("key") == key), ""
         )
@@ -87,7 +87,7 @@ class Instance(Machine):
 
 
 def list_price(made: Instance) -> float:
-    """Return the price of a running instance without its disks, in US dollars per hour."""
+    """Return the hourly price of a running instance without disks, in US dollars."""
     kind = last(made.body.get("machineType"))
     rate = (
         SHIPPED.price(
@@ -100,7 +100,7 @@ def list_price(made: Instance) -> float:
 
 
 def show_instance(made: Instance, address: str) -> Document:
-    """Return the JSON of an instance, as the API shows it."""
+    """Return an instance in the API's JSON form."""
     zone = f"{ROOT}/projects/fake/zones/{made.zone}"
     nic = {
         "kind": "compute#networkInterface", "name": "nic0", "network": f"{ROOT}/projects/fake/global/networks/default",
@@ -142,7 +142,7 @@ def fingerprint(made: Instance) -> str:
 
 
 def holds(made: Instance) -> bool:
-    """Return whether an instance occupies its GPUs."""
+    """Return True if an instance occupies its GPUs."""
     return made.status != "TERMINATED"
 
 
@@ -156,12 +156,12 @@ def whole(value: object) -> float:
 
 
 def last(value: object) -> str:
-    """Return the name at the end of a resource's URL."""
+    """Return the last path component of a resource URL."""
     return value.rpartition("/")[2] if isinstance(value, str) else ""
 
 
 def parse_order(body: Document) -> tuple[Shape | None, str, int, str]:
-    """Return the machine type, GPU and GPU count of an order, and the name of an invalid field."""
+    """Parse the machine type, GPU and GPU count of an insert request, or an invalid field's name."""
     name = body.get("name")
     kind = TYPES.get(last(body.get("machineType")))
     if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -202,7 +202,7 @@ def parse_order(body: Document) -> tuple[Shape | None, str, int, str]:
 
 
 def compile_filter(text: str) -> Callable[[Instance], bool]:
-    """Compile the filter of a listing.  Raises ValueError.
+    """Compile the filter of an instance listing. Raises ValueError.
 
     Supports `labels.KEY=VALUE`, `labels.KEY:*`, `name=VALUE` and `status=VALUE`, joined by AND.
     """

@@ -50,7 +50,7 @@ done
 
 
 class Machines:
-    """The processes of a World's machines, each with a directory below `root`."""
+    """Local processes that play a fake provider's machines, each in a directory below `root`."""
 
     def __init__(self, world: World[Any], root: Path) -> None:
         self._world, self._root = world, root
@@ -59,7 +59,7 @@ class Machines:
         world.ports = self._ports
 
     async def follow(self) -> None:
-        """Start the processes of new machines, end those of stopped ones, and update keys, once."""
+        """Start processes of new machines, end those of stopped machines, and update keys, once."""
         boots = {
             name: boot
             for name, machine in self._world.account.machines.items()
@@ -131,7 +131,7 @@ class Machines:
         await begun.wait()
 
     async def end(self) -> None:
-        """End all processes."""
+        """End all machine processes."""
         for name in [*self._running]:
             await self._end(name)
 

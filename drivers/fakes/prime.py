@@ -28,7 +28,7 @@ FOREIGN: Final = "somebody"
 
 
 class Offer(NamedTuple):
-    """An offer of a provider behind Prime.
+    """A GPU offer of a provider behind Prime.
 
     `stock` is the number of such pods for rent, `price` US dollars per hour for all GPUs of one.
     """
@@ -60,7 +60,7 @@ class Pod(Machine):
 
 
 class Offers(Part["Prime"]):
-    """The offers of the providers behind Prime."""
+    """GPU offers of the providers behind Prime."""
 
     def __init__(self, world: Prime) -> None:
         super().__init__(world)
@@ -137,7 +137,7 @@ class Offers(Part["Prime"]):
 
 
 class Prime(World[Pod]):
-    """A World that imitates one account at Prime Intellect."""
+    """Fake Prime Intellect with one account."""
 
     routes: ClassVar = (
         Route("GET", "/api/v1/availability/gpus", "offers", 1.0),
@@ -189,7 +189,7 @@ class Prime(World[Pod]):
             self._end(machine, "provider")
 
     def boot(self, machine: Pod) -> Boot | None:
-        """Return the start data of a pod: all keys of the account, and no boot script."""
+        """Return the boot data of a pod: all keys of the account, and no boot script."""
         if machine.by == FOREIGN:
             return None
         keys = tuple(str(key["publicKey"]) for key in self.public_keys)
@@ -253,7 +253,7 @@ class Prime(World[Pod]):
         return made
 
     def _find_pod(self, call: Call) -> Pod:
-        """Return the pod named in a call.  Raises Refused if it does not exist."""
+        """Return the pod named in a request. Raises Refused if it does not exist."""
         if (found := self.account.find_living(call.names["id"])) is None:
             raise Refused(self.problem(404, "not_found", "Pod not found"))
         return found
@@ -283,7 +283,7 @@ class Prime(World[Pod]):
         return Reply(200, {**self._show_pod(found), "priceHr": call.luck.price(found.price)})
 
     def status(self, call: Call) -> Reply:
-        """Return the status of pods by id, without pods that no longer exist."""
+        """Return the statuses of the requested pods. Pods that no longer exist are left out."""
         pods = [
             pod
             for name in call.values("pod_ids")
@@ -439,7 +439,7 @@ def _offer(luck: Random, name: int) -> Offer:
 
 
 def _whole(text: str, default: int) -> int:
-    """Parse a number in a query; `default` if it is empty, -1 if it is invalid."""
+    """Parse a number in a query. Returns `default` if empty, or -1 if invalid."""
     return (
         default
         if not text

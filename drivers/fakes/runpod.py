@@ -94,7 +94,7 @@ class Pod(Machine):
 
 
 class Catalog(Part["Runpod"]):
-    """The GPU catalog, with stock and data centers."""
+    """GPU catalog with stock and data centers."""
 
     def __init__(self, world: Runpod) -> None:
         super().__init__(world)
@@ -165,7 +165,7 @@ class Catalog(Part["Runpod"]):
 
 
 class Keys(Part["Runpod"]):
-    """The SSH keys of the account."""
+    """SSH keys of the account."""
 
     def __init__(self, world: Runpod) -> None:
         super().__init__(world)
@@ -175,7 +175,7 @@ class Keys(Part["Runpod"]):
         return Reply(200, {"keys": self._keys})
 
     def replace_keys(self, call: Call) -> Reply:
-        """Replace all keys of the account."""
+        """Replace all SSH keys of the account."""
         keys = call.fields.get("keys")
         if (
             call.fields.keys() != {"keys"}
@@ -188,13 +188,13 @@ class Keys(Part["Runpod"]):
 
 
 class Logs(Part["Runpod"]):
-    """The logs of pods and of the system."""
+    """Logs of pods and of the system."""
 
     def says(self, pod: Pod, source: str, line: str) -> None:
         pod.log.append((self._world.account.now + len(pod.log) * 1e-3, source, line))
 
     def logs(self, call: Call) -> Reply:
-        """Return the log as a finite event stream.  A client resumes after its last event id."""
+        """Return a pod log as a finite event stream. A client resumes after its last event ID."""
         pod = self._world.find_pod(call)
         source, after = (
             call.query.get("source"),
@@ -219,7 +219,7 @@ class Logs(Part["Runpod"]):
 
 
 class Bills(Part["Runpod"]):
-    """The billing records of pods."""
+    """Billing records of pods."""
 
     def billing(self, call: Call) -> Reply:
         wanted = call.query.get("podId")
@@ -262,7 +262,7 @@ class Bills(Part["Runpod"]):
 
 
 class Runpod(World[Pod]):
-    """A World that imitates one account at RunPod, with a stock of GPUs."""
+    """Fake RunPod with one account and a stock of GPUs."""
 
     routes: ClassVar = (
         Route("POST", "/v2/pods", "create", 1.0),
@@ -352,7 +352,7 @@ class Runpod(World[Pod]):
         )
 
     def boot(self, machine: Pod) -> Boot | None:
-        """Return the start data of a pod: the key in PUBLIC_KEY, and `args` as the boot script."""
+        """Return the boot data of a pod: the key in PUBLIC_KEY, and `args` as the boot script."""
         if machine.by == FOREIGN:
             return None
         given = {name: str(value) for name, value in document(machine.body.get("env")).items()}
@@ -454,7 +454,7 @@ class Runpod(World[Pod]):
         return made
 
     def _rates(self, pod: Pod) -> None:
-        """Bill a pod for its GPUs while it runs, and for its disks by its status."""
+        """Set a pod's billing rates: GPUs while it runs, and disks by its status."""
         going = pod.status in ("PROVISIONING", "STARTING", "RUNNING")
         disk = (pod.disk + pod.volume) * DISK if going else pod.volume * DISK * 2
         self.account.bill(pod, gpu=pod.price if pod.status == "RUNNING" else 0.0, disk=disk / MONTH)
@@ -463,7 +463,7 @@ class Runpod(World[Pod]):
         return Reply(200, {"pods": [self._show_pod(pod) for pod in self.account.list_machines()]})
 
     def find_pod(self, call: Call) -> Pod:
-        """Return the pod named in a call.  Raises Refused if it does not exist."""
+        """Return the pod named in a request. Raises Refused if it does not exist."""
         if (found := self.account.find_living(call.names["id"])) is None:
             raise Refused(self.problem(404, "not_found", f"pod {call.names['id']} was not found"))
         return found
@@ -586,7 +586,7 @@ SIZES: Final = ("hour", "day", "week", "month", "year")
 
 
 def _bad_pod(body: Document) -> list[str]:
-    """Return the errors in the body of a new pod, as RunPod's own validation finds them."""
+    """Return the validation errors of a pod creation request, as RunPod reports them."""
     found = _bad_fields(body, KNOWN)
     if not body.get("name"):
         found.append("name: is required")
@@ -615,7 +615,7 @@ def _bad_pod(body: Document) -> list[str]:
 
 
 def _bad_fields(body: Document, known: frozenset[str] | set[str]) -> list[str]:
-    """Return the errors for unknown fields and for fields of a wrong type."""
+    """Return the errors for unknown fields and for fields of the wrong type."""
     found = [f"{name}: is not known" for name in body if name not in known]
     texts = ("name", "image", "args", "registry", "templateId")
     found += [

@@ -52,7 +52,7 @@ def _keys(place: Path) -> list[bytes]:
 
 
 def environment(place: Path) -> dict[str, str]:
-    """Return the environment of a login, with the variables of DIR/env and a home below DIR."""
+    """Return the environment variables of a login, with a home directory below `place`."""
     home = str(place / "home")
     given: dict[str, str] = json.loads((place / "env").read_text("utf-8"))
     own = {
@@ -66,7 +66,7 @@ def environment(place: Path) -> dict[str, str]:
 
 
 async def serve(place: Path, address: str, port: int) -> None:
-    """Serve SSH and run the boot script until stdin closes.  Prints the port."""
+    """Serve SSH and run the boot script until stdin closes. Prints the port."""
     env, home = environment(place), place / "home"
 
     async def session(process: asyncssh.SSHServerProcess[bytes]) -> None:
@@ -118,7 +118,7 @@ async def serve(place: Path, address: str, port: int) -> None:
 
 
 async def _feed(process: asyncssh.SSHServerProcess[bytes], stdin: asyncio.StreamWriter) -> None:
-    """Copy the client's input to the command, which may exit before reading all of it."""
+    """Copy the client's input to the command, which may exit before reading all input."""
     with suppress(
         BrokenPipeError, ConnectionError, asyncssh.SignalReceived, asyncssh.BreakReceived
     ):
@@ -135,7 +135,7 @@ async def _pour(source: asyncio.StreamReader, target: asyncssh.SSHWriter[bytes])
 
 
 async def _show(server: asyncssh.SSHAcceptor, path: Path) -> None:
-    """Change to the host key in a file as soon as the file exists."""
+    """Switch to the host key in a file as soon as the file exists."""
     while not path.exists():  # noqa: ASYNC110, ASYNC240  # another program writes it
         await asyncio.sleep(GLANCE)
     server.update(server_host_keys=[asyncssh.read_private_key(path)])

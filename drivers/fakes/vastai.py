@@ -52,14 +52,14 @@ class Instance(Machine):
 
 
 class Keys(Part["Vastai"]):
-    """The SSH keys of the account and of single instances."""
+    """SSH keys of the account and of single instances."""
 
     def __init__(self, world: Vastai) -> None:
         super().__init__(world)
         self.account_keys: dict[int, str] = {}
 
     def _key(self, call: Call, keys: dict[int, str]) -> int:
-        """Add the key in a call and return its id.  Raises Refused if the key is invalid."""
+        """Add the SSH key in a request and return its ID. Raises Refused for an invalid key."""
         text = call.text("ssh_key").strip()
         if not text.startswith(("ssh-", "ecdsa-")):
             raise Refused(self._world.problem(400, "no_ssh_key", "ssh_key is no public key"))
@@ -122,7 +122,7 @@ class Keys(Part["Vastai"]):
 
 
 class Lists(Part["Vastai"]):
-    """Instances as JSON, one at a time or page by page."""
+    """Instances as JSON, singly or in paginated listings."""
 
     def listing(self, call: Call) -> Reply:
         size = int(number(json_value(call.query.get("limit", "")), PAGE))
@@ -224,7 +224,7 @@ class Lists(Part["Vastai"]):
 
 
 class Logs(Part["Vastai"]):
-    """The logs of instances, downloaded from a separate URL."""
+    """Logs of instances, downloaded from a separate URL."""
 
     def logs(self, call: Call) -> Reply:
         found = self._world.find_instance(call.names["id"])
@@ -234,7 +234,7 @@ class Logs(Part["Vastai"]):
         )
 
     def log_text(self, call: Call) -> Reply:
-        """Return the log, or 403 in the first half second, like an unfinished upload."""
+        """Return a log, or status 403 in the first half second, like an unfinished upload."""
         if self._world.account.now * 1000 < _id(call.names["at"]) + 500:
             return Reply(
                 403, "<Error><Code>AccessDenied</Code></Error>", {"content-type": "application/xml"}
@@ -244,7 +244,7 @@ class Logs(Part["Vastai"]):
 
 
 class Money(Part["Vastai"]):
-    """The account's user and charges."""
+    """User and charges of the account."""
 
     def user(self, call: Call) -> Reply:
         return Reply(200, {
@@ -291,7 +291,7 @@ class Money(Part["Vastai"]):
 
 
 class Vastai(World[Instance]):
-    """A World that imitates one account at Vast.ai, with a market of offers."""
+    """Fake Vast.ai with one account and a market of offers."""
 
     routes: ClassVar = (
         Route("GET", "/api/v0/users/current", "user"),
@@ -511,7 +511,7 @@ class Vastai(World[Instance]):
         )
 
     def _body(self, ask: Ask, fields: Document) -> Instance:
-        """Create the instance of an order, still without an id."""
+        """Create the instance of an order, without an ID yet."""
         env, price = document(fields.get("env")), fields.get("price")
         arguments = fields.get("args")
         return Instance(
@@ -550,7 +550,7 @@ class Vastai(World[Instance]):
         return made
 
     def _stop(self, machine: Instance, event: str, by: str = "") -> None:
-        """Pause an instance: free its GPUs, and keep and bill its disk."""
+        """Stop an instance: free its GPUs, and continue billing its disk."""
         machine.wanted = machine.current = machine.coming = "stopped"
         machine.actual, machine.up, machine.started = "exited", False, None
         self.account.bill(machine, disk=machine.ask.storage_price(machine.disk))
@@ -639,7 +639,7 @@ _DATE: Final = "2026-01-01T00:00:00Z"
 
 
 def _bad_order(call: Call) -> str:
-    """Return the error in the body of an order; empty if the body is valid."""
+    """Return the error in the body of an order, or "" if the body is valid."""
     if not (call.text("image") or call.text("template_hash_id")):
         return "image is required"
     if len(call.text("image")) > 1024 or len(call.text("label")) > 256:
@@ -656,7 +656,7 @@ def _bad_order(call: Call) -> str:
 
 
 def _id(text: str) -> int:
-    """Parse a number in a path; -1 if it is invalid."""
+    """Parse a numeric path component, or return -1 if invalid."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1
 
 

@@ -43,9 +43,10 @@ PLACES: Final = (
 
 
 class Ask(NamedTuple):
-    """A machine offered for rent.
+    """A machine offered for rent on the fake Vast.ai market.
 
-    `price` is US dollars per hour without storage.  `memory` is in MB, `disk` in GB, network speeds in Mb/s.
+    `price` is US dollars per hour without storage.  `memory` is in MB, `disk` in GB, network speeds
+    in Mb/s.
     """
 
     id: int
@@ -81,7 +82,7 @@ class Ask(NamedTuple):
 
 
 def draw(luck: Random, name: int) -> Ask:
-    """Draw a random ask with the id `name`."""
+    """Generate a random offer with the ID `name`."""
     gpu, vram, price, capability, bandwidth, flops = luck.choice(GPUS)
     count = luck.choice((1, 1, 1, 2, 4, 8))
     datacenter = luck.random() < 0.4
@@ -94,7 +95,7 @@ def draw(luck: Random, name: int) -> Ask:
 
 
 def hardware(ask: Ask, gpus: int) -> Document:
-    """Return the hardware fields that an offer and its instance have in common."""
+    """Return the hardware fields shared by an offer and its instance."""
     return {
         "machine_id": ask.machine, "host_id": ask.machine // 3, "bundle_id": ask.id + 5, "hosting_type": int(ask.datacenter), "num_gpus": gpus,
         "gpu_name": ask.gpu, "gpu_ram": ask.vram, "gpu_total_ram": ask.vram * gpus, "gpu_frac": 1.0, "gpu_arch": "nvidia", "gpu_lanes": 16,
@@ -113,7 +114,7 @@ def hardware(ask: Ask, gpus: int) -> Document:
 
 
 def row(ask: Ask, bid: bool, disk: float, now: float, rentable: bool) -> Document:
-    """Return an offer as a search shows it, with the price of `disk` GB."""
+    """Return an offer as a search result, with the price of `disk` GB."""
     hourly, stored = ask.bid if bid else ask.price, ask.storage_price(disk)
     costs = {
         "gpuCostPerHour": hourly,
@@ -133,7 +134,7 @@ def row(ask: Ask, bid: bool, disk: float, now: float, rentable: bool) -> Documen
 
 
 def search(rows: list[Document], asked: Document) -> list[Document]:
-    """Return the rows that pass the filters, sorted as requested.
+    """Return the offers that pass the filters, sorted as requested.
 
     Raises KeyError or TypeError for an invalid filter.
     """
@@ -155,7 +156,7 @@ def search(rows: list[Document], asked: Document) -> list[Document]:
 
 
 def passes(row: Document, name: str, tests: Document) -> bool:
-    """Return whether a row passes one filter.
+    """Return True if an offer passes one filter.
 
     Raises KeyError for an unknown operator, TypeError for values that cannot be compared.
     """

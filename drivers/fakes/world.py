@@ -27,7 +27,11 @@ MAX_BODY: Final = 1 << 20
 
 
 class Request(NamedTuple):
-    """A request of a client.  `query` is still encoded, and names of `headers` are in lower case."""
+    """An HTTP request to a fake provider.
+
+    `query` is still encoded, and `headers` have lower-case names.
+
+    """
 
     method: str
     path: str
@@ -37,10 +41,10 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A reply of the provider: a JSON value, or text.
+    """A fake provider's reply: a JSON value, or text.
 
-    If `lost`, the connection is closed without a reply.  If `hold` is set, the request waits that many seconds for a change and is
-    then handled again.
+    If `lost`, the connection is closed without a reply.  If `hold` is set, the request waits that
+    many seconds for a change and is then handled again.
     """
 
     status: int
@@ -50,7 +54,7 @@ class Reply(NamedTuple):
     hold: float = 0.0
 
     def encode(self) -> bytes:
-        """Return the body as bytes."""
+        """Return the reply body as bytes."""
         if self.status == 204:
             return b""
         return self.body.encode() if isinstance(self.body, str) else json.dumps(self.body).encode()
@@ -64,7 +68,7 @@ class Reply(NamedTuple):
 
 
 class Refused(Exception):
-    """Raised by an operation to end with this reply."""
+    """Exception that ends an API operation with this reply."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply)
@@ -72,7 +76,7 @@ class Refused(Exception):
 
 
 class Route(NamedTuple):
-    """The method and path of an operation; `{name}` stands for one part of the path.
+    """HTTP method and path of an API operation. `{name}` stands for one path component.
 
     `operation` is the name of a method of the World or of one of its parts.
     """
@@ -85,10 +89,10 @@ class Route(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One request of a known operation.
+    """One request for a known API operation.
 
-    `names` are the parts of the path, `pairs` the query with repeated names, `fields` the JSON body.  `by` is a digest of the
-    caller's key.
+    `names` are the parts of the path, `pairs` the query with repeated names, `fields` the JSON
+    body.  `by` is a digest of the caller's key.
     """
 
     operation: str
@@ -101,27 +105,28 @@ class Call(NamedTuple):
     luck: Luck
 
     def text(self, name: str, default: str = "") -> str:
-        """Return a text field of the body."""
+        """Return a text field of the request body, or `default`."""
         value = self.fields.get(name)
         return value if isinstance(value, str) else default
 
     def number(self, name: str, default: float = 0.0) -> float:
-        """Return a number field of the body, if finite."""
+        """Return a finite number field of the request body, or `default`."""
         return number(self.fields.get(name), default)
 
     def values(self, name: str) -> list[str]:
-        """Return all values of one name in the query."""
+        """Return all values of one query parameter."""
         return [value for each, value in self.pairs if each == name]
 
     def inner(self, name: str) -> Document:
-        """Return an object field of the body; empty if it is missing."""
+        """Return an object field of the request body, or {} if missing."""
         return document(self.fields.get(name))
 
 
 class Boot(NamedTuple):
-    """The start data of a machine that runs as a real process.
+    """Boot data of a machine that runs as a real process.
 
-    If `swept`, the keys that the machine wrote itself are removed now.  `user` logs in at `address`.  Port 0 chooses a free port.
+    If `swept`, the keys that the machine wrote itself are removed now.  `user` logs in at
+    `address`.  Port 0 chooses a free port.
     """
 
     keys: tuple[str, ...]
@@ -140,7 +145,7 @@ class Boot(NamedTuple):
 
 
 class World(ABC, Generic[M]):
-    """One account at one provider.
+    """Base of fake providers, each with one account.
 
     A provider defines `routes`, a method for each operation, its own error format, and `happen`.
     """
@@ -167,51 +172,51 @@ class World(ABC, Generic[M]):
     # -- defined by each provider --------------------------------------------------------------------------------------------------------------------
 
     def boot(self, machine: M) -> Boot | None:
-        """Return the start data of a machine that is up; None if it never runs as a real process.
+        """Return the boot data of a running machine, or None if it never runs as a real process.
 
         `ports` maps the listening machines to loopback ports, and is None without real machines.
         """
         return None
 
     def own_keys(self, machine: str) -> tuple[str, ...]:
-        """Return the API keys given to a machine, with which it may manage itself."""
+        """Return the API keys of a machine, with which it may manage itself."""
         return ()
 
     def is_own(self, by: str, machine: str) -> bool:
-        """Return whether the caller is the machine itself, by one of its own keys."""
+        """Return True if a caller is the machine itself, using one of its own API keys."""
         return by in (_digest(own) for own in self.own_keys(machine))
 
     def begin(self) -> None:
-        """Create the market and the initial machines of the account."""
+        """Create the market and the account's initial machines."""
 
     @abstractmethod
     def happen(self, machine: M, what: str) -> None:
-        """Execute a due transition: `up`, `preempted`, or another word of the provider."""
+        """Execute a due machine transition: `up`, `preempted`, or a provider-specific name."""
 
     @abstractmethod
     def halt(self, machine: M) -> None:
-        """Stop a machine because the credit is used up."""
+        """Stop a machine because the account's credit is used up."""
 
     @abstractmethod
     def problem(self, status: int, code: str, message: str) -> Reply:
         """Return an error reply in the provider's format."""
 
     def refusal(self, call: Call) -> Reply:
-        """Return the reply to a missing or wrong key."""
+        """Return the reply to a missing or wrong API key."""
         return self.problem(401, "unauthorized", "Invalid API key")
 
     def throttle_reply(self, route: Route) -> Reply:
-        """Return the reply to requests in too quick succession."""
+        """Return the rate-limit reply."""
         return self.problem(429, "rate_limited", "Too many requests")
 
     def decorate(self, reply: Reply) -> Reply:
-        """Add the headers that all replies of the provider have."""
+        """Add the headers common to all replies of the provider."""
         return reply
 
     # -- one request -------------------------------------------------------------------------------------------------------------------------------
 
     def handle(self, request: Request, now: float) -> Reply:
-        """Answer one request at the Unix time `now`, but not earlier than the last request."""
+        """Answer one request at Unix time `now`. Time never goes backwards."""
         self.account.advance(now)
         found = [
             (route, match)
@@ -270,7 +275,7 @@ class World(ABC, Generic[M]):
         return reply._replace(lost=luck.strikes("lost"))
 
     def anonymous(self, operation: str) -> bool:
-        """Return whether an operation needs no key."""
+        """Return True if an API operation needs no key."""
         return operation in self.open
 
     def malformed_reply(self) -> Reply:
@@ -286,7 +291,7 @@ W = TypeVar("W")
 
 
 class Part(Generic[W]):
-    """A group of operations of a World."""
+    """A group of API operations of a fake provider."""
 
     def __init__(self, world: W) -> None:
         self._world = world
@@ -301,12 +306,12 @@ def _compile_routes(routes: tuple[Route, ...]) -> list[tuple[Route, re.Pattern[s
 
 
 def document(value: object) -> Document:
-    """Return a JSON object; an empty one for any other value."""
+    """Return a JSON object, or {} for any other value."""
     return value if isinstance(value, dict) else {}
 
 
 def number(value: object, default: float = 0.0) -> float:
-    """Return a finite JSON number; `default` for any other value."""
+    """Return a finite JSON number, or `default` for any other value."""
     return (
         float(value)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
@@ -315,7 +320,7 @@ def number(value: object, default: float = 0.0) -> float:
 
 
 def parse_body(body: bytes) -> Document | None:
-    """Parse the body of a request; None if it is not a JSON object."""
+    """Parse a request body, or return None if it is not a JSON object."""
     try:
         found = json.loads(body or b"{}")
     except (ValueError, RecursionError):
@@ -329,7 +334,7 @@ def date(at: float) -> str:
 
 
 def json_value(text: str) -> object:
-    """Parse a JSON value from a query; None if it is invalid."""
+    """Parse a JSON value from a query, or return None if invalid."""
     try:
         found: object = json.loads(text)
     except (ValueError, RecursionError):
@@ -338,7 +343,7 @@ def json_value(text: str) -> object:
 
 
 def _who(headers: Mapping[str, str], query: Mapping[str, str]) -> str:
-    """Return the digest of the caller's key; empty without a key."""
+    """Return the digest of the caller's API key, or "" without a key."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     key = key.strip() if scheme.lower() == "bearer" else query.get("api_key", "")
     return _digest(key) if key else ""

@@ -45,7 +45,7 @@ generation plus training above WORK is THROUGHPUT-BOUND."""
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Mean seconds of a step and of its phases, over `steps` steps."""
+    """Mean seconds of a training step and of its phases, over `steps` steps."""
 
     steps: int
     seconds: float
@@ -57,7 +57,7 @@ class Breakdown:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict, its reason, and advice in order of benefit."""
+    """The diagnosed bottleneck, its reason, and advice in order of benefit."""
 
     word: Word
     why: str
@@ -65,7 +65,7 @@ class Judgement:
 
 
 def is_timed(line: Mapping[str, Any]) -> bool:
-    """Return whether a metrics line has the times of a trainer's step."""
+    """Return True if a metrics line contains the phase times of a trainer's step."""
     return any(_seconds(line, name) is not None for name in PARTS) and not any(
         name in line for name in OF_ORCHESTRATOR
     )
@@ -98,7 +98,7 @@ def average_phases(lines: Iterable[Mapping[str, Any]]) -> Breakdown | None:
 
 
 def judge(found: Breakdown, inputs: Mapping[str, Any], *, gpu: bool) -> Judgement:
-    """Return the verdict of the first rule that applies.
+    """Diagnose the bottleneck by the first rule that applies.
 
     `inputs` are the recipe's inputs, which the advice names. `gpu`: the step ran on a GPU.
     """

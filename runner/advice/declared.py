@@ -25,7 +25,7 @@ _MAY: Final = "string"
 
 @dataclass(frozen=True, slots=True)
 class Declarations:
-    """The known tools and input types of one step.
+    """Known tools and input types of one step, to tell declared settings from guesses.
 
     `names` are the tools' names of each setting, `types` the types of the recipe's inputs.
     `commanded`: the step's command starts a known tool; otherwise the code only imports it.
@@ -39,7 +39,7 @@ class Declarations:
     launched: bool = False
 
     def of_program(self, settings: Iterable[Setting]) -> Iterator[Setting]:
-        """Yield the arguments and configuration values with `declared` set.
+        """Yield a program's arguments and configuration values with `declared` set.
 
         Omits settings whose input type contradicts their name.
         """
@@ -65,7 +65,7 @@ class Declarations:
             yield setting._replace(declared=False)
 
     def _subject(self, key: str) -> str | None:
-        """Return `base` or `dataset` if a setting of this name holds an address, else None."""
+        """Return `base` or `dataset` if a setting of this name holds such an address, else None."""
         called = set(ends(key))
         for subject in _SAYS:
             if not called.isdisjoint((subject, *self.names.get(subject, ()))):

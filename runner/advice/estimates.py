@@ -23,13 +23,13 @@ from ..planning.step import ResourceSpec
 from ..storage import metrics
 from ..storage.buckets.hub import offline, snapshots
 from . import hardware, prime_rl, training_from_inputs
-from .hardware import Gpu, Hardware
+from .hardware import GpuModel, Hardware
 from .memory import (
     CUDA_CONTEXT,
-    Estimate,
+    MemoryEstimate,
     Model,
-    Training,
-    Unknown,
+    TrainingSetup,
+    UnknownConfig,
     Verdict,
     calibrate,
     estimate,
@@ -58,7 +58,7 @@ class StepEstimate:
     """The estimate of one step: memory per GPU, training time and cost."""
 
     step: str
-    found: Estimate | None
+    found: MemoryEstimate | None
     unknown: str = ""  # why there is no estimate
     gpu: str = ""  # as shown: "rtx4090 (24 GB)", "24 GB"
     usable: int | None = None
@@ -72,7 +72,7 @@ class StepEstimate:
 
     @property
     def verdict(self) -> Verdict | None:
-        """FITS, TIGHT or NO; None if the training or the GPU is unknown."""
+        """Memory verdict: FITS, TIGHT or NO. None if the training or the GPU is unknown."""
         return (
             self.found.verdict(self.usable)
             if self.found is not None and self.usable is not None
@@ -81,7 +81,7 @@ class StepEstimate:
 
     @property
     def lines(self) -> list[str]:
-        """The estimate as lines for `recipe plan`."""
+        """Format the estimate as lines for `recipe plan`."""
         lines = [self.memory]
         if self.seconds is not None:
             lines.append(
@@ -95,7 +95,7 @@ class StepEstimate:
 
     @property
     def brief(self) -> str:
-        """A summary for one GPU model in one line: verdict, training time and cost, if known."""
+        """One-line summary for a GPU model: memory verdict, training time and cost, if known."""
         parts: list[str] = [self.verdict or "memory not known"]
         if self.seconds is not None:
             parts.append(f"{_format_range(*map(format_duration, self.seconds))} of training")
@@ -107,7 +107,7 @@ class StepEstimate:
 
     @property
     def is_guess(self) -> bool:
-        """Whether the time comes from formulas instead of measured runs."""
+        """True if the time comes from formulas instead of measured runs."""
         return self.basis.startswith(GUESS)
 
     @property
@@ -142,7 +142,7 @@ class StepEstimate:
 
     @property
     def memory(self) -> str:
-        """The memory estimate as one line."""
+        """The memory estimate as one line of text."""
         if self.found is None:
             return f"memory: not known ({self.unknown})"
         notes = [
@@ -171,14 +171,12 @@ def _format_range(low: str, high: str) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def find_largest_terms(found: Estimate, count: int = 3) -> list[tuple[str, int]]:
+def find_largest_terms(found: MemoryEstimate, count: int = 3) -> list[tuple[str, int]]:
     """Return the largest terms of a memory estimate, largest first."""
     return sorted(found.terms, key=lambda term: -abs(term[1]))[:count]
 
 
-GPU_KEYS: Final = (
-    "write {memory: 24, capability: 8.9, tflops: 165, names: [what nvidia-smi calls it]}"
-)
+GPU_KEYS: Final = "write {memory: 24, capability: 8.9, tflops: 165, names: [name in nvidia-smi]}"
 
 
 def load_hardware() -> Hardware:
@@ -224,7 +222,7 @@ def _load_hardware(own: tuple[Path, int, int] | None) -> Hardware:
 
 
 def estimate_plan(ws: Workspace, plan: Plan, numbers: Sequence[int]) -> dict[int, StepEstimate]:
-    """Return the estimates of the nodes `numbers` that train on GPUs."""
+    """Return the estimates of those plan nodes in `numbers` that train on GPUs."""
     found = {}
     for n in numbers:
         if (estimated := estimate_step(ws, plan, n)) is not None:
@@ -233,7 +231,7 @@ def estimate_plan(ws: Workspace, plan: Plan, numbers: Sequence[int]) -> dict[int
 
 
 def estimate_step(
-    ws: Workspace, plan: Plan, n: int, *, gpu: Gpu | None = None
+    ws: Workspace, plan: Plan, n: int, *, gpu: GpuModel | None = None
 ) -> StepEstimate | None:
     """Return the estimate of node `n`; None if it does not train on GPUs.
 
@@ -286,13 +284,13 @@ def _read_toml_input(ws: Workspace, plan: Plan, n: int, name: str) -> Mapping[st
 
 
 def _add_price(
-    found: StepEstimate, prices: Mapping[str, float], gpu: Gpu, devices: int
+    found: StepEstimate, prices: Mapping[str, float], gpu: GpuModel, devices: int
 ) -> StepEstimate:
     return replace(found, price=prices[gpu.name] * devices) if gpu.name in prices else found
 
 
 def estimate_values(
-    ws: Workspace, recipe: str, values: Mapping[str, Any], gpu: Gpu, devices: int
+    ws: Workspace, recipe: str, values: Mapping[str, Any], gpu: GpuModel, devices: int
 ) -> StepEstimate:
     """Return the estimate of a training with these input values, without a plan."""
 
@@ -307,7 +305,7 @@ def estimate_values(
     return _add_price(_estimate(case), _read_prices(ws), gpu, devices)
 
 
-def find_gpus(asked: str | None, memory: int | None) -> list[Gpu]:
+def find_gpus(asked: str | None, memory: int | None) -> list[GpuModel]:
     """Return the GPU models that match the resources `gpu` and `gpu_memory`.
 
     A name selects at most one model; without a name, the memory size decides.
@@ -320,7 +318,7 @@ def find_gpus(asked: str | None, memory: int | None) -> list[Gpu]:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One training to estimate: its recipe and inputs, and the GPUs that run it."""
+    """One training to estimate: its recipe, its inputs and its GPUs."""
 
     ws: Workspace
     step: str
@@ -328,16 +326,16 @@ class _Case:
     inputs: Mapping[str, Any]
     find_address: Callable[[str], tuple[str, str]]  # input -> kind and address of its file
     devices: int
-    gpu: Gpu | None
+    gpu: GpuModel | None
     label: str
     usable: int | None
 
     @property
     def blank(self) -> StepEstimate:
-        """An estimate of this case without memory and time."""
+        """An estimate of this training without memory and time."""
         return StepEstimate(self.step, None, gpu=self.label, usable=self.usable)
 
-    def on(self, gpu: Gpu) -> _Case:
+    def on(self, gpu: GpuModel) -> _Case:
         """Return the same training on another GPU model."""
         label, usable = _describe_gpu(gpu)
         return replace(self, gpu=gpu, label=label, usable=usable)
@@ -366,7 +364,7 @@ def _estimate_text(case: _Case, config: Mapping[str, Any]) -> StepEstimate:
         if training is None:
             return replace(case.blank, unknown="the inputs do not set the sequence length")
         found = estimate(model, training)
-    except Unknown as error:
+    except UnknownConfig as error:
         return replace(case.blank, unknown=str(error))
     past = _find_past_trainings(case.ws, case.recipe, case.step, case.gpu)
     seconds, basis = _estimate_text_time(case, model, training, past)
@@ -379,7 +377,7 @@ def _estimate_text(case: _Case, config: Mapping[str, Any]) -> StepEstimate:
     )
 
 
-def _read_text_training(case: _Case, model: Model) -> Training | None:
+def _read_text_training(case: _Case, model: Model) -> TrainingSetup | None:
     reward = read_model_config(case.ws, *case.find_address("reward_model"))
     return training_from_inputs.read_text_training(
         case.recipe,
@@ -391,14 +389,14 @@ def _read_text_training(case: _Case, model: Model) -> Training | None:
 
 
 def _subtract_vllm(case: _Case) -> int | None:
-    """Return the usable bytes of a GPU without the fraction that vLLM reserves."""
+    """Return a GPU's usable bytes minus the fraction that vLLM reserves."""
     if case.usable is None or not case.inputs.get("use_vllm"):
         return case.usable
     return round(case.usable * (1 - float(case.inputs.get("vllm_memory", 0))))
 
 
 def _estimate_text_time(
-    case: _Case, model: Model, training: Training, past: Sequence[_PastTraining]
+    case: _Case, model: Model, training: TrainingSetup, past: Sequence[_PastTraining]
 ) -> tuple[tuple[float, float] | None, str]:
     """Return the seconds of a training and their source: earlier runs, or else the GPU's speed."""
     tokens = training_from_inputs.count_tokens(case.inputs, training)
@@ -460,7 +458,7 @@ def _estimate_diffusion_time(
 
 def _adapt_published_peak(
     row: hardware.DiffusionPeak, seen: training_from_inputs.DiffusionTraining
-) -> Estimate:
+) -> MemoryEstimate:
     """Return the estimate of a training from the row of a similar one."""
     terms = {
         "as published" if row.source else COMPUTED_TERM: round(row.gb * 1e9),
@@ -470,7 +468,7 @@ def _adapt_published_peak(
     size = sum(terms.values())
     parts = tuple((name, each) for name, each in terms.items() if each)
     # Published peaks come from memory-saving settings, so only a little less is plausible.
-    return Estimate(size, round(size * 0.98), round(size * 1.1), parts)
+    return MemoryEstimate(size, round(size * 0.98), round(size * 1.1), parts)
 
 
 def _find_measured_peak(
@@ -478,7 +476,7 @@ def _find_measured_peak(
     past: Sequence[_PastTraining],
     seen: training_from_inputs.DiffusionTraining,
     address: str,
-) -> Estimate | None:
+) -> MemoryEstimate | None:
     """Return the memory that earlier runs of the same training used; None without such runs."""
     alike = [
         each
@@ -497,7 +495,7 @@ def _find_measured_peak(
         return None
     held = round(max(sizes) * 1e9)
     size = held + CUDA_CONTEXT
-    return Estimate(
+    return MemoryEstimate(
         size,
         round(size * 0.95),
         round(size * 1.05),
@@ -506,13 +504,15 @@ def _find_measured_peak(
     )
 
 
-def _describe_guess(what: str, gpu: Gpu) -> str:
+def _describe_guess(what: str, gpu: GpuModel) -> str:
     doubt = f"; not measured: the speed of {gpu.name}" if "tflops" in gpu.unchecked else ""
     return f"{GUESS} {what}{doubt}"
 
 
-def _select_gpu(gpu: Gpu | None, wants: ResourceSpec) -> tuple[Gpu | None, str, int | None]:
-    """Return the GPU model, its label and its usable bytes, as far as the resources name them."""
+def _select_gpu(
+    gpu: GpuModel | None, wants: ResourceSpec
+) -> tuple[GpuModel | None, str, int | None]:
+    """Return the requested GPU model, its label and its usable bytes, as far as they are known."""
     if gpu is None and wants.gpu:
         gpu = load_hardware().find_requested(str(wants.gpu), wants.gpu_memory)
     if gpu is not None:
@@ -525,7 +525,7 @@ def _select_gpu(gpu: Gpu | None, wants: ResourceSpec) -> tuple[Gpu | None, str, 
     )
 
 
-def _describe_gpu(gpu: Gpu) -> tuple[str, int]:
+def _describe_gpu(gpu: GpuModel) -> tuple[str, int]:
     """Return the label and the usable bytes of a GPU model."""
     return f"{gpu.name} ({gpu.memory:g} GB)", gpu.usable
 
@@ -626,7 +626,7 @@ class _PastTraining:
 
 
 def _find_past_trainings(
-    ws: Workspace, recipe: str, step: str, gpu: Gpu | None
+    ws: Workspace, recipe: str, step: str, gpu: GpuModel | None
 ) -> list[_PastTraining]:
     """Return earlier trainings of this step, on this GPU model or on any.
 
@@ -656,7 +656,7 @@ def _find_past_trainings(
 
 def _rebuild_training(
     ws: Workspace, recipe: str, inputs: Mapping[str, Any]
-) -> tuple[Model, Training] | None:
+) -> tuple[Model, TrainingSetup] | None:
     """Return the model and settings of an earlier training; None if its config.json is missing."""
     base = str(inputs.get("base", ""))
     config = read_model_config(ws, "path", base) or read_model_config(ws, "hf", base)
@@ -667,14 +667,14 @@ def _rebuild_training(
             if model is not None
             else None
         )
-    except Unknown:
+    except UnknownConfig:
         return None
     return (model, training) if model is not None and training is not None else None
 
 
 def _calibrate(
-    ws: Workspace, found: Estimate, recipe: str, past: Sequence[_PastTraining]
-) -> Estimate:
+    ws: Workspace, found: MemoryEstimate, recipe: str, past: Sequence[_PastTraining]
+) -> MemoryEstimate:
     """Return the estimate scaled by the mean ratio of measured to estimated memory in `past`."""
     ratios, sizes, kinds = [], [], []
     for each in past:
@@ -686,7 +686,7 @@ def _calibrate(
             continue
         try:
             earlier = estimate(*trained)
-        except Unknown:
+        except UnknownConfig:
             continue
         ratios.append(size * 1e9 / (earlier.bytes - dict(earlier.terms).get("CUDA", 0)))
         sizes.append(size)
@@ -752,7 +752,7 @@ def _count_runs(count: int) -> str:
     return f"{count} run{'s' if count > 1 else ''}"
 
 
-def _is_same_gpu(kind: str, gpu: Gpu) -> bool:
+def _is_same_gpu(kind: str, gpu: GpuModel) -> bool:
     try:
         return load_hardware().find(kind) == gpu
     except NotFound:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import Invalid, Location, Problem
 from . import rule_files
 from .facts import contents
-from .rules import Finding, Verdict
+from .rules import Finding, RuleFindings
 from .tool_settings import Origin
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ..survey.survey import Survey
 
 
-def refuse(verdict: Verdict, found: Survey) -> None:
-    """Raise Invalid with the findings that are errors, if there are any."""
+def refuse(verdict: RuleFindings, found: Survey) -> None:
+    """Raise Invalid with all findings of severity error, if there are any."""
     if any(finding.rule.severity == "error" for finding in verdict.findings):
         raise Invalid(
             problems([each for each in verdict.findings if each.rule.severity == "error"], found)
@@ -51,7 +51,7 @@ def problems(findings: Iterable[Finding], found: Survey) -> list[Problem]:
 
 
 def list_remedies(finding: Finding, found: Survey) -> tuple[dict[str, object], list[str]]:
-    """Return a finding's fix: input values by name, and lines to add to the recipe or its files."""
+    """Return a finding's fix as new input values by name, and as lines to add to files."""
     typed: dict[str, object] = {}
     written: list[str] = []
     step = _name_in_recipe(finding.step)
@@ -148,7 +148,7 @@ def _locate_argument(
 
 
 def _find_keys(tree: object, name: str) -> tuple[str, ...]:
-    """Return the path of keys that spell the setting name `name`; empty if there is none.
+    """Return the path of keys that spell a setting name, or an empty path.
 
     Setting names are lower case, with underscores for dashes.
     """
@@ -163,7 +163,7 @@ def _find_keys(tree: object, name: str) -> tuple[str, ...]:
 
 
 def _find_option(words: object, option: str) -> tuple[str | int, ...] | None:
-    """Return the path of the word that is this option; None if there is none.
+    """Return the path to a command-line option among a command's words, or None.
 
     A command is a list, and the `args` of an `accelerate` step are a mapping.
     """
@@ -213,7 +213,7 @@ _KEY: Final = re.compile(r"\s*([\w.\-\"' ]+?)\s*=")
 
 
 def _plain(name: str) -> str:
-    """Return a dotted TOML name as a setting name."""
+    """Convert a dotted TOML name to a setting name."""
     return re.sub(r"[\"'\s]", "", name).replace("-", "_").lower()
 
 

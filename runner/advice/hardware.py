@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ..errors import NotFound, did_you_mean
-from .memory import FRAGMENTATION, Model, Training, count_trained_weights
+from .memory import FRAGMENTATION, Model, TrainingSetup, count_trained_weights
 from .training_from_inputs import ADAPTED, BLOCKS, DiffusionTraining
 
 RESERVED: Final = 512 * 2**20
@@ -16,7 +16,7 @@ RESERVED: Final = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Gpu:
+class GpuModel:
     """One GPU model; `usable` is in bytes, `tflops` for 16-bit computation."""
 
     name: str
@@ -33,7 +33,7 @@ class Gpu:
         return self.capability >= 8.0
 
     def has_memory(self, size: int, *, tolerance: float = 0.03) -> bool:
-        """Return whether the nominal memory is about `size` bytes; `tolerance` is a fraction."""
+        """Return True if the GPU's nominal memory is about `size` bytes. `tolerance` is a fraction."""
         return abs(self.memory * 1e9 - size) <= tolerance * size
 
 
@@ -66,14 +66,14 @@ class DiffusionSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The content of recipes/hardware.yaml."""
+    """The GPU data in recipes/hardware.yaml."""
 
-    gpus: tuple[Gpu, ...]
+    gpus: tuple[GpuModel, ...]
     utilisation: tuple[float, float]
     speed: tuple[DiffusionSpeed, ...]
     diffusion: tuple[DiffusionPeak, ...]
 
-    def find(self, word: str) -> Gpu:
+    def find(self, word: str) -> GpuModel:
         """Return the GPU model with this name or driver name.  Raises NotFound."""
         plain = _plain(word)
         for gpu in self.gpus:
@@ -85,7 +85,7 @@ class Hardware:
             fix=did_you_mean(word.lower(), names) or f"use one of {', '.join(names)}",
         )
 
-    def find_requested(self, word: str, memory: int | None) -> Gpu | None:
+    def find_requested(self, word: str, memory: int | None) -> GpuModel | None:
         """Return the GPU model for `gpu` and `gpu_memory` in resources; None unless one matches."""
         found = [
             gpu
@@ -96,7 +96,7 @@ class Hardware:
             found = [gpu for gpu in found if gpu.has_memory(memory)]
         return found[0] if len(found) == 1 else None
 
-    def find_offered(self, word: str, memory: int | None) -> Gpu | None:
+    def find_offered(self, word: str, memory: int | None) -> GpuModel | None:
         """Return the GPU model of a provider's offer, such as "A100 SXM4"; None if it is unknown.
 
         Without an exact name, the offer's memory in bytes and the longest matching short name
@@ -115,7 +115,7 @@ class Hardware:
         return best[0] if len(best) == 1 else None
 
     def estimate_usable(self, size: int) -> int:
-        """Return the usable bytes of a GPU of which only the nominal memory is known.
+        """Estimate the usable bytes of a GPU from its nominal memory size.
 
         The value is the lowest among known GPU models of that size, or else 97 %.
         """
@@ -145,11 +145,11 @@ REQUIRED_FIELDS: Final = ("memory", "capability", "tflops")
 """Required fields of a new GPU model."""
 
 
-def _gpu(name: str, item: Mapping[str, Any]) -> Gpu:
+def _gpu(name: str, item: Mapping[str, Any]) -> GpuModel:
     names = tuple(item.get("names", (name,)))
     reports = item.get("reports") or round(item["memory"] * 1e9 * 0.97) // 2**20
     usable = reports * 2**20 - RESERVED
-    return Gpu(
+    return GpuModel(
         name,
         item["memory"],
         usable,
@@ -161,7 +161,7 @@ def _gpu(name: str, item: Mapping[str, Any]) -> Gpu:
     )
 
 
-def count_operations(model: Model, training: Training, tokens: float) -> float:
+def count_operations(model: Model, training: TrainingSetup, tokens: float) -> float:
     """Return the floating-point operations for training on `tokens` tokens.
 
     Per weight: two in the forward pass, two for the activation gradients, and two for the weight
@@ -182,7 +182,7 @@ def count_operations(model: Model, training: Training, tokens: float) -> float:
 
 
 def estimate_seconds(
-    hardware: Hardware, gpu: Gpu, work: float, devices: int = 1
+    hardware: Hardware, gpu: GpuModel, work: float, devices: int = 1
 ) -> tuple[float, float]:
     """Return the lowest and highest seconds for `work` operations, from typical GPU utilisation."""
     low, high = hardware.utilisation
@@ -191,7 +191,7 @@ def estimate_seconds(
 
 
 def estimate_image_seconds(
-    hardware: Hardware, gpu: Gpu, *, family: str, method: str, pixels: int, devices: int = 1
+    hardware: Hardware, gpu: GpuModel, *, family: str, method: str, pixels: int, devices: int = 1
 ) -> tuple[float, float] | None:
     """Return the lowest and highest estimate of seconds per image in diffusion training.
 
@@ -207,7 +207,7 @@ def estimate_image_seconds(
 
 
 def find_row(rows: Sequence[DiffusionPeak], case: DiffusionTraining) -> DiffusionPeak | None:
-    """Return the table row with the least memory that covers this training; None if there is none.
+    """Return the table row with the least memory that covers this training, or None.
 
     Weights must be stored alike. The rank may be up to four times the row's rank, because a LoRA is
     a small part of the total: see `count_extra_adapter_bytes`.
@@ -228,7 +228,7 @@ def find_row(rows: Sequence[DiffusionPeak], case: DiffusionTraining) -> Diffusio
 
 
 def count_extra_adapter_bytes(row: DiffusionPeak, case: DiffusionTraining) -> int:
-    """Return the bytes that a training's LoRA needs beyond the row's LoRA.
+    """Return the additional bytes of a training's LoRA compared with the row's LoRA.
 
     The row's LoRA has weights, gradients and two AdamW moments, 32 bits each.
     """
@@ -236,7 +236,7 @@ def count_extra_adapter_bytes(row: DiffusionPeak, case: DiffusionTraining) -> in
 
 
 def count_offloaded_bytes(case: DiffusionTraining) -> int:
-    """Return the bytes of 16-bit weights in CPU memory, less the largest block (on the GPU)."""
+    """Return the 16-bit weights offloaded to CPU memory, in bytes, without the largest block."""
     sizes = BLOCKS.get(case.family, ())[: case.away]
     return round((sum(sizes) - max(sizes)) * 2 * (1 + FRAGMENTATION)) if sizes else 0
 

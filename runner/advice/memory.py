@@ -44,13 +44,13 @@ PyTorch does not count and CUDA can evict.  Adafactor's state is negligible.  Fu
 scratch space."""
 
 
-class Unknown(ValueError):
-    """A config.json without a required value; the message names it."""
+class UnknownConfig(ValueError):
+    """Error for a config.json without a required value. The message names the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """The shape of a decoder-only transformer: widths in elements, counts of weights."""
+    """Shape of a decoder-only transformer: widths in elements, and weight counts."""
 
     family: str
     layers: int
@@ -68,8 +68,8 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
-    """The settings that determine the memory of one device; lengths are in tokens."""
+class TrainingSetup:
+    """Training settings that determine the memory of one device. Lengths are in tokens."""
 
     method: Method = "lora"
     length: int = 1024  # of one sequence
@@ -108,8 +108,8 @@ class Training:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
-    """The peak bytes on each device: the likely value, a range and the summed terms."""
+class MemoryEstimate:
+    """Peak memory on each device in bytes: the likely value, a range and the summed terms."""
 
     bytes: int
     low: int
@@ -118,9 +118,10 @@ class Estimate:
     measured: str = ""
 
     def verdict(self, usable: float) -> Verdict:
-        """Compare the range with `usable` bytes.
+        """Return the verdict FITS, TIGHT or NO for a device with `usable` bytes.
 
-        FITS: the upper bound fits. NO: even the lower bound exceeds `usable`. TIGHT: in between.
+        FITS means that the upper bound fits, and NO that even the lower bound exceeds `usable`.
+        TIGHT is in between.
         """
         return "FITS" if self.high <= usable else "NO" if self.low > usable else "TIGHT"
 
@@ -130,21 +131,21 @@ class Estimate:
         return f"about {low:.{places}f}-{high:.{places}f} GB"
 
 
-def estimate(model: Model | Mapping[str, Any], training: Training) -> Estimate:
+def estimate(model: Model | Mapping[str, Any], training: TrainingSetup) -> MemoryEstimate:
     """Return the peak memory of a training step on each device.
 
-    `model` may be the content of a config.json. Raises Unknown.
+    `model` may be the content of a config.json. Raises UnknownConfig.
     """
     if not isinstance(model, Model):
         model = read(model)
     terms = {name: round(size) for name, size in _terms(model, training).items() if size >= 1}
     total = sum(terms.values())
-    return Estimate(
+    return MemoryEstimate(
         total, round(total * (1 - BELOW)), round(total * (1 + ABOVE)), tuple(terms.items())
     )
 
 
-def calibrate(found: Estimate, factor: float, runs: int, measured: str) -> Estimate:
+def calibrate(found: MemoryEstimate, factor: float, runs: int, measured: str) -> MemoryEstimate:
     """Return an estimate scaled by measurements of `runs` runs.
 
     `factor` is the ratio of PyTorch's measured memory to its estimate, without CUDA's own memory.
@@ -155,7 +156,9 @@ def calibrate(found: Estimate, factor: float, runs: int, measured: str) -> Estim
     # The effect of changed settings stays an estimate, so the range never closes.
     spread = max(0.05, BELOW / 2 / runs**0.5)
     terms = (*found.terms, (f"as measured, × {factor:.2f}", more))
-    return Estimate(size, round(size * (1 - spread)), round(size * (1 + spread)), terms, measured)
+    return MemoryEstimate(
+        size, round(size * (1 - spread)), round(size * (1 + spread)), terms, measured
+    )
 
 
 # -- the model --
@@ -164,12 +167,12 @@ def calibrate(found: Estimate, factor: float, runs: int, measured: str) -> Estim
 def read(config: Mapping[str, Any]) -> Model:
     """Return the model shape from a config.json; weights are counted as in transformers.
 
-    Raises Unknown.
+    Raises UnknownConfig.
     """
     config = _language_config(config)
     family = str(config.get("model_type", ""))
     if family not in FAMILIES:
-        raise Unknown(
+        raise UnknownConfig(
             f'cannot count the weights of the model family "{family}"; known families: {", ".join(FAMILIES)}'
         )
     hidden = _whole(config, "hidden_size", "n_embd", "d_model")
@@ -177,7 +180,7 @@ def read(config: Mapping[str, Any]) -> Model:
     heads = _whole(config, "num_attention_heads", "n_head")
     vocabulary = _whole(config, "vocab_size")
     if not heads:
-        raise Unknown("config.json has no number of attention heads")
+        raise UnknownConfig("config.json has no number of attention heads")
     has_grouped_keys = family not in ("gpt2", "gpt_neox", "bloom")
     kv_heads = _whole(config, "num_key_value_heads", default=heads) if has_grouped_keys else heads
     default_head = 256 if family.startswith("gemma") else hidden // heads
@@ -207,7 +210,7 @@ def read(config: Mapping[str, Any]) -> Model:
 
 
 class _Part(NamedTuple):
-    """Weights of a part of a model."""
+    """Weight counts of one part of a model."""
 
     linear: int = 0  # weights of linear layers
     adapted: int = 0  # inputs + outputs of the linear layers that a LoRA adapts
@@ -223,7 +226,7 @@ class _Part(NamedTuple):
 
 
 def _language_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the language model's part of a config.json; only this part of a vision model trains."""
+    """Return the language-model part of a config.json, the only trained part of a vision model."""
     text = config.get("text_config")
     if isinstance(text, Mapping) and "hidden_size" not in config:
         return {"model_type": config.get("model_type", ""), **text}
@@ -256,7 +259,7 @@ def _attention_part(
 def _feed_forward_part(
     config: Mapping[str, Any], family: str, hidden: int, layers: int
 ) -> tuple[_Part, int]:
-    """Return the weights of all feed-forward layers, and the width that one token uses."""
+    """Return the weights of all feed-forward layers, and the feed-forward width used per token."""
     matrices = 2 if family in _PLAIN else 3
 
     def matrices_of(width: int) -> _Part:
@@ -305,7 +308,7 @@ def _count_feed_forward_bias(
 def _count_end_weights(
     config: Mapping[str, Any], family: str, hidden: int, vocabulary: int, tied: bool
 ) -> int:
-    """Return the weights of embeddings, head and final norm."""
+    """Return the number of weights in embeddings, output head and final norm."""
     ends = vocabulary * hidden * (1 if tied else 2) + hidden * (2 if family in _PLAIN else 1)
     if family == "gpt2":
         ends += _whole(config, "n_positions", "max_position_embeddings", default=1024) * hidden
@@ -351,7 +354,7 @@ def _whole(config: Mapping[str, Any], *names: str, default: int | None = None) -
         if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value
     if default is None:
-        raise Unknown(f"config.json has no {names[0]}")
+        raise UnknownConfig(f"config.json has no {names[0]}")
     return default
 
 
@@ -359,17 +362,17 @@ def _whole(config: Mapping[str, Any], *names: str, default: int | None = None) -
 
 
 class _Shards(NamedTuple):
-    """Number of devices that share each part of the state."""
+    """Number of devices that share each part of the training state."""
 
     weights: int
     gradients: int
     optimizer: int
 
 
-def _terms(model: Model, training: Training) -> dict[str, float]:
-    """Return the bytes of each part of the peak memory, by name."""
+def _terms(model: Model, training: TrainingSetup) -> dict[str, float]:
+    """Return the bytes of each component of the peak memory, by name."""
     if training.optimizer not in _OPTIMIZERS:
-        raise Unknown(
+        raise UnknownConfig(
             f'unknown optimizer "{training.optimizer}"; known optimizers: {", ".join(_OPTIMIZERS)}'
         )
     n, stage = training.devices, training.stage
@@ -407,7 +410,7 @@ _OFFLOADED_WEIGHTS: Final = (
 
 
 def _full_terms(
-    model: Model, training: Training, shards: _Shards, trained: float
+    model: Model, training: TrainingSetup, shards: _Shards, trained: float
 ) -> dict[str, float]:
     """Return the bytes of weights and gradients in full fine-tuning."""
     width = _gradient_bytes(training)
@@ -424,7 +427,7 @@ def _full_terms(
 
 
 def _adapter_terms(
-    model: Model, training: Training, shards: _Shards, trained: float
+    model: Model, training: TrainingSetup, shards: _Shards, trained: float
 ) -> dict[str, float]:
     """Return the bytes of weights and gradients in LoRA training."""
     rest = model.parameters - model.linear
@@ -440,16 +443,16 @@ def _adapter_terms(
     return terms
 
 
-def _frozen_bytes(training: Training) -> float:
+def _frozen_bytes(training: TrainingSetup) -> float:
     return _NF4 if training.method == "qlora" else training.frozen / 8
 
 
-def _gradient_bytes(training: Training) -> int:
+def _gradient_bytes(training: TrainingSetup) -> int:
     """Return the bytes of a gradient, and of a weight in full fine-tuning."""
     return 2 if training.method == "full" and not training.master else 4
 
 
-def _optimizer_bytes(training: Training) -> float:
+def _optimizer_bytes(training: TrainingSetup) -> float:
     """Return the bytes of optimizer state per trained weight."""
     is_adamw = training.optimizer in ("adamw", "adamw_fused")
     if training.method == "full" and not training.master and is_adamw:
@@ -457,23 +460,23 @@ def _optimizer_bytes(training: Training) -> float:
     return _OPTIMIZERS[training.optimizer]
 
 
-def _scratch_bytes(training: Training, shards: _Shards, trained: float) -> float:
-    """Return the temporary bytes of an optimizer step; only the unfused AdamW needs them."""
+def _scratch_bytes(training: TrainingSetup, shards: _Shards, trained: float) -> float:
+    """Return the temporary bytes of an optimizer step, which only the unfused AdamW needs."""
     is_in_backward = training.method == "full" and training.in_backward
     if training.optimizer != "adamw" or is_in_backward:
         return 0.0
     return trained * _gradient_bytes(training) / shards.optimizer
 
 
-def _gathered_bytes(model: Model, training: Training) -> float:
-    """Return the bytes of the layers that ZeRO 3 gathers: the current one and the next."""
+def _gathered_bytes(model: Model, training: TrainingSetup) -> float:
+    """Return the bytes of the layers gathered by ZeRO 3: the current layer and the next."""
     width = 2.0 if training.method == "full" else _frozen_bytes(training)
     layers = 2 * width * model.linear / max(model.layers, 1)
     return layers + 2 * model.vocabulary * model.hidden
 
 
-def _peak_terms(model: Model, training: Training, scratch: float) -> dict[str, float]:
-    """Return the largest temporary memory: of a backward pass, generation or the optimizer."""
+def _peak_terms(model: Model, training: TrainingSetup, scratch: float) -> dict[str, float]:
+    """Return the largest temporary memory: of the backward pass, generation or the optimizer."""
     tokens = training.length * training.batch * (2 if training.pairs else 1)
     layer = layer_bytes(model, training) * tokens
     if training.checkpointing:
@@ -488,22 +491,22 @@ def _peak_terms(model: Model, training: Training, scratch: float) -> dict[str, f
     cache = 4.0 * model.layers * model.keys * training.length
     written = training.generating * (cache + 6.0 * model.vocabulary)
     if kept + max(working, logits) >= max(scratch, first, written):
-        largest = "logits" if logits >= working else "a layer at work"
-        return {"kept activations": kept, largest: max(working, logits)}
+        largest = "logits" if logits >= working else "the active layer"
+        return {"stored activations": kept, largest: max(working, logits)}
     if written >= max(scratch, first):
-        return {"keys and values of what is written": written}
+        return {"key-value cache of generation": written}
     if first >= scratch:
-        return {"logits of the reference": first}
-    return {"the optimizer's scratch": scratch}
+        return {"logits of the reference model": first}
+    return {"scratch memory of the optimizer": scratch}
 
 
-def _stream_bytes(training: Training) -> float:
-    """Return the bytes of a residual-stream element, which a checkpoint between layers holds."""
+def _stream_bytes(training: TrainingSetup) -> float:
+    """Return the bytes of one residual-stream element, as stored by gradient checkpointing."""
     has_master = training.master and training.method == "full"
     return 4.0 if training.upcast or has_master or training.frozen == 32 else 2.0
 
 
-def _working_bytes(model: Model, training: Training, tokens: int, layer: float) -> float:
+def _working_bytes(model: Model, training: TrainingSetup, tokens: int, layer: float) -> float:
     """Return the bytes of one layer's backward pass; `layer` are its activations."""
     working = 2.0 * (3 if model.gated else 2) * model.intermediate * tokens
     if training.checkpointing:
@@ -517,7 +520,7 @@ def _count_embedding_weights(model: Model) -> int:
     return model.vocabulary * model.hidden * (1 if model.tied else 2)
 
 
-def count_trained_weights(model: Model, training: Training) -> int:
+def count_trained_weights(model: Model, training: TrainingSetup) -> int:
     """Return the number of trainable weights."""
     if training.method == "full":
         return model.parameters
@@ -525,7 +528,7 @@ def count_trained_weights(model: Model, training: Training) -> int:
     return _count_lora_weights(model, training) + ends
 
 
-def _count_lora_weights(model: Model, training: Training) -> int:
+def _count_lora_weights(model: Model, training: TrainingSetup) -> int:
     """Return the number of LoRA weights: `rank` per input and output of each adapted layer."""
     attention = model.layers * (
         2 * (model.hidden + model.attention) + 2 * (model.hidden + model.keys)
@@ -533,7 +536,7 @@ def _count_lora_weights(model: Model, training: Training) -> int:
     return training.rank * (attention if training.targets == "attention" else model.adapted)
 
 
-def layer_bytes(model: Model, training: Training) -> float:
+def layer_bytes(model: Model, training: TrainingSetup) -> float:
     """Return the bytes per token that autograd saves for one layer's backward pass.
 
     Eager: the 32-bit input of each RMSNorm, the inputs of its weight and of the linear layers;
@@ -578,7 +581,7 @@ def layer_bytes(model: Model, training: Training) -> float:
     return float(found)
 
 
-def _logits(model: Model, training: Training, tokens: int) -> float:
+def _logits(model: Model, training: TrainingSetup, tokens: int) -> float:
     """Return the bytes of the logits at the peak of their backward pass, as profiled in PyTorch."""
     if training.logits == "none":
         return 0.0

@@ -23,8 +23,17 @@ from ..storage.git_checkout import is_fetched
 from . import prime_rl, rule_files, rules
 from .declared import Declarations
 from .facts import GB, LARGE, contents, data, machine, missing_inputs, model, packages, program
-from .rules import Facts, Verdict
-from .tool_settings import Setting, Settings, Unknown, Word, of_inputs, of_tree, of_words, words
+from .rules import RuleFacts, RuleFindings
+from .tool_settings import (
+    Setting,
+    ToolSettings,
+    UnknownSetting,
+    Word,
+    of_inputs,
+    of_tree,
+    of_words,
+    words,
+)
 
 if TYPE_CHECKING:
     from ..storage.workspace import Workspace
@@ -43,8 +52,8 @@ def check(
     host: Mapping[str, object] | None = None,
     python: str = "",
     allow: Iterable[str] = (),
-) -> Verdict:
-    """Return the verdict of the rules about the nodes `numbers`.
+) -> RuleFindings:
+    """Check plan nodes with the preflight rules and return the verdict.
 
     `host` has the facts of a probed host, `python` is the value of `--python`. Raises NotFound for
     an unknown rule in `allow`, CannotRun for a missing Python, and Invalid for an invalid
@@ -53,7 +62,7 @@ def check(
     allowed = frozenset(allow)
     numbers = [n for n in numbers if found.plan.specs()[n].select is None]
     if not numbers or "all" in allowed:
-        return Verdict()
+        return RuleFindings()
     library = rule_files.load(rule_files.find_homes(found))
     known = {rule.id for rule in library.rules}
     if strange := sorted(allowed - known):
@@ -81,7 +90,7 @@ def check(
 
 
 class _FactGatherer:
-    """Gathers the facts of each step; facts that steps share are gathered once."""
+    """Collector of each step's facts. Facts shared by steps are collected once."""
 
     def __init__(
         self,
@@ -94,15 +103,15 @@ class _FactGatherer:
     ) -> None:
         self._ws, self._found, self._library, self._driver = ws, found, library, driver
         self._python, self._current_python = python, python == CURRENT
-        self._models: dict[tuple[str, Path | None, Path | None], Facts] = {}
-        self._data: dict[tuple[str, object, str], Facts] = {}
+        self._models: dict[tuple[str, Path | None, Path | None], RuleFacts] = {}
+        self._data: dict[tuple[str, object, str], RuleFacts] = {}
         self._sources: dict[str, dict[str, str]] = {}
         self._input_types: dict[str, dict[str, str]] | None = None
         here = partial(machine.here, ws.home) if driver in _HERE and host is None else None
-        self._host = Facts(host or {}, rules.NEEDS["host"], here)
+        self._host = RuleFacts(host or {}, rules.NEEDS["host"], here)
 
     def gather(self, n: int) -> tuple[dict[str, object], bool]:
-        """Return every namespace of a step, and whether the step trains."""
+        """Return the facts of a step in every namespace, and whether the step trains."""
         plan = self._found.plan
         node, spec = plan.nodes[n], plan.specs()[n]
         scope = _scope(spec, node.id)
@@ -137,26 +146,26 @@ class _FactGatherer:
         settings = self._merge_settings(known, given, inputs)
         step = self._step_facts(n, plainly, tools, configs, broken, code)
         facts: dict[str, object] = {
-            "recipe": Facts(self._recipe_facts()),
-            "inputs": Facts(inputs),
+            "recipe": RuleFacts(self._recipe_facts()),
+            "inputs": RuleFacts(inputs),
             "settings": settings,
             "step": step,
             "model": self._model_facts(settings),
             "host": self._host,
             "environment": self._environment_facts(n),
-            "kept": Facts({}, rules.NEEDS["kept"], partial(self._kept_facts, n)),
+            "kept": RuleFacts({}, rules.NEEDS["kept"], partial(self._kept_facts, n)),
         }
-        facts["gpu"] = Facts({}, rules.NEEDS["gpu"], partial(machine.gpu, step, self._host))
-        facts["offer"] = Facts({}, rules.NEEDS["offer"], partial(machine.offer, self._host))
+        facts["gpu"] = RuleFacts({}, rules.NEEDS["gpu"], partial(machine.gpu, step, self._host))
+        facts["offer"] = RuleFacts({}, rules.NEEDS["offer"], partial(machine.offer, self._host))
         facts["data"] = self._data_facts(settings, step)
-        facts["memory"] = Facts(
+        facts["memory"] = RuleFacts(
             {}, rules.NEEDS["memory"], partial(_memory_facts, self._ws, self._found, n, facts)
         )
         return facts, trains
 
     def _merge_settings(
         self, known: Declarations, given: Sequence[Setting], inputs: Mapping[str, object]
-    ) -> Settings:
+    ) -> ToolSettings:
         """Return the settings of the program and of the recipe's inputs, program first."""
         own = list(of_inputs(inputs))
         merged = [
@@ -165,10 +174,10 @@ class _FactGatherer:
             *known.of_inputs(own),
             *known.of_inputs(program.derive_settings(own)),
         ]
-        return Settings(merged, self._library.names)
+        return ToolSettings(merged, self._library.names)
 
     def _input_types_of(self, recipe: str) -> Mapping[str, str]:
-        """Return the input types of a recipe; empty if the recipe cannot be read."""
+        """Return the input types of a recipe, or nothing if the recipe cannot be read."""
         from ..errors import RecipeError
         from ..survey.recipes import input_types
 
@@ -200,7 +209,7 @@ class _FactGatherer:
         configs: Sequence[tuple[object, str, str]],
         broken: Sequence[str],
         code: Callable[[], Mapping[str, object]],
-    ) -> Facts:
+    ) -> RuleFacts:
         spec, node = self._found.plan.specs()[n], self._found.plan.nodes[n]
         wants = spec.resources
         launcher = program.find_launcher(line, tools)
@@ -216,7 +225,7 @@ class _FactGatherer:
             name: self._ws.environ[name] for name in spec.pass_env if name in self._ws.environ
         }
         env = passed | {name: value for name, value in spec.env.items() if value is not None}
-        return Facts(
+        return RuleFacts(
             {
                 "id": node.id,
                 "tools": list(tools),
@@ -229,7 +238,7 @@ class _FactGatherer:
                 "nodes": spec.node_count,
                 "state": bool(spec.state),
                 "retries": spec.options.retries,
-                "env": Facts({name: value for name, value in env.items()}),
+                "env": RuleFacts({name: value for name, value in env.items()}),
                 "secrets": sorted(given),
                 "logins": program.find_logins() if self._driver in _HERE and not spec.image else [],
                 "image": spec.image,
@@ -264,7 +273,7 @@ class _FactGatherer:
     def _read_configs(
         self, n: int, named: Sequence[str]
     ) -> tuple[list[tuple[object, str, str]], list[str]]:
-        """Return a step's configuration files and the errors of unreadable ones.
+        """Return a step's parsed configuration files, and the errors of unreadable files.
 
         Each file is a tuple of its parsed content, name and path; the path is empty for files in
         `files`. Files in `named` count if the step can see them.
@@ -304,11 +313,11 @@ class _FactGatherer:
             (home, [decode_pattern(pattern)[0] for pattern in node.code]),
         ]
 
-    def _model_facts(self, settings: Settings) -> Facts:
+    def _model_facts(self, settings: ToolSettings) -> RuleFacts:
         found = settings.setting("base")
         address = found.value if found is not None else None
         if not isinstance(address, str):
-            return Facts({}, "the model's name" if address is None else rules.NEEDS["model"])
+            return RuleFacts({}, "the model's name" if address is None else rules.NEEDS["model"])
         template = settings.setting("chat_template")
         file = (
             self._ws.absolute(template.value)
@@ -326,16 +335,16 @@ class _FactGatherer:
             gather = partial(
                 model.facts, self._ws.absolute(model.bare(address)), address, file, adapter
             )
-            self._models[address, file, adapter] = Facts(
+            self._models[address, file, adapter] = RuleFacts(
                 {"address": model.bare(address)}, rules.NEEDS["model"], gather
             )
         return self._models[address, file, adapter]
 
-    def _data_facts(self, settings: Settings, step: Facts) -> Facts:
+    def _data_facts(self, settings: ToolSettings, step: RuleFacts) -> RuleFacts:
         found = settings.setting("dataset")
         address = found.value if found is not None else None
         if not isinstance(address, str) or "://" in address:
-            return Facts({}, rules.NEEDS["data"])
+            return RuleFacts({}, rules.NEEDS["data"])
         longest = settings.setting("max_length")
         limit = (
             longest.value
@@ -354,7 +363,7 @@ class _FactGatherer:
                 limit if isinstance(limit, int) else None,
                 tokenizer,
             )
-            self._data[key] = Facts({}, rules.NEEDS["data"], gather)
+            self._data[key] = RuleFacts({}, rules.NEEDS["data"], gather)
         return self._data[key]
 
     def _environment_facts(self, n: int) -> Mapping[str, object]:
@@ -363,21 +372,21 @@ class _FactGatherer:
         if node.lock and not self._current_python:
             path = Path(self._found.plan.homes[node.home]) / node.lock
             return (
-                Facts({}, gather=partial(packages.read_lock, path))
+                RuleFacts({}, gather=partial(packages.read_lock, path))
                 if path.is_file()
-                else Facts({}, unknown)
+                else RuleFacts({}, unknown)
             )
         if self._found.plan.specs()[n].image:
-            return Facts({}, unknown)
+            return RuleFacts({}, unknown)
         if self._driver in _HERE:
             where = packages.find_folders(
                 choose_python(self._python, self._ws.root, self._ws.environ)
             )
-            return Facts({}, unknown) if where is None else packages.Installed(where)
-        return Facts({}, unknown)
+            return RuleFacts({}, unknown) if where is None else packages.Installed(where)
+        return RuleFacts({}, unknown)
 
     def _kept_facts(self, n: int) -> dict[str, object]:
-        """Return facts of earlier attempts.
+        """Return facts about earlier attempts of a step.
 
         These are the newest checkpoints and, after a failure, the end of the log.
         """
@@ -416,7 +425,7 @@ class _FactGatherer:
 
 
 def _find_file(name: str, visible: Iterable[tuple[Path, list[str]]]) -> tuple[Path, bytes] | None:
-    """Return the path and content of a file that a step can see; None for any other file.
+    """Return the path and content of a file visible to a step, or None for any other file.
 
     Absolute paths are always visible.
     """
@@ -429,7 +438,7 @@ def _find_file(name: str, visible: Iterable[tuple[Path, list[str]]]) -> tuple[Pa
 
 
 def _covers(pattern: str, name: str) -> bool:
-    """Return whether a path pattern matches a file or contains it as a directory."""
+    """Return True if a path pattern matches a file or its parent directory."""
     return fnmatch.fnmatch(name, pattern) or name.startswith(f"{pattern.rstrip('/')}/")
 
 
@@ -453,7 +462,7 @@ def _read_log_tail(log: Path) -> str | None:
 
 
 def _scope(spec: StepSpec, id: str) -> dict[str, object]:
-    """Return the template namespaces of a step before it runs: no checkpoint, no host values."""
+    """Return the template namespaces of a step before its run: no checkpoint, no host values."""
     from ..language.template import StatePath
 
     state = {each.name: StatePath(each.path, {"latest": None}) for each in spec.state}
@@ -477,7 +486,7 @@ def _memory_facts(
 ) -> dict[str, object]:
     """Return the facts of the step's memory estimate.
 
-    Raises Unknown with the reason if there is no estimate.
+    Raises UnknownSetting with the reason if there is no estimate.
     """
     from . import estimates
     from .hardware import RESERVED
@@ -489,18 +498,18 @@ def _memory_facts(
         if facts["host"]["gpus"]:
             gpu = machine.kind_of(facts["host"]["gpu"])
             there = facts["host"]["gpu_memory"]
-    except Unknown:
+    except UnknownSetting:
         pass
     estimated = estimates.estimate_step(ws, found.plan, n, gpu=gpu)
     if estimated is None:
         return {"verdict": None}
     if estimated.found is None:
-        raise Unknown(f"the memory estimate: {estimated.unknown}")
+        raise UnknownSetting(f"the memory estimate: {estimated.unknown}")
     # The card's reported memory takes precedence over the table: cards may be partitioned (MIG) or
     # missing in the table.
     usable = round(there * GB) - RESERVED if there is not None else estimated.usable
     if usable is None:
-        raise Unknown("the GPU memory: set `gpu_memory` or `gpu` in `resources`")
+        raise UnknownSetting("the GPU memory: set `gpu_memory` or `gpu` in `resources`")
     return {
         "verdict": estimated.found.verdict(usable),
         "low": round(estimated.found.low / GB, 1),

@@ -76,13 +76,13 @@ def training_inputs(inputs: Mapping[str, Any], config: Mapping[str, Any]) -> dic
 
 
 def training_gpus(inputs: Mapping[str, Any], config: Mapping[str, Any], devices: int) -> int:
-    """Return how many of a step's GPUs train; the others run inference."""
+    """Return the number of a step's GPUs used for training. The others run inference."""
     told = inputs.get("train_gpus") or _at(config, "deployment").get("num_train_gpus") or 1
     return min(devices, told) if isinstance(told, int) else devices
 
 
 def find_mistyped(config: Mapping[str, Any]) -> list[str]:
-    """Return a message for each value of a wrong type."""
+    """Return a message for each configuration value with a wrong type."""
     found = dict(_values(config))
     wrong = [
         f"{path} must be a section, not {found[path]!r}"
@@ -116,7 +116,7 @@ def _is_count(value: object) -> bool:
 
 
 def _values(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every path of a configuration with its value, tables included."""
+    """Yield every configuration path with its value, including tables."""
     for name, value in config.items():
         path = f"{above}.{name}" if above else name
         yield path, value
@@ -125,7 +125,7 @@ def _values(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
 
 
 def _at(config: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    """Return the table at a path; empty if there is none."""
+    """Return the table at a configuration path, or an empty table."""
     for name in path:
         found = config.get(name)
         config = found if isinstance(found, Mapping) else {}

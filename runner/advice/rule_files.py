@@ -24,7 +24,7 @@ NAME: Final = "gotchas.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The active rules, and the names and tools that their files define."""
+    """The active preflight rules, and the setting names and tools that their files define."""
 
     rules: tuple[Rule, ...] = ()
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class Library:
 
 
 def load(homes: Iterable[str] = ()) -> Library:
-    """Return the library's rules merged with the rules in `homes`.
+    """Load the library's preflight rules, merged with the rules in the directories `homes`.
 
     Raises Invalid with every problem of the files in `homes`.
     """
@@ -100,7 +100,7 @@ def faults(read: Document) -> list[Problem]:
 
 
 def find_homes(found: Survey) -> tuple[str, ...]:
-    """Return the recipe folders with a gotchas.yaml of their own."""
+    """Return the recipe folders with their own gotchas.yaml."""
 
     ours = str(shipped() / "recipes")
     return tuple(

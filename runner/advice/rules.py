@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 from ..errors import did_you_mean
 from ..language.template import TemplateError, evaluate, expressions, has, references
 from ..language.template_chains import Reference
-from .tool_settings import Origin, Settings, Unknown
+from .tool_settings import Origin, ToolSettings, UnknownSetting
 
 Severity = Literal["error", "warning", "note"]
 
@@ -152,7 +152,7 @@ arbitrary names."""
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One known problem.
+    """A preflight rule for one known problem.
 
     `when`, `each` and the values of `fix` are expressions; `message` and `remedy` are text with
     templates.
@@ -174,7 +174,7 @@ class Rule:
 
 
 class Finding(NamedTuple):
-    """A rule that fired, with its rendered message, remedy and fix.
+    """The result of a rule that fired, with its rendered message, remedy and fix.
 
     `fix` holds the proposed values by kind: settings, env, resources.
     """
@@ -189,7 +189,7 @@ class Finding(NamedTuple):
 
 
 class Unchecked(NamedTuple):
-    """A rule that could not be judged, and the reason."""
+    """A preflight rule that could not be evaluated, and the reason."""
 
     rule: Rule
     why: str
@@ -197,17 +197,17 @@ class Unchecked(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """The findings and unchecked rules of one or several steps."""
+class RuleFindings:
+    """Findings and unchecked rules of one or several steps."""
 
     findings: tuple[Finding, ...] = ()
     unchecked: tuple[Unchecked, ...] = ()
 
 
-class Facts(Mapping[str, object]):
-    """One namespace; missing facts are gathered at their first use.
+class RuleFacts(Mapping[str, object]):
+    """One namespace of facts. Missing facts are collected at their first use.
 
-    A fact that is still missing is null, or Unknown with the text `needs`.
+    A fact that is still missing is null, or UnknownSetting with the text `needs`.
     """
 
     def __init__(
@@ -223,15 +223,15 @@ class Facts(Mapping[str, object]):
             gather, self._gather = self._gather, None
             try:
                 self._known = {**gather(), **self._known}
-            except Unknown as unknown:
+            except UnknownSetting as unknown:
                 self._needs = str(unknown)
         if name in self._known:
             value = self._known[name]
-            if isinstance(value, Unknown):
+            if isinstance(value, UnknownSetting):
                 raise value
             return value
         if self._needs:
-            raise Unknown(self._needs)
+            raise UnknownSetting(self._needs)
         return None
 
     def __contains__(self, name: object) -> bool:
@@ -245,7 +245,7 @@ class Facts(Mapping[str, object]):
 
 
 def rules(tree: Mapping[str, Any], *, own: bool = False) -> tuple[Rule, ...]:
-    """Return the rules in the content of a valid gotchas file.
+    """Return the preflight rules in a valid gotchas file.
 
     `own`: the file is a user's, not the library's.
     """
@@ -271,7 +271,7 @@ def rules(tree: Mapping[str, Any], *, own: bool = False) -> tuple[Rule, ...]:
 def find_tools(
     command: Sequence[str], imports: Iterable[str], known: Mapping[str, Sequence[str]]
 ) -> list[str]:
-    """Return the tools that a step uses.
+    """Return the known tools used by a step.
 
     Patterns are matched with the command's words, with the last path component of each word, with
     pairs of these, and with `import MODULE` for imported modules.
@@ -286,8 +286,8 @@ def find_tools(
     ]
 
 
-def judge(all: Iterable[Rule], facts: Mapping[str, object], step: str = "") -> Verdict:
-    """Return the findings and unchecked rules of one step; `facts` maps each namespace."""
+def judge(all: Iterable[Rule], facts: Mapping[str, object], step: str = "") -> RuleFindings:
+    """Evaluate preflight rules for one step. `facts` maps each namespace to its facts."""
     findings: list[Finding] = []
     unchecked: list[Unchecked] = []
     for rule in all:
@@ -299,15 +299,15 @@ def judge(all: Iterable[Rule], facts: Mapping[str, object], step: str = "") -> V
                 read: dict[str, object] = {}
                 if _value(rule.when, scope, read):
                     findings.append(_make_finding(rule, scope, step, read))
-        except Unknown as unknown:
+        except UnknownSetting as unknown:
             unchecked.append(Unchecked(rule, f"needs {unknown}", step))
         except TemplateError as error:
             unchecked.append(Unchecked(rule, f"cannot evaluate the rule: {error}", step))
-    return Verdict(tuple(findings), tuple(unchecked))
+    return RuleFindings(tuple(findings), tuple(unchecked))
 
 
-def merge(verdicts: Iterable[Verdict]) -> Verdict:
-    """Merge verdicts: each rule and message once, for the first step, in order of severity."""
+def merge(verdicts: Iterable[RuleFindings]) -> RuleFindings:
+    """Merge verdicts. Each rule and message is kept once, for the first step, in order of severity."""
     findings: dict[tuple[str, str], Finding] = {}
     unchecked: dict[tuple[str, str], Unchecked] = {}
     for verdict in verdicts:
@@ -320,7 +320,7 @@ def merge(verdicts: Iterable[Verdict]) -> Verdict:
     first = {
         each.rule.id: each for each in reversed(unchecked.values()) if each.rule.id not in fired
     }
-    return Verdict(
+    return RuleFindings(
         tuple(sorted(findings.values(), key=lambda each: order[each.rule.severity])),
         tuple(sorted(first.values(), key=lambda each: each.rule.id)),
     )
@@ -378,7 +378,7 @@ _SETTING: Final = re.compile(r'settings(?:\.(\w+)|\["(.+)"\])')
 
 
 def _items(rule: Rule, facts: Mapping[str, object]) -> Sequence[object]:
-    """Return the items that a rule is judged for; one None without `each`."""
+    """Return the items over which a rule is evaluated, or one None without `each`."""
     if not rule.each:
         return (None,)
     items = _value(rule.each, facts)
@@ -390,11 +390,11 @@ def _items(rule: Rule, facts: Mapping[str, object]) -> Sequence[object]:
 def _make_finding(
     rule: Rule, scope: Mapping[str, object], step: str, found: Mapping[str, object]
 ) -> Finding:
-    """Return the finding of a rule that fired; `found` has the values that its condition read."""
+    """Return the finding of a rule that fired. `found` holds the values read by its condition."""
     remedy = _render(rule.remedy, scope, "")
     origins: dict[str, Origin] = {}
     settings = scope.get("settings")
-    if isinstance(settings, Settings):
+    if isinstance(settings, ToolSettings):
         names = _name_settings(rule, scope, found)
         origins = _origins(settings, names, scope.get("item"))
         judged = [name for name in names if name not in rule.fix.get("settings", {})]
@@ -407,7 +407,7 @@ def _make_finding(
 
 
 def _evaluate_fix(rule: Rule, scope: Mapping[str, object]) -> dict[str, dict[str, object]]:
-    """Return the settings, variables and resources that a rule proposes, without empty ones."""
+    """Return the non-empty settings, variables and resources that a rule proposes."""
     fix = {}
     for kind, templates in rule.fix.items():
         values = {name: _value(template, scope) for name, template in templates.items()}
@@ -420,7 +420,7 @@ def _evaluate_fix(rule: Rule, scope: Mapping[str, object]) -> dict[str, dict[str
 def _name_settings(
     rule: Rule, scope: Mapping[str, object], found: Mapping[str, object]
 ) -> list[str]:
-    """Return the names of a rule's settings: first those it changes, then those it reads."""
+    """Return the names of a rule's settings, changed settings first."""
     given = [path for name in rule.given for path in _paths("{{ " + name + " }}")]
     asked = _paths(rule.when)
     read = (_SETTING.fullmatch(key) for key, value in found.items() if value is not None)
@@ -440,7 +440,7 @@ def _setting_names(paths: Iterable[Sequence[str]]) -> list[str]:
     return [path[1] for path in paths if path[0] == "settings" and len(path) > 1]
 
 
-def _origins(settings: Settings, names: Iterable[str], item: object) -> dict[str, Origin]:
+def _origins(settings: ToolSettings, names: Iterable[str], item: object) -> dict[str, Origin]:
     """Return the source of each setting by name; `item` may be the value of a setting."""
     places = {name: settings.find_origin(name) for name in names}
     if isinstance(item, str):
@@ -452,8 +452,8 @@ _SUBJECTS: Final = {"model": "base", "data": "dataset", "memory": "base"}
 """The setting with the address of each namespace's subject."""
 
 
-def _find_guess(settings: Settings, names: Iterable[str]) -> str:
-    """Return the first undeclared setting among `names`; empty if there is none."""
+def _find_guess(settings: ToolSettings, names: Iterable[str]) -> str:
+    """Return the first setting among `names` that is only a guess, or ""."""
     for name in names:
         found = settings.setting(name)
         if found is not None and not found.declared:
@@ -470,5 +470,5 @@ def _value(
 def _render(text: str, scope: Mapping[str, object], otherwise: str) -> str:
     try:
         return str(evaluate(text, scope)).strip()
-    except (Unknown, TemplateError):
+    except (UnknownSetting, TemplateError):
         return otherwise

@@ -19,8 +19,8 @@ from ..language.template import TemplateError, evaluate, has, references
 from ..planning.step import StepSpec
 
 
-class Unknown(Exception):
-    """An unknown fact; the message says how to find out."""
+class UnknownSetting(Exception):
+    """Error for a fact that is unknown before the run. The message says how to find out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Origin:
 
 
 class Setting(NamedTuple):
-    """One setting; `value` is an `Unknown` if only a running step can tell."""
+    """One setting of a program. `value` is an `UnknownSetting` if known only at run time."""
 
     key: str
     value: object
@@ -44,10 +44,10 @@ class Setting(NamedTuple):
     """Whether an input type or a known tool confirms the meaning; otherwise it is a guess by name."""
 
 
-class Settings(Mapping[str, object]):
-    """Settings by any of their names; declared settings take precedence over guesses.
+class ToolSettings(Mapping[str, object]):
+    """Settings of a program by name or alias. Declared settings take precedence over guesses.
 
-    An unset setting is null. Reading a setting without a value before the run raises Unknown.
+    An unset setting is null. Reading a setting without a value before the run raises UnknownSetting.
     """
 
     def __init__(self, settings: Iterable[Setting], names: Mapping[str, Sequence[str]]) -> None:
@@ -95,7 +95,7 @@ class Settings(Mapping[str, object]):
         found = self.setting(name)
         if found is None:
             return None
-        if isinstance(found.value, Unknown):
+        if isinstance(found.value, UnknownSetting):
             raise found.value
         return found.value
 
@@ -108,9 +108,9 @@ class Settings(Mapping[str, object]):
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word of a command line and its source in the recipe.
+    """One command-line word and its source in the recipe.
 
-    `text` is None if only a running step can tell the word.
+    `text` is None if the word is known only at run time.
     """
 
     text: str | None
@@ -118,7 +118,7 @@ class Word:
 
 
 def words(spec: StepSpec, scope: Mapping[str, Any]) -> list[Word]:
-    """Return the command of a step as words, as far as they are known.
+    """Return the known words of a step's command.
 
     Of a script these are the words of all its commands, one after another.
     """
@@ -188,7 +188,7 @@ def of_words(line: Sequence[Word]) -> Iterator[Setting]:
         elif any(word.text is None for word in values):
             yield Setting(
                 _key(name),
-                Unknown(f"the value of {name}, known only to the running step"),
+                UnknownSetting(f"the value of {name}, known only to the running step"),
                 origin,
             )
         else:
@@ -204,7 +204,7 @@ def of_words(line: Sequence[Word]) -> Iterator[Setting]:
 def of_tree(
     tree: object, scope: Mapping[str, Any], file: str, found_at: str = "", at: str = ""
 ) -> Iterator[Setting]:
-    """Yield the leaves of a configuration by their paths.
+    """Yield the leaf settings of a configuration by their paths.
 
     Of a list of mappings the first counts. A mapping is yielded too, to say that it is there.
     """
@@ -226,13 +226,13 @@ def of_tree(
 
 
 def _leaf_value(leaf: object, scope: Mapping[str, Any], what: str) -> object:
-    """Return the value of a leaf; an `Unknown` if only a running step can tell."""
+    """Return the value of a configuration leaf, or an `UnknownSetting` if known only at run time."""
     if not isinstance(leaf, str) or not has(leaf):
         return leaf
     try:
         return evaluate(leaf, scope)
     except (TemplateError, RecursionError):
-        return Unknown(f"the value of {what}, known only to the running step")
+        return UnknownSetting(f"the value of {what}, known only to the running step")
 
 
 def of_inputs(inputs: Mapping[str, object]) -> Iterator[Setting]:
@@ -245,7 +245,7 @@ def of_inputs(inputs: Mapping[str, object]) -> Iterator[Setting]:
 
 
 def scalar(text: str) -> object:
-    """Return a word of a command line as the value it most likely is."""
+    """Convert a command-line word to its most likely typed value."""
     low = text.lower()
     if low in ("true", "false"):
         return low == "true"
@@ -274,14 +274,14 @@ def _key(name: str) -> str:
 
 
 def ends(key: str) -> Iterator[str]:
-    """Yield a dotted key and its shorter ends: `a.b.c`, `b.c`, `c`."""
+    """Yield a dotted key and its suffixes: `a.b.c`, `b.c`, `c`."""
     while key:
         yield key
         key = key.partition(".")[2]
 
 
 def _origin(leaf: object, otherwise: Origin) -> Origin:
-    """Return the input that a template reads, or else `otherwise`."""
+    """Return the input that a template reads as the origin, or else `otherwise`."""
     if isinstance(leaf, str) and has(leaf):
         read = references(leaf)
         if len(read) == 1 and read[0].path[0] == "inputs" and len(read[0].path) == 2:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-from .memory import Model, Training
+from .memory import Model, TrainingSetup
 
 if TYPE_CHECKING:
     from ..language.values import Tree
@@ -52,7 +52,7 @@ BLOCKS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class DiffusionTraining:
-    """The settings of a diffusion training, as in the table of recipes/hardware.yaml."""
+    """Settings of a diffusion training, for comparison with the table in recipes/hardware.yaml."""
 
     family: str
     method: str
@@ -78,12 +78,12 @@ def read_text_training(
     *,
     devices: int = 1,
     reward: Model | None = None,
-) -> Training | None:
-    """Return the settings of a language-model training; None if the sequence length is not set.
+) -> TrainingSetup | None:
+    """Return the training settings of a language model from a recipe's inputs, or None.
 
-    `recipe` is NAME@VERSION. The length is `max_length`, or `max_prompt_length` plus
-    `max_completion_length`. Without `method`, a `rank` means lora. `reward` is the reward model's
-    shape.
+    None means that the sequence length is not set. `recipe` is NAME@VERSION. The length is
+    `max_length`, or `max_prompt_length` plus `max_completion_length`. Without `method`, a `rank`
+    means lora. `reward` is the reward model's shape.
     """
     name = recipe.partition("@")[0]
     length = _whole(inputs, "max_length")
@@ -99,7 +99,7 @@ def read_text_training(
     others = reward.parameters if reward is not None else 0
     if full and (name == "dpo" or (writes is not None and inputs.get("beta", 1))):
         others += model.parameters  # full fine-tuning needs the reference as a second model
-    return Training(
+    return TrainingSetup(
         method=method,
         length=length,
         batch=_whole(inputs, "micro_batch") or 1,
@@ -146,7 +146,7 @@ def read_diffusion_training(
     )
 
 
-def count_tokens(inputs: Mapping[str, Any], training: Training) -> float | None:
+def count_tokens(inputs: Mapping[str, Any], training: TrainingSetup) -> float | None:
     """Return the largest token count of the training; None if its step count is unknown."""
     seen = count_samples(inputs)
     return None if seen is None else float(seen) * training.length * (2 if training.pairs else 1)
@@ -161,7 +161,7 @@ def count_samples(inputs: Mapping[str, Any]) -> int | None:
 
 
 class MemorySaving(NamedTuple):
-    """An input change that reduces memory, and its cost."""
+    """An input change that reduces GPU memory, and its cost."""
 
     inputs: dict[str, Tree]  # to set
     price: str  # disadvantage, for messages

@@ -12,7 +12,7 @@ import sys
 import time
 
 from . import files
-from .frames import Broken, Frames, frame
+from .frames import BadFrame, FrameParser, frame
 from .reach import reach
 from .trees import put
 
@@ -48,7 +48,7 @@ def main(root: str, part: str) -> None:
 
 def _relay(agent: int) -> None:
     os.set_blocking(agent, True)
-    frames = Frames()
+    frames = FrameParser()
     while True:
         ready, _, _ = select.select([0, agent], [], [], SILENCE)
         if not ready:
@@ -64,7 +64,7 @@ def _relay(agent: int) -> None:
                 return
             try:
                 payloads = frames.feed(data)
-            except Broken:
+            except BadFrame:
                 return
             for payload in payloads:
                 if payload[:1] == b"d":

@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .request import Request
+    from .request import AgentRequest
     from .trees import Row
 
 
@@ -28,7 +28,7 @@ AWAITED = 2.0
 
 
 def stage(
-    request: Request,
+    request: AgentRequest,
     name: str,
     stamp: str,
     states: Sequence[str],
@@ -40,7 +40,7 @@ def stage(
     The attempt is created once the arriving objects `coming` are present. Each path in `given` is a
     link to an input. It is replaced by the input's content, as hard links if the input is an
     object. Returns the paths that remain links, or None if the unpacked tree does not match
-    `stamp`. Raises Gone if the objects do not arrive in time.
+    `stamp`. Raises ObjectGone if the objects do not arrive in time.
     """
     if os.path.lexists(f"attempts/{name}.in") and os.path.isdir(f"attempts/{name}"):
         return []
@@ -73,25 +73,25 @@ def stage(
     return linked
 
 
-def _wait_for_objects(request: Request, names: Sequence[str]) -> None:
+def _wait_for_objects(request: AgentRequest, names: Sequence[str]) -> None:
     give_up_at = time.monotonic() + AWAITED
     for name in names:
         while not (os.path.lexists(objects.place(name)) and objects.is_verified(request, name)):
             if time.monotonic() > give_up_at:
-                raise objects.Gone
+                raise objects.ObjectGone
             time.sleep(0.002)
 
 
 def take(
-    request: Request, path: str, outputs: Sequence[str]
+    request: AgentRequest, path: str, outputs: Sequence[str]
 ) -> tuple[list[tuple[str, list[Row]]], list[str]]:
     """Return the kind and hashed entries of each output, and the inputs that have changed.
 
-    The kind is f, x, d (directory), - (missing) or o (other). Raises Gone if the attempt does not
+    The kind is f, x, d (directory), - (missing) or o (other). Raises ObjectGone if the attempt does not
     exist.
     """
     if not os.path.isdir(path):
-        raise objects.Gone
+        raise objects.ObjectGone
     if os.path.exists(f"{path}.in"):
         trees.touch(f"{path}.out")
     top = os.path.realpath(path)
@@ -143,7 +143,7 @@ def _find_changed(note: str) -> list[str]:
 
 
 def remains(
-    request: Request, path: str, each: int, whole: int, count: int
+    request: AgentRequest, path: str, each: int, whole: int, count: int
 ) -> tuple[list[tuple[str, int]], int]:
     """Send small files of an attempt.
 
@@ -176,7 +176,7 @@ def remains(
     return sent, len(names) - len(sent)
 
 
-def keep(request: Request, path: str, outputs: Sequence[tuple[str, str, bool]]) -> list[str]:
+def keep(request: AgentRequest, path: str, outputs: Sequence[tuple[str, str, bool]]) -> list[str]:
     """Convert outputs of an attempt to objects, and return the names of those that exist now.
 
     Each output is given by its path, its object name, and whether to copy it instead of moving it.
@@ -193,7 +193,7 @@ def keep(request: Request, path: str, outputs: Sequence[tuple[str, str, bool]]) 
     return kept
 
 
-def _keep_output(request: Request, path: str, output: str, name: str, copied: bool) -> bool:
+def _keep_output(request: AgentRequest, path: str, output: str, name: str, copied: bool) -> bool:
     source, aside, at = f"{path}/{output}", f"{request.partial}/{name}", objects.place(name)
     os.makedirs(os.path.dirname(at), exist_ok=True)
     if objects.is_verified(request, name):
@@ -257,7 +257,7 @@ def _reset_future_times(path: str, then: int) -> None:
             os.utime(each, ns=(then, then), follow_symlinks=False)
 
 
-def read(request: Request, path: str, offset: int, limit: int) -> bool:
+def read(request: AgentRequest, path: str, offset: int, limit: int) -> bool:
     """Send at most `limit` bytes of a file from `offset`, or nothing if there is no file.
 
     Returns True if the path exists but is not a regular file.
@@ -276,7 +276,7 @@ def read(request: Request, path: str, offset: int, limit: int) -> bool:
 
 
 def send(
-    request: Request, folder: str, spans: Sequence[tuple[str, int, int]], squeeze: bool
+    request: AgentRequest, folder: str, spans: Sequence[tuple[str, int, int]], squeeze: bool
 ) -> None:
     """Send parts of files in a directory, one after the other: name, start and length of each."""
     if squeeze:
@@ -290,7 +290,7 @@ def send(
                 count -= got
 
 
-def matching(request: Request, path: str, pattern: str) -> list[str]:
+def matching(request: AgentRequest, path: str, pattern: str) -> list[str]:
     """Return the files of an attempt that match a glob pattern.
 
     `**` matches directories of any depth.
@@ -302,14 +302,14 @@ def matching(request: Request, path: str, pattern: str) -> list[str]:
     )
 
 
-def note(request: Request, path: str) -> None:
+def note(request: AgentRequest, path: str) -> None:
     """Create a marker file below the root."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w", encoding="utf-8") as file:
         file.write("done\n")
 
 
-def remove(request: Request, paths: Sequence[str]) -> None:
+def remove(request: AgentRequest, paths: Sequence[str]) -> None:
     """Delete files and directories of any mode.
 
     For attempts, delete the files next to them, too.
@@ -323,7 +323,7 @@ def remove(request: Request, paths: Sequence[str]) -> None:
             trees.remove(each)
 
 
-def clear(request: Request, paths: Sequence[str], unused: int, every: int) -> int:
+def clear(request: AgentRequest, paths: Sequence[str], unused: int, every: int) -> int:
     """Delete files of attempts, and sweep. Return the number of deleted objects and states."""
     remove(request, paths)
     try:
@@ -332,7 +332,7 @@ def clear(request: Request, paths: Sequence[str], unused: int, every: int) -> in
         return 0  # the next sweep continues
 
 
-def look(request: Request, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
+def look(request: AgentRequest, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
     """Return the files and links in a directory, and the free and total bytes of its disk.
 
     Each entry has a path, size, modification time in nanoseconds, and whether it is a link.
@@ -353,7 +353,7 @@ def look(request: Request, path: str) -> tuple[list[tuple[str, int, int, bool]],
     return found, disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
 
 
-def release(request: Request, name: str, path: str) -> None:
+def release(request: AgentRequest, name: str, path: str) -> None:
     """Move an object to `path` in a state directory, and make it writable and independent of objects."""
     at, aside = (
         objects.place(name),
@@ -371,7 +371,7 @@ def release(request: Request, name: str, path: str) -> None:
     if not os.path.lexists(aside):
         if os.path.lexists(path):
             return  # done by an earlier request, whose answer was lost
-        raise objects.Gone
+        raise objects.ObjectGone
     trees.open_up(aside)
     _make_independent(aside)
     for each, kind in list(trees.below(aside)) if os.path.isdir(aside) else ():

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .contact import Contact
-    from .loop import Loop
+    from .loop import Poller
 
 BACKLOG = 16 << 20
 """Maximum number of unread bytes of a client."""
@@ -25,7 +25,7 @@ class Clients:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: Poller,
         contact: Contact,
         listener: int,
         obey: Callable[[int, list[list[bytes]]], None],

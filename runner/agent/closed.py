@@ -69,7 +69,7 @@ MOUNT_SETATTR, AT_FDCWD, RECURSIVE = 442, -100, 0x8000
 libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL keeps the interpreter lock over a fork
 
 
-class Refused(Exception):
+class SandboxRefused(Exception):
     """The machine does not permit a sandbox."""
 
 
@@ -81,7 +81,7 @@ class Shown:
         self.real, self.at, self.writable = real, at, writable
 
 
-class Wanted:
+class SandboxedCommand:
     """A command and its sandbox."""
 
     def __init__(
@@ -98,13 +98,15 @@ def main(words: list[str]) -> int:
     triples = [(rest[n], rest[n + 1], rest[n + 2]) for n in range(0, 3 * count, 3)]
     try:
         command = rest[3 * count :]
-        wanted = Wanted(network, box, os.getcwd(), _visible_paths(triples, python), command)
+        wanted = SandboxedCommand(
+            network, box, os.getcwd(), _visible_paths(triples, python), command
+        )
         _make_box(box)
         try:
             return _run_and_wait(wanted)
         finally:
             _remove(box)
-    except (Refused, OSError) as error:
+    except (SandboxRefused, OSError) as error:
         return _refuse(error)
 
 
@@ -120,7 +122,7 @@ def _refuse(error: Exception) -> int:
 # -- outside the sandbox
 
 
-def _run_and_wait(wanted: Wanted) -> int:
+def _run_and_wait(wanted: SandboxedCommand) -> int:
     """Start the first process, wait, and exit like the command."""
     go_read, go = os.pipe()
     alive_read, alive = os.pipe()
@@ -140,7 +142,7 @@ def _run_and_wait(wanted: Wanted) -> int:
         except OSError as error:
             os.kill(pid, SIGKILL)
             why = f"cannot map users into the namespace: {os.strerror(error.errno or 0)}"
-            raise Refused(why + _remedy(error.errno or 0)) from error
+            raise SandboxRefused(why + _remedy(error.errno or 0)) from error
     os.write(go, b"1")
     said = os.read(status_read, 4)
     ended = os.waitpid(pid, 0)[1]
@@ -157,7 +159,7 @@ def _clone(flags: int) -> tuple[int, bool]:
     Raises Refused.
     """
     if not CLONE:
-        raise Refused(f"the processor architecture {os.uname().machine} is not supported")
+        raise SandboxRefused(f"the processor architecture {os.uname().machine} is not supported")
     pid = libc.syscall(CLONE, ctypes.c_ulong(flags | NEWUSER | SIGCHLD), 0, 0, 0, 0)
     if pid >= 0:
         return pid, True
@@ -167,7 +169,7 @@ def _clone(flags: int) -> tuple[int, bool]:
         if pid >= 0:
             return pid, False
     why = f"cannot create namespaces on this machine: {os.strerror(error)}"
-    raise Refused(why + _remedy(error))
+    raise SandboxRefused(why + _remedy(error))
 
 
 def _remedy(error: int) -> str:
@@ -334,7 +336,7 @@ def _interpreter(python: str) -> list[str]:
 # -- inside the sandbox
 
 
-def _run_first_process(go: int, alive: int, status: int, wanted: Wanted) -> int:
+def _run_first_process(go: int, alive: int, status: int, wanted: SandboxedCommand) -> int:
     """Run as the first process: wait for `go`, and write the command's wait status to `status`.
 
     `alive` becomes readable when the outer process is gone.
@@ -348,7 +350,7 @@ def _run_first_process(go: int, alive: int, status: int, wanted: Wanted) -> int:
         _make_root(wanted.box, wanted.shown)
         if not wanted.network:
             _loopback()
-    except (Refused, OSError) as error:
+    except (SandboxRefused, OSError) as error:
         return _refuse(error)
     pid = os.fork()
     if pid == 0:
@@ -409,7 +411,7 @@ def _make_root(box: str, shown: list[Shown]) -> None:
     os.chdir("/new")
     _pivot(".", ".")
     if libc.umount2(b".", DETACH):
-        raise Refused(f"cannot leave the machine's root: {_errno()}")
+        raise SandboxRefused(f"cannot leave the machine's root: {_errno()}")
     os.chdir("/")
 
 
@@ -472,12 +474,12 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> N
     words = [os.fsencode(word) or None for word in (source, target, kind)]
     if libc.mount(*words, ctypes.c_ulong(flags), data.encode() or None):
         what = f"cannot mount {kind or source or target}"
-        raise Refused(f"{what}: {_errno()}{_remedy(ctypes.get_errno())}")
+        raise SandboxRefused(f"{what}: {_errno()}{_remedy(ctypes.get_errno())}")
 
 
 def _pivot(new: str, old: str) -> None:
     if libc.syscall(PIVOT_ROOT, os.fsencode(new), os.fsencode(old)):
-        raise Refused(f"cannot change the root: {_errno()}")
+        raise SandboxRefused(f"cannot change the root: {_errno()}")
 
 
 def _errno() -> str:

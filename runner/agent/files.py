@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 
 from . import attempts, neighbours, objects, pulling
-from .frames import Broken
-from .request import Over, Request
+from .frames import BadFrame
+from .request import AgentRequest, Over
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,21 +62,21 @@ def serve(root: str) -> None:
     for name in FOLDERS:
         os.makedirs(name, exist_ok=True)
     os.umask(0o022)
-    request = Request(root, boot())
+    request = AgentRequest(root, boot())
     while True:
         try:
             name, arguments = request.begin()
             os.chdir(root)
             try:
                 request.end(b"r", FUNCTIONS[name](request, *arguments))
-            except objects.Gone:
+            except objects.ObjectGone:
                 request.end(b"e", ["gone", ""])
             except OSError as error:
                 words = f"{error.filename}: {error.strerror}" if error.filename else str(error)
                 request.end(b"e", ["failed", words])
             except ValueError as error:
                 request.end(b"e", ["failed", f"{name}: {error}"])
-        except (Over, Broken, BrokenPipeError):
+        except (Over, BadFrame, BrokenPipeError):
             return
 
 

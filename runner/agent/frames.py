@@ -13,7 +13,7 @@ LONGEST = 64 << 20
 """Maximum size of a payload in bytes."""
 
 
-class Broken(Exception):
+class BadFrame(Exception):
     """A frame is damaged."""
 
 
@@ -27,21 +27,21 @@ def frame(*parts: bytes | memoryview) -> bytes:
 
 
 def size_of(head: bytes) -> int:
-    """Return the payload size in a frame header. Raises Broken."""
+    """Return the payload size in a frame header. Raises BadFrame."""
     size = int.from_bytes(head[:4], "little")
     if size > LONGEST or crc32(head[:4]) != int.from_bytes(head[4:8], "little"):
-        raise Broken
+        raise BadFrame
     return size
 
 
 def verify_payload(head: bytes, payload: bytes) -> bytes:
-    """Return the payload if its checksum is correct. Raises Broken."""
+    """Return the payload if its checksum is correct. Raises BadFrame."""
     if crc32(payload) != int.from_bytes(head[8:12], "little"):
-        raise Broken
+        raise BadFrame
     return payload
 
 
-class Frames:
+class FrameParser:
     """A parser of frames from pieces of a stream."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Frames:
     def feed(self, data: bytes) -> list[bytes]:
         """Return the complete payloads.
 
-        Raises Broken if the stream is damaged. Payloads before the damage are returned first.
+        Raises BadFrame if the stream is damaged. Payloads before the damage are returned first.
         """
         waiting = self._waiting
         waiting += data
@@ -66,7 +66,7 @@ class Frames:
                     break
                 found.append(verify_payload(head, bytes(waiting[at + HEAD : end])))
                 at = end
-        except Broken:
+        except BadFrame:
             self.broken = True
             if not found:
                 raise

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _READ, _WRITE = select.EPOLLIN, select.EPOLLOUT
 
 
-class Loop:
+class Poller:
     """Call a function for each descriptor that is ready."""
 
     def __init__(self) -> None:

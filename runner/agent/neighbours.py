@@ -11,10 +11,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .request import Request
+    from .request import AgentRequest
 
 
-def meet(request: Request, note: str, word: str) -> tuple[bool, str]:
+def meet(request: AgentRequest, note: str, word: str) -> tuple[bool, str]:
     """Return whether the client's file `note` contains `word` here, and a new local file with `word`."""
     try:
         with open(note, encoding="ascii") as file:
@@ -28,7 +28,7 @@ def meet(request: Request, note: str, word: str) -> tuple[bool, str]:
     return read, path
 
 
-def same(request: Request, paths: Sequence[tuple[str, Sequence[int]]]) -> list[bool]:
+def same(request: AgentRequest, paths: Sequence[tuple[str, Sequence[int]]]) -> list[bool]:
     """Return for each path of the client whether it is the same file here, by its `marks`."""
     return [marks(path) == list(mark) for path, mark in paths]
 
@@ -45,7 +45,7 @@ def marks(path: str) -> list[int]:
     return [found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
-def draw(request: Request, contents: Sequence[tuple[str, str]]) -> list[str]:
+def draw(request: AgentRequest, contents: Sequence[tuple[str, str]]) -> list[str]:
     """Copy files and trees of the client: object name and path.
 
     Return the names that were copied.

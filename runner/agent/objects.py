@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TextIO
 
-    from .request import Request
+    from .request import AgentRequest
 
 SILENT = 600
 """Seconds after which another sender may continue an unfinished transfer."""
@@ -35,7 +35,7 @@ LATEST = 100
 """Number of recently used objects that are searched for similar ones."""
 
 
-class Gone(Exception):
+class ObjectGone(Exception):
     """An arriving object no longer exists."""
 
 
@@ -44,7 +44,7 @@ def place(name: str) -> str:
     return f"objects/{name[:2]}/{name}"
 
 
-def is_verified(request: Request, name: str) -> bool:
+def is_verified(request: AgentRequest, name: str) -> bool:
     """Return True if an object was hashed in this boot and has not been written since."""
     try:
         with open(f"seals/{name}", encoding="utf-8") as file:
@@ -68,7 +68,7 @@ def lock_name(name: str) -> TextIO:
     return file
 
 
-def seal(request: Request, name: str, like: str = "") -> None:
+def seal(request: AgentRequest, name: str, like: str = "") -> None:
     """Record that an object's content is verified, now or when the file `like` was written."""
     with open(f"seals/{name}", "w", encoding="utf-8") as file:
         file.write(request.boot)
@@ -78,7 +78,7 @@ def seal(request: Request, name: str, like: str = "") -> None:
         os.utime(f"seals/{name}", ns=(then, then))
 
 
-def seals(request: Request, name: str, stamp: str) -> bool:
+def seals(request: AgentRequest, name: str, stamp: str) -> bool:
     """Record that the files of an object were verified in place.
 
     Returns False if names, kinds and links of a tree do not match its `stamp`.
@@ -89,7 +89,7 @@ def seals(request: Request, name: str, stamp: str) -> bool:
     return True
 
 
-def have(request: Request, names: Sequence[str]) -> list[str]:
+def have(request: AgentRequest, names: Sequence[str]) -> list[str]:
     """Return the objects that are verified."""
     found = [name for name in names if is_verified(request, name)]
     for name in found:
@@ -97,7 +97,7 @@ def have(request: Request, names: Sequence[str]) -> list[str]:
     return found
 
 
-def begin(request: Request, names: Sequence[str]) -> dict[str, object]:
+def begin(request: AgentRequest, names: Sequence[str]) -> dict[str, object]:
     """Return the state of these objects, other senders of them, free bytes, and recently used trees."""
     request.make_arriving(request.partial)
     how: dict[str, str] = {}
@@ -121,7 +121,7 @@ def begin(request: Request, names: Sequence[str]) -> dict[str, object]:
     return {"how": how, "theirs": theirs, "silent": silent, "free": free(request), "trees": latest}
 
 
-def adopt(request: Request, sender: str, names: Sequence[str]) -> list[str]:
+def adopt(request: AgentRequest, sender: str, names: Sequence[str]) -> list[str]:
     """Take over unfinished objects from another sender, and return their names."""
     taken = []
     for name in names:
@@ -138,7 +138,7 @@ def adopt(request: Request, sender: str, names: Sequence[str]) -> list[str]:
     return taken
 
 
-def retract(request: Request, name: str) -> None:
+def retract(request: AgentRequest, name: str) -> None:
     """Move a corrupt object back to the partial uploads, so that only its wrong files are sent again."""
     trees.remove(f"seals/{name}")
     at, here = place(name), f"{request.partial}/{name}"
@@ -150,7 +150,7 @@ def retract(request: Request, name: str) -> None:
 
 
 def base(
-    request: Request,
+    request: AgentRequest,
     name: str,
     older: str,
     without: Sequence[str],
@@ -186,7 +186,9 @@ def base(
     return {path: (os.path.getsize(f"{there}/{path}"), grains) for path, grains in known.items()}
 
 
-def alike(request: Request, least: int, size: int, blocks: Sequence[int]) -> dict[str, list[str]]:
+def alike(
+    request: AgentRequest, least: int, size: int, blocks: Sequence[int]
+) -> dict[str, list[str]]:
     """Return at most four recently used files larger than `least` bytes, with digests of some blocks."""
     found: dict[str, list[str]] = {}
     for name in [name for name in _latest()[: 2 * LATEST] if not name.endswith(".t")]:
@@ -205,7 +207,7 @@ def alike(request: Request, least: int, size: int, blocks: Sequence[int]) -> dic
 
 
 def batch(
-    request: Request,
+    request: AgentRequest,
     folder: str,
     tree: str,
     manifest: str,
@@ -238,7 +240,7 @@ def batch(
 
 
 def write(
-    request: Request,
+    request: AgentRequest,
     folder: str,
     name: str,
     grain: int,
@@ -252,7 +254,7 @@ def write(
 
     A new file starts as a copy of the file `older`, if given. The last request has a mode, and
     `grains` if all block digests are known. It returns the digest of the file. Other requests
-    return the digests of the received blocks. Raises Gone.
+    return the digests of the received blocks. Raises ObjectGone.
     """
     path = f"{folder}/{name}"
     request.make_arriving(os.path.dirname(path))
@@ -295,8 +297,8 @@ def write(
     return hasher.hexdigest(), []
 
 
-def survey(request: Request, folder: str, names: Sequence[str]) -> list[list[str]]:
-    """Return the kind and digest of each file, or empty texts for missing ones. Raises Gone."""
+def survey(request: AgentRequest, folder: str, names: Sequence[str]) -> list[list[str]]:
+    """Return the kind and digest of each file, or empty texts for missing ones. Raises ObjectGone."""
     _require_directory(folder)
     found = []
     for name in names:
@@ -310,12 +312,12 @@ def survey(request: Request, folder: str, names: Sequence[str]) -> list[list[str
 
 
 def chunks(
-    request: Request, folder: str, name: str, grain: int, older: str, known: str, limit: int
+    request: AgentRequest, folder: str, name: str, grain: int, older: str, known: str, limit: int
 ) -> tuple[int, list[str]]:
     """Return the size of a large file and its block digests, or (0, []) if it does not exist.
 
     A new file starts as a copy of the first `limit` bytes of the file `older`, if given, with the
-    digest `known`. Raises Gone.
+    digest `known`. Raises ObjectGone.
     """
     _require_directory(folder)
     path = f"{folder}/{name}"
@@ -348,14 +350,14 @@ def chunks(
 def _begin_with(older: str, path: str, limit: int) -> None:
     """Create a large file from the first `limit` bytes of another file, unless it exists.
 
-    Raises Gone.
+    Raises ObjectGone.
     """
     # Several streams write parts of the file.
     with lock_name(hashlib.sha256(os.fsencode(path)).hexdigest()):
         if os.path.lexists(path):
             return
         if not os.path.isfile(older):
-            raise Gone
+            raise ObjectGone
         os.makedirs(os.path.dirname(path), exist_ok=True)
         new = f"{path}.{os.getpid()}"
         trees.remove(new)
@@ -363,7 +365,7 @@ def _begin_with(older: str, path: str, limit: int) -> None:
         os.rename(new, path)
 
 
-def listing(request: Request, folder: str) -> list[list[str]]:
+def listing(request: AgentRequest, folder: str) -> list[list[str]]:
     """Return path, kind and link target of all entries in a directory, or [] if it does not exist."""
     try:
         return [
@@ -374,7 +376,7 @@ def listing(request: Request, folder: str) -> list[list[str]]:
         return []
 
 
-def delete(request: Request, folder: str, names: Sequence[str]) -> None:
+def delete(request: AgentRequest, folder: str, names: Sequence[str]) -> None:
     """Delete these names in a directory of arriving objects."""
     trees.open_up(folder)
     for name in names:
@@ -384,10 +386,10 @@ def delete(request: Request, folder: str, names: Sequence[str]) -> None:
             continue  # its parent was a directory that is deleted already
 
 
-def place_tree(request: Request, name: str, stamp: str, rough: bool) -> bool:
+def place_tree(request: AgentRequest, name: str, stamp: str, rough: bool) -> bool:
     """Move an arrived tree to its object path.
 
-    Returns False if names, kinds and links do not match `stamp`. Raises Gone.
+    Returns False if names, kinds and links do not match `stamp`. Raises ObjectGone.
     """
     here, at = f"{request.partial}/{name}", place(name)
     with lock_name(name):
@@ -412,7 +414,7 @@ def place_tree(request: Request, name: str, stamp: str, rough: bool) -> bool:
     return True
 
 
-def place_files(request: Request, names: Sequence[str]) -> list[str]:
+def place_files(request: AgentRequest, names: Sequence[str]) -> list[str]:
     """Move arrived files to their object paths, and return the names that are placed now."""
     placed = []
     for name in names:
@@ -432,13 +434,13 @@ def place_files(request: Request, names: Sequence[str]) -> list[str]:
     return placed
 
 
-def free(request: Request) -> int:
+def free(request: AgentRequest) -> int:
     """Return the free disk space of the root in bytes."""
     found = os.statvfs(request.root)
     return found.f_bavail * found.f_frsize
 
 
-def sweep(request: Request, unused: int, every: int) -> int:
+def sweep(request: AgentRequest, unused: int, every: int) -> int:
     """Delete objects unused for `unused` seconds, unless an attempt uses them.
 
     Return their number.
@@ -499,7 +501,7 @@ def _load_block_digests(digest: str, grain: int) -> list[str]:
 
 def _require_directory(folder: str) -> None:
     if not os.path.isdir(folder):
-        raise Gone
+        raise ObjectGone
 
 
 def _latest() -> list[str]:

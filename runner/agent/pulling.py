@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from http.client import HTTPResponse
     from urllib.request import OpenerDirector
 
-    from .request import Request
+    from .request import AgentRequest
 
 WIDTH = 16
 """Number of concurrent downloads."""
@@ -40,12 +40,12 @@ PASSING = (408, 429, 500, 502, 503, 504)
 """HTTP status codes of temporary errors, after which the download is retried."""
 
 
-class Refused(Exception):
+class PullRefused(Exception):
     """An object is unavailable or has unexpected content. The message contains no URL."""
 
 
 def pull(
-    request: Request, name: str, items: Sequence[tuple[str, int, str, str]], needed: int
+    request: AgentRequest, name: str, items: Sequence[tuple[str, int, str, str]], needed: int
 ) -> None:
     """Download items: path in the directory (empty for a single file), size, ETag if known, and URL.
 
@@ -91,10 +91,10 @@ def pull(
         _send_message(request, "problem", pulling.problem)
 
 
-def settle(request: Request, pulled: str, name: str, stamp: str) -> bool:
+def settle(request: AgentRequest, pulled: str, name: str, stamp: str) -> bool:
     """Convert a download to the object `name`.
 
-    Returns False if names and kinds do not match `stamp`. Raises Gone.
+    Returns False if names and kinds do not match `stamp`. Raises ObjectGone.
     """
     here, came = f"{request.partial}/{name}", f"{request.partial}/{pulled}"
     if os.path.lexists(f"{came}/it"):
@@ -154,7 +154,7 @@ class Pulling:
                 if not self.over.is_set():
                     self.failed = error if isinstance(error, OSError) else None
                     self.problem = (
-                        str(error) if isinstance(error, Refused) else type(error).__name__
+                        str(error) if isinstance(error, PullRefused) else type(error).__name__
                     )
             self.over.set()
         finally:
@@ -195,14 +195,14 @@ class Pulling:
                             self._count(-have)
                             hasher, have = hashlib.sha256(), 0
                         if answer.length is not None and answer.length != size - have:
-                            raise Refused(
+                            raise PullRefused(
                                 f"the object has {have + answer.length} bytes in the bucket, but {size} were expected"
                             )
                         words, got = _read(answer, view)
                         while got and not self.over.is_set():
                             have += got
                             if have > size:
-                                raise Refused(
+                                raise PullRefused(
                                     f"the bucket sent more than the expected {size} bytes"
                                 )
                             sparse.write(fd, view[:got])
@@ -215,7 +215,7 @@ class Pulling:
                 tries, most = (0, have) if have > most else (tries + 1, most)
                 self._any = self._any or most > 0
                 if tries >= (TRIES if self._any else 2):
-                    raise Refused(words)
+                    raise PullRefused(words)
                 self.over.wait(min(5.0, 0.1 * 2**tries))
         finally:
             os.close(fd)
@@ -246,7 +246,7 @@ def _list_arrived(folder: str) -> list[str]:
     return [""] if os.path.lexists(f"{folder}/it") else []
 
 
-def _send_message(request: Request, *words: object) -> None:
+def _send_message(request: AgentRequest, *words: object) -> None:
     request.emit(json.dumps(words).encode() + b"\n")
     request.flush()
 
@@ -280,7 +280,7 @@ def _request_object(
     from urllib import error, request
 
     if not address.startswith(("http://", "https://")):
-        raise Refused("the signed URL is not an http or https URL")
+        raise PullRefused("the signed URL is not an http or https URL")
     try:
         asked = request.Request(address, headers={"Range": f"bytes={start}-"} if start else {})  # noqa: S310  (the opener supports only http and https)
         answer = opener.open(asked, timeout=SILENCE)
@@ -288,19 +288,19 @@ def _request_object(
         refused.close()
         words = f"the bucket returned HTTP status {refused.code}"
         if refused.code not in PASSING:
-            raise Refused(words) from None
+            raise PullRefused(words) from None
         return words, None
     except (OSError, HTTPException, ValueError) as broken:
         return _words(broken), None
     try:
         if etag and answer.headers.get("ETag", etag) != etag:
-            raise Refused("the object changed in the meantime")
+            raise PullRefused("the object changed in the meantime")
         if answer.status not in (200, 206) or (
             answer.status == 206
             and not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
         ):
-            raise Refused("the bucket sent an unexpected response")
-    except Refused:
+            raise PullRefused("the bucket sent an unexpected response")
+    except PullRefused:
         answer.close()
         raise
     return "", answer

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from .job import Job
-    from .loop import Loop
+    from .loop import Poller
 
 STRAY_GRACE = 1.0
 """Seconds between SIGTERM and SIGKILL for leftover processes."""
@@ -28,7 +28,7 @@ class Remains:
     """
 
     def __init__(
-        self, loop: Loop, jobs: dict[bytes, Job], timed: set[Job], ours: Callable[[int], bool]
+        self, loop: Poller, jobs: dict[bytes, Job], timed: set[Job], ours: Callable[[int], bool]
     ) -> None:
         self._loop, self._jobs, self._timed, self._ours = loop, jobs, timed, ours
         self.running: dict[int, Job] = {}

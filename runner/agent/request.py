@@ -19,7 +19,7 @@ class Over(Exception):
     """The client has disconnected."""
 
 
-class Request:
+class AgentRequest:
     """The current request: its sender, and its incoming and outgoing bytes."""
 
     def __init__(self, root: str, boot: str) -> None:

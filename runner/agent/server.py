@@ -45,7 +45,7 @@ from .ends import Ends
 from .job import SIGCONT, SIGKILL, SIGTERM, Job, signal_of
 from .journal import end_line, escape, start_line
 from .locks import free_locks, take_locks
-from .loop import Loop
+from .loop import Poller
 from .processes import kill, kill_group, processes, words
 from .regular import size_of
 from .remains import HOPELESS, Remains
@@ -81,7 +81,7 @@ class Agent:
         self._ooms = oom_kills()
         self._sampler: Sampler | None = None
         self._sample_at: float | None = None  # monotonic time of the next sample; None without jobs
-        self._loop = Loop()
+        self._loop = Poller()
         self._contact = Contact(self._jobs)
         self._clients = Clients(self._loop, self._contact, listener, self._obey)
         self._remains = Remains(self._loop, self._jobs, self._timed, self._is_sampler)

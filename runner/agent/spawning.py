@@ -11,7 +11,7 @@ from .slots import DESCRIPTOR, SHELL
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .job import Job
-    from .loop import Loop
+    from .loop import Poller
 
 _OOM_SCORE = b"500"  # higher than the agent's, so that the kernel kills a job first
 _RESTORED = (1, 2, 3, 13, 15, 17, 25)
@@ -19,7 +19,7 @@ _RESTORED = (1, 2, 3, 13, 15, 17, 25)
 
 
 def spawn(
-    loop: Loop,
+    loop: Poller,
     job: Job,
     cwd: bytes,
     argv: list[bytes],

@@ -11,7 +11,7 @@ from ..agent.regular import open_regular
 from ..errors import NotFound
 from ..planning.ids import bare
 from ..storage.content.files import Content, Entry
-from ..storage.records.index import Made
+from ..storage.records.index import CachedOutput
 from ..storage.records.runs import AttemptRow, RunRow
 from ..storage.run_graph import RunGraph
 from ..storage.workspace import Workspace
@@ -30,7 +30,7 @@ def list_outputs(ws: Workspace, row: RunRow) -> list[Facts]:
 def outputs_of(
     ws: Workspace, row: RunRow, graph: RunGraph | None, attempts: Sequence[AttemptRow]
 ) -> list[Facts]:
-    """Return the outputs of a run, like `list_outputs`, from an already loaded graph and attempts."""
+    """Return the outputs of a run as in `list_outputs`, from its loaded graph and attempts."""
     keys = dict(graph.fresh) if graph is not None else {}
     keys |= {each.step: each.key for each in attempts if each.outcome == "done" and each.key}
     places = {step: n for n, step in enumerate(graph.needs)} if graph is not None else {}
@@ -45,7 +45,9 @@ def outputs_of(
         for each in traces[key].outputs
     }
     if not outputs:
-        outputs = {each.name: Made(each.name, "", Content(each.content)) for each in row.outputs}
+        outputs = {
+            each.name: CachedOutput(each.name, "", Content(each.content)) for each in row.outputs
+        }
         outputs = dict(sorted(outputs.items()))
     sizes = {each.name: each.size for each in row.outputs}
     tiny = ws.store.index.tiny([each.content for each in outputs.values()])
@@ -64,7 +66,7 @@ def outputs_of(
 def _size(
     ws: Workspace, content: Content, tiny: Mapping[Content, bytes], said: int | None
 ) -> int | None:
-    """Return the stored size of an output in bytes, or the `said` size if nothing is stored."""
+    """Return the stored size of an output in bytes, or `said` if it is not stored."""
     if content in tiny:
         return len(tiny[content])
     seal = ws.store.index.seal(content)
@@ -82,7 +84,7 @@ FOLDER: Final = "inode/directory"
 
 
 def list_artifacts(ws: Workspace, row: RunRow, name: str = "", after: str = "") -> list[Facts]:
-    """Return the outputs of a run, or only the output `name`.
+    """Return a run's outputs with sizes and media types, or only the output `name`.
 
     `stored` tells whether the content is in this workspace. `type` is the media type, and `step`
     the training step in the path, if any. For a directory, `files` holds the first `FILES` entries
@@ -144,7 +146,7 @@ def _type(ws: Workspace, folder: Path, entry: Entry) -> str:
 
 
 def _head(ws: Workspace, content: Content) -> bytes:
-    """Return the first bytes of a stored file, or b"" if the file cannot be read."""
+    """Return the first bytes of a stored file for media type detection, or b"" if unreadable."""
     data = ws.objects.tiny.row(content)
     if data is not None:
         return data[: media.HEAD]
@@ -205,7 +207,7 @@ def open_stored(ws: Workspace, place: Path) -> BinaryIO:
 
 
 class NotStored(NotFound):
-    """The content of an output is no longer stored in this workspace."""
+    """Error for an output whose content is no longer stored in this workspace."""
 
     def __init__(self) -> None:
         super().__init__(

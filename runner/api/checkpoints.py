@@ -24,7 +24,7 @@ class Checkpoints(NamedTuple):
     unknown: list[str]
 
     def facts(self) -> Facts:
-        """Return the checkpoints as JSON values, newest first within each checkpoint directory."""
+        """Return the checkpoints as JSON values, newest first in each checkpoint directory."""
         return {
             "checkpoints": [each for state in self.kept for each in _facts(state)],
             "unknown": self.unknown,
@@ -32,14 +32,14 @@ class Checkpoints(NamedTuple):
 
 
 class NotHere(CannotRun):
-    """The checkpoints of a run are not in this workspace."""
+    """Error for a run whose checkpoints are not in this workspace."""
 
     def __init__(self) -> None:
         super().__init__(fix="use the machine that executes the run")
 
 
 def find_checkpoints(ws: Workspace, row: RunRow) -> Checkpoints:
-    """Survey a run's request and return the checkpoints of its steps.
+    """Plan a run's request again and return the checkpoints of its steps.
 
     Raises NotHere, and the errors of a survey.
     """
@@ -60,7 +60,7 @@ def find_checkpoints(ws: Workspace, row: RunRow) -> Checkpoints:
 
 
 def resume_from(ws: Workspace, row: RunRow, step: str, state: str, number: int) -> str:
-    """Set aside checkpoints newer than `number`, and return the name of the newest one left.
+    """Set aside checkpoints newer than `number`, and return the name of the newest remaining one.
 
     Raises NotHere, NotFound, Busy if a run uses the checkpoints, and CannotRun if checkpoint
     `number` is incomplete.

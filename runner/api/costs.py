@@ -29,7 +29,7 @@ class Cost(TypedDict):
 
 
 class Costs(NamedTuple):
-    """Machines and their total cost in US dollars."""
+    """Rented machines and their total cost in US dollars."""
 
     leases: list[Cost]
     usd: float
@@ -42,13 +42,13 @@ def of_runs(environ: Mapping[str, str], runs: Iterable[str]) -> dict[str, float]
 
 
 def of_run(run: str) -> Costs:
-    """Return the cost of a run's machines."""
+    """Return the cost of the machines rented for a run."""
     with Ledger.open(of_user(os.environ), read_only=True) as ledger:
         return _costs(ledger, ledger.of_run(run))
 
 
 def of_month() -> Costs:
-    """Return the cost of all machines since the first of this month, in local time.
+    """Return the cost of all rented machines since the first of this month, in local time.
 
     A lease that began earlier counts in proportion to its time in this month.
     """
@@ -76,7 +76,7 @@ def by_step(costs: Iterable[Cost], times: Mapping[str, Mapping[str, float]]) -> 
 
 
 def _costs(ledger: Ledger, rows: list[LeaseRow], since: float = 0.0) -> Costs:
-    """Return the cost of these leases since a time in seconds since the epoch."""
+    """Return the cost of these leases since `since`, in seconds since the epoch."""
     noted, now = ledger.costs([row.key for row in rows]), time.time()
 
     def usd(row: LeaseRow) -> float:

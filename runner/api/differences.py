@@ -23,7 +23,7 @@ ASPECTS: Final = ("inputs", "data", "code", "command", "env", "outputs", "metric
 
 
 class Difference(NamedTuple):
-    """A changed part of a step.
+    """A changed property of a step, with its values before and after.
 
     If both values are directories, `files` maps each changed path to `+` (added), `-` (removed) or
     `~` (modified). None if the listings are unknown.
@@ -83,7 +83,7 @@ def difference_facts(found: Differences) -> Facts:
 
 
 def with_changed_files(change: Change, manifest: Manifest) -> Difference:
-    """Return a difference; for two directories, include the changed files."""
+    """Convert a change to a `Difference`, with the changed files if both values are directories."""
     found = without_files(change)
     if not (is_tree(change.before) and is_tree(change.after)):
         return found
@@ -95,7 +95,7 @@ def with_changed_files(change: Change, manifest: Manifest) -> Difference:
 
 
 def without_files(change: Change) -> Difference:
-    """Return a difference without comparing directory listings."""
+    """Convert a change to a `Difference` without comparing directory listings."""
     return Difference(change.part, change.before, change.after)
 
 
@@ -112,7 +112,7 @@ def _sign(before: str | None, after: str | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """The record of one step in one run."""
+    """The stored record of one step in one run."""
 
     state: str
     preimage: Mapping[str, Any] | None = None
@@ -123,7 +123,7 @@ class StepRecord:
 
 
 def aspect_of(part: str) -> str:
-    """Return the aspect, one of `ASPECTS`, to which a part of a cache key belongs."""
+    """Return the comparison category, one of `ASPECTS`, of a part of a cache key."""
     head = part.partition(" ")[0].partition(".")[0]
     if part.startswith(("code ", "git")):
         return "code"
@@ -141,7 +141,7 @@ def compare_steps(
     b: Mapping[str, StepRecord],
     manifest: Manifest = lambda _content: None,
 ) -> list[StepDifference]:
-    """Return the differences of all steps of both runs, in the order of the second run.
+    """Compare two runs step by step, in the step order of the second run.
 
     Equal steps have no changes.
     """
@@ -166,7 +166,7 @@ def compare_steps(
 
 
 def _aspects(left: StepRecord, right: StepRecord) -> dict[str, list[Change]]:
-    """Return the changes between two records of a step, by aspect."""
+    """Return the changes between two records of a step, grouped by category."""
     found: dict[str, list[Change]] = {name: [] for name in ASPECTS}
     if left.preimage is not None and right.preimage is not None:
         for change in fingerprint.explain(left.preimage, right.preimage):
@@ -202,7 +202,7 @@ def _timing(ran: StepRecord) -> dict[str, float]:
 
 
 def _differs(change: Change) -> bool:
-    """Return True if a measurement changed by more than its usual variation."""
+    """Return True if a metric changed by more than its usual variation."""
     before, after = change.before, change.after
     if not isinstance(before, (int, float)) or not isinstance(after, (int, float)):
         return False

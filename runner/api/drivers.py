@@ -16,7 +16,7 @@ LOCAL: Final = "local"
 
 
 def list_drivers(ws: Workspace) -> list[Facts]:
-    """Return the drivers: this machine first, then configured drivers, then all others.
+    """List the available drivers: this machine first, then configured drivers, then all others.
 
     Within both groups, drivers that are ready to use come first.
     """

@@ -95,7 +95,7 @@ def _gpu(offer: Mapping[str, Any]) -> Facts:
 
 
 def _pythons(ws: Workspace, attempts: Sequence[AttemptRow], kept: object) -> list[Facts]:
-    """Return each Python interpreter of the steps, with its installed packages."""
+    """Return each Python interpreter used by the steps, with its installed packages."""
     steps: dict[str, dict[str, None]] = {}
     for each in sorted(attempts, key=lambda each: each.started or 0.0):
         if python := each.exit.get("python"):
@@ -123,7 +123,7 @@ def _python(ws: Workspace, text: str, steps: list[str], noted: Mapping[str, Any]
 
 
 def _locks(attempts: Iterable[AttemptRow]) -> list[Facts]:
-    """Return the lock files and pinned code in the cache keys of a run's steps, with their digests."""
+    """Return lock files and pinned code of a run's steps, from their cache keys, with digests."""
     found: dict[tuple[str, str, str], None] = {}
     for each in attempts:
         image = each.preimage if isinstance(each.preimage, dict) else {}
@@ -155,7 +155,7 @@ def read_inputs(ws: Workspace, row: RunRow) -> Facts:
 
 
 def _order(inputs: Mapping[str, object], recipe: Recipe | None) -> list[str]:
-    """Return the input names in recipe order, then the names that the recipe lacks."""
+    """Sort input names in recipe order, with names unknown to the recipe last."""
     known = recipe.inputs if recipe is not None else {}
     return [name for name in known if name in inputs] + [n for n in inputs if n not in known]
 
@@ -179,7 +179,7 @@ def _input(
 
 
 def _recipe(row: RunRow) -> tuple[Recipe | None, str]:
-    """Return the current recipe of a run, and a note if the recipe is missing or has changed."""
+    """Load a run's recipe file, with a note if the file is missing or has changed since the run."""
     path = Path(str(row.data.get("source", "")))
     try:
         recipe = parse.load(path)
@@ -193,7 +193,7 @@ def _recipe(row: RunRow) -> tuple[Recipe | None, str]:
 
 
 def _preset(recipe: Recipe | None, words: object) -> set[str]:
-    """Return the inputs set by a run's presets. `words` holds preset names separated by commas."""
+    """Return the names of inputs set by a run's presets. `words` lists presets, comma-separated."""
     if recipe is None or not isinstance(words, str):
         return set()
     chosen = [recipe.presets.get(word.strip()) for word in words.split(",")]

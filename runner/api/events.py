@@ -22,6 +22,6 @@ def read_events(ws: Workspace, run: str, after: int, limit: int = PAGE) -> list[
 
 
 def event_facts(event: Event) -> Facts:
-    """Return an event as JSON values, without the fields for workers."""
+    """Return an event as a JSON-compatible mapping, without its worker-internal fields."""
     data = {name: value for name, value in event.data.items() if name not in _FOR_WORKERS}
     return {**event._asdict(), "at": moment(event.at), "data": data}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ..errors import NotFound, did_you_mean
-from ..storage.records.runs import RunRow, Wanted
+from ..storage.records.runs import RunFilter, RunRow
 
 if TYPE_CHECKING:
     from ..storage.records.store import Store
@@ -17,7 +17,7 @@ SHOWN: Final = 3
 
 
 def find_run(store: Store, word: str) -> RunRow:
-    """Return the run with this name, ID or unique part of an ID; `last~1` is the second latest run.
+    """Find a run by name, ID or unique part of an ID; `last~1` is the second latest run.
 
     Raises NotFound.
     """
@@ -37,7 +37,9 @@ def find_run(store: Store, word: str) -> RunRow:
                 fix="list the runs with `recipe runs`",
             )
         return rows[number]
-    found = word and (runs.page(Wanted(name=word), 1) or runs.page(Wanted(part=word), SHOWN + 1))
+    found = word and (
+        runs.page(RunFilter(name=word), 1) or runs.page(RunFilter(part=word), SHOWN + 1)
+    )
     if found and len(found) == 1:
         return found[0]
     if found:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ..advice.estimates import StepEstimate
 
 
-class Asked(NamedTuple):
-    """A planned run, with its driver and limits."""
+class ForecastRequest(NamedTuple):
+    """A run to forecast, with its driver and limits."""
 
     recipe: Recipe
     start: Start
@@ -40,7 +40,7 @@ class Asked(NamedTuple):
 
 
 def forecast_run(
-    ws: Workspace, found: Survey, asked: Asked, shelves: Mapping[str, Sequence[Shelf]]
+    ws: Workspace, found: Survey, asked: ForecastRequest, shelves: Mapping[str, Sequence[Shelf]]
 ) -> Facts:
     """Return the forecast of a surveyed run.
 
@@ -66,7 +66,7 @@ def forecast_run(
 
 
 def _machine(step: str, shelves: Sequence[Shelf]) -> Facts:
-    """Return the best offer for a step, or the reason if no offer matches."""
+    """Return the best GPU offer for a step, or the reason if no offer matches."""
     ranked = rank_offers(shelves)
     if not ranked:
         shelf = shelves[0]

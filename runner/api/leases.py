@@ -22,7 +22,7 @@ from .values import LAST, Facts, moment
 
 
 class OpenLease(NamedTuple):
-    """A lease that has not ended, its expected fate, and the path of its ledger."""
+    """A lease that has not ended, with its next action and the path of its ledger."""
 
     row: LeaseRow
     fate: reaper.Fate
@@ -32,7 +32,7 @@ class OpenLease(NamedTuple):
 def open_leases(
     root: Path, environ: Mapping[str, str], driver: str | None = None
 ) -> list[OpenLease]:
-    """Return the leases that have not ended, from the ledgers of the user and of this workspace.
+    """Return the active leases from the ledgers of the user and of this workspace.
 
     With `driver`, return the leases of this driver only.
     """
@@ -45,7 +45,7 @@ def open_leases(
 
 
 def list_leases(root: Path, environ: Mapping[str, str]) -> list[Facts]:
-    """Return the leases that have not ended as JSON values, with their cost so far in US dollars."""
+    """List the active leases as JSON-compatible mappings, with their cost so far in US dollars."""
     found: list[Facts] = []
     for path in (of_user(environ), of_workspace(home(root, environ))):
         with Ledger.open(path, read_only=True) as ledger:
@@ -78,7 +78,10 @@ def _lease_facts(row: LeaseRow, fate: reaper.Fate, usd: float, root: Path) -> Fa
 
 
 def _accrued_cost(row: LeaseRow) -> float:
-    """Return the cost of a lease until now by its price, because the ledger is updated only at times."""
+    """Return the cost of a lease until now, computed from its hourly price.
+
+    The cost in the ledger is updated only occasionally.
+    """
     return row.price * (time.time() - row.paid_from) / 3600 if row.paid_from is not None else 0.0
 
 
@@ -114,7 +117,7 @@ def find_endable_lease(known: Sequence[OpenLease], key: str) -> OpenLease:
 
 
 def end_lease(root: Path, environ: Mapping[str, str], key: str) -> str:
-    """Release the unused machine of lease `key`; return why it still exists, or "".
+    """Release the unused machine of lease `key`. Return "", or the reason if the release failed.
 
     Raises NotFound, CannotRun.
     """
@@ -125,7 +128,7 @@ def end_lease(root: Path, environ: Mapping[str, str], key: str) -> str:
 async def end_leases(
     ends: Sequence[OpenLease], root: Path, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Release the machines of these leases; return the reasons of failures by lease key."""
+    """Release the machines of these leases. Return the reasons of failures by lease key."""
     left: dict[str, str] = {}
     for row, fate, path in ends:
         try:

@@ -15,7 +15,7 @@ _ESCAPES: Final = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[ -/]*[0-~])")
 
 
 class LogLine(NamedTuple):
-    """A log line as a terminal shows it, after carriage returns have overwritten earlier text."""
+    """A log line as displayed by a terminal, after carriage returns have overwritten earlier text."""
 
     number: int
     """Line number, from 1."""
@@ -40,7 +40,7 @@ class LogPage(NamedTuple):
 
 
 def page_of(pieces: Iterable[bytes], *, find: str = "", first: int = 0, limit: int) -> LogPage:
-    """Return `limit` lines from line `first`, or the last `limit` lines if `first` is 0.
+    """Return `limit` log lines from line `first`, or the last `limit` lines if `first` is 0.
 
     With `find`, return only the lines that contain this text, ignoring case.
     """
@@ -62,7 +62,7 @@ def page_of(pieces: Iterable[bytes], *, find: str = "", first: int = 0, limit: i
 
 
 def visible_text(line: bytes) -> str:
-    """Return the visible part of a line, after its last carriage return."""
+    """Return the displayed part of a log line, after its last carriage return."""
     return line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, overload
 
 from ..agent.regular import descriptor_of
-from ..secrets import Masker, Secret, Stream, find_passwords, is_tokenlike
+from ..secrets import Masker, Secret, StreamMasker, find_passwords, is_tokenlike
 from ..survey.env_files import EnvFiles
 from ..survey.rows import StoredStream, is_elsewhere
 
@@ -57,7 +57,7 @@ class AttemptLog:
 
 
 def list_attempt_logs(events: Iterable[Event], node: int = 0) -> list[AttemptLog]:
-    """Return the attempts of a run in start order, with the logs of one of their nodes."""
+    """List the attempts of a run in start order, with the logs of one node each."""
     found: list[AttemptLog] = []
     going: dict[str, AttemptLog] = {}
     for event in events:
@@ -112,7 +112,7 @@ def stored_log_path(ws: Workspace, run: str, part: AttemptLog) -> Path:
 
 
 class LogTail(Protocol):
-    """A log that is read incrementally."""
+    """Interface of a log that is read incrementally."""
 
     def read(self) -> bytes: ...
     def rest(self, write: Callable[[bytes], None]) -> None: ...
@@ -125,18 +125,18 @@ class Tail:
     The file stays open, so moving or deleting it loses no data.
     """
 
-    def __init__(self, handle: int, masked: Stream) -> None:
+    def __init__(self, handle: int, masked: StreamMasker) -> None:
         self._handle, self._masked = handle, masked
         self._offset = 0
 
     def read(self) -> bytes:
-        """Return new data, at most one chunk, masked."""
+        """Read new log data, at most one chunk, with secrets masked."""
         data = os.pread(self._handle, _CHUNK, self._offset)
         self._offset += len(data)
         return self._masked.feed(data) if data else b""
 
     def rest(self, write: Callable[[bytes], None]) -> None:
-        """Write the remaining data to `write`, then close the file."""
+        """Write the remaining data to `write`, then close the log file."""
         while data := os.pread(self._handle, _CHUNK, self._offset):
             self._offset += len(data)
             write(self._masked.feed(data))
@@ -144,7 +144,7 @@ class Tail:
         self.close()
 
     def close(self) -> None:
-        """Close the file. Further calls have no effect."""
+        """Close the log file. Further calls have no effect."""
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
@@ -165,7 +165,7 @@ def open_tail(ws: Workspace, run: str, part: AttemptLog) -> Tail | StoredStream 
 
 
 def read_available(tail: LogTail, ended: bool) -> Iterator[bytes]:
-    """Yield the data that is available now.
+    """Yield the currently available data of a log.
 
     For a finished attempt, yield the data up to the end.
     """

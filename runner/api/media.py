@@ -64,7 +64,7 @@ def type_of(path: str, head: bytes = b"") -> str:
 
 
 def is_text(data: bytes) -> bool:
-    """Return True if the bytes are readable text."""
+    """Return True if the bytes look like readable text."""
     if b"\0" in data:
         return False
     wrong = data.decode("utf-8", "replace").count("\N{REPLACEMENT CHARACTER}")

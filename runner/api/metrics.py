@@ -14,7 +14,7 @@ from ..errors import CannotRun, Invalid
 from ..planning.ids import names
 from ..secrets import Masker
 from ..storage import metrics, run_graph
-from ..storage.records.links import Link, find_links, stored_links
+from ..storage.records.links import TrackerLink, find_links, stored_links
 from ..storage.records.runs import FINAL, AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from ..survey import binned, rows, samples, summaries
@@ -42,7 +42,7 @@ SAMPLE: Final = 8 << 10
 
 
 def last_samples(ws: Workspace, row: RunRow) -> dict[str, Point]:
-    """Return the latest machine sample of each step that runs here, by step."""
+    """Return the latest machine metrics of each step running on this machine, by step."""
     found: dict[str, Point] = {}
     for part in list_attempt_logs(ws.store.runs.events(row.id, max(0, row.next_event - RECENT))):
         if part.ended:
@@ -56,7 +56,7 @@ def last_samples(ws: Workspace, row: RunRow) -> dict[str, Point]:
 
 
 class AttemptMetrics(NamedTuple):
-    """All metric points of one attempt in order. `source` is its run, if it is another run."""
+    """Metric points of one attempt in order. `source` is the run that produced a cached result."""
 
     step: str
     attempt: int
@@ -68,7 +68,7 @@ class AttemptMetrics(NamedTuple):
 def read_points(
     ws: Workspace, run: str, step: str, attempt: int, of: Source
 ) -> Iterator[values.Point]:
-    """Yield the points of attempts in order, numbered from 1 for each attempt.
+    """Yield metric points of attempts in order, numbered from 1 for each attempt.
 
     An empty `step` selects all steps, and `attempt` 0 selects all attempts.
     """
@@ -140,7 +140,7 @@ def _span(attempt: AttemptRow | None) -> Span:
 
 
 class StepCurves(NamedTuple):
-    """The curves of one step, over all its attempts.
+    """Metric curves of one step, over all its attempts.
 
     `source` is the run that created a cached result.
     """
@@ -151,7 +151,7 @@ class StepCurves(NamedTuple):
 
 
 def read_curves(ws: Workspace, run: RunRow, axis: Axis, of: Source = "step") -> list[StepCurves]:
-    """Return the curves of each step or of its machines. Curves of finished runs are cached."""
+    """Return the metric curves of each step or of its machines. Finished runs are cached."""
     key = (str(ws.root), run.id, run.next_event, axis, of)
     if key in _curves:
         _curves[key] = found = _curves.pop(key)  # move to the end: most recently used
@@ -175,7 +175,7 @@ def read_curves(ws: Workspace, run: RunRow, axis: Axis, of: Source = "step") -> 
 def _add_times(
     ws: Workspace, run: RunRow, reported: Iterable[AttemptMetrics]
 ) -> Iterator[AttemptMetrics]:
-    """Add `at`, and `elapsed` since the step's first attempt, to the points of each attempt."""
+    """Add `at` (time) and `elapsed` (time since the step's first attempt) to metric points."""
     looked = {
         (each.step, each.attempt, each.source): each.points
         for each in _read_attempts(ws, run.id, "", 0, "machine")
@@ -229,7 +229,7 @@ def _summarize_attempt(ws: Workspace, run: str, part: AttemptLog) -> summaries.S
 
 def list_links(
     ws: Workspace, row: RunRow, attempts: Sequence[AttemptRow] | None = None
-) -> list[Link]:
+) -> list[TrackerLink]:
     """Return links to external views of a run's metrics.
 
     Links of finished attempts are stored. For running attempts, the start of their log is searched.
@@ -301,7 +301,7 @@ def _read_log_points(part: AttemptLog, masker: Masker) -> Iterator[Point]:
 
 
 def _collect_points(found: Iterator[Point]) -> Sequence[Point]:
-    """Return the points, or nothing if matching exceeds its time limit.
+    """Collect metric points, or return none if regex matching exceeds its time limit.
 
     The step's end reports this.
     """

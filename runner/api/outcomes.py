@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Outcome(NamedTuple):
-    """The state of a run after a request."""
+    """The state of a run after a request, such as cancel or pause."""
 
     run: str
     """The run that continues. A retry creates a new run."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def plan_run(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey:
-    """Return the plan of a request.
+    """Plan a run without executing it.
 
     Raises RecipeError with all problems, including templates that no attempt could render.
     """
@@ -27,7 +27,7 @@ def plan_run(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Su
 
 
 class StepForecast(NamedTuple):
-    """Forecast of a step: run, maybe, restore, fresh or skip, with maximum duration and cost if known."""
+    """Forecast of a step: action (run, maybe, restore, fresh or skip), maximum duration and cost."""
 
     id: str
     answer: str

@@ -58,7 +58,7 @@ _NO_PYARROW: Final = "to preview Parquet files, install pyarrow in the server's 
 
 
 class Preview(NamedTuple):
-    """A file preview. `words` tells a reader which part is missing, or why nothing is shown."""
+    """Preview of a file. `words` tells which part is missing, or why nothing is shown."""
 
     kind: str
     """picture, audio, text, table, tensors, or none."""
@@ -72,11 +72,11 @@ class Preview(NamedTuple):
 
 
 class CannotDraw(Exception):
-    """A file is not an image that can be re-encoded. The message tells why."""
+    """Error for a file that cannot be re-encoded as an image. The message tells why."""
 
 
 def read_preview(file: BinaryIO, name: str, size: int) -> Preview:
-    """Return the preview of a file with this name and this size in bytes."""
+    """Return a preview of the file `name`, `size` bytes long."""
     head = file.read(HEAD)
     file.seek(0)
     kind = type_of(name, head) if head else "text/plain"
@@ -172,7 +172,10 @@ def _preview_audio(head: bytes, kind: str) -> Preview:
 
 
 def _preview_tensors(file: BinaryIO, size: int) -> Preview:
-    """Return the tensors in a safetensors header: an 8-byte length, followed by JSON."""
+    """Return a preview of the tensors listed in a safetensors header.
+
+    The header is an 8-byte length, followed by JSON.
+    """
     start = file.read(8)
     if len(start) < 8:
         return _damaged_preview("shorter than 8 bytes")
@@ -288,9 +291,9 @@ def _parse_csv(text: str, kind: str) -> tuple[list[str], list[list[str]], bool]:
 
 
 def _parse_json_lines(text: str, _kind: str) -> tuple[list[str], list[list[str]], bool]:
-    """Return a column for each key of the first rows, the rows, and whether more rows follow.
+    """Parse JSON Lines to columns, first rows, and whether more rows follow.
 
-    Raises ValueError.
+    The first rows have a column for each of their keys. Raises ValueError.
     """
     lines = [line for line in text.splitlines() if line.strip()]
     found = [parse_json(line) for line in lines[:ROWS]]

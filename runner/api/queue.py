@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from ..execution.terms import settings_of_run
-from ..planning.waiting import Taker, Wait, Waiting, explain_waits
-from ..storage.records.runs import RunRow, Wanted
+from ..planning.waiting import Taker, Wait, WaitingRun, explain_waits
+from ..storage.records.runs import RunFilter, RunRow
 from ..storage.records.workers import WorkerRow
 from ..storage.workspace import Workspace
 from .values import Facts, moment
@@ -35,7 +35,7 @@ def list_workers(ws: Workspace) -> list[Facts]:
 
 
 def list_queue(ws: Workspace) -> list[Facts]:
-    """Return the waiting runs of a workspace in the order in which workers claim them, with reasons."""
+    """List the queued runs of a workspace in claim order, with the reasons why they wait."""
     rows = _open_runs(ws)
     by_id = {row.id: row for row in rows}
     return [
@@ -52,7 +52,7 @@ def list_queue(ws: Workspace) -> list[Facts]:
 
 
 def wait_of(ws: Workspace, row: RunRow) -> Facts | None:
-    """Return a run's queue position and the reason why it waits, or None if it does not wait."""
+    """Return a run's queue position and the reason why it waits, or None if it is not queued."""
     if row.state not in ("QUEUED", "ACTIVE") or ws.store.runs.live(row.id):
         return None
     found = next((each for each in _waits(ws, _open_runs(ws)) if each.run == row.id), None)
@@ -65,7 +65,7 @@ def _wait(wait: Wait) -> Facts:
 
 
 def _open_runs(ws: Workspace) -> list[RunRow]:
-    return ws.store.runs.page(Wanted(states=OPEN), LOOKED_AT)
+    return ws.store.runs.page(RunFilter(states=OPEN), LOOKED_AT)
 
 
 def _executing_runs(ws: Workspace, rows: Sequence[RunRow]) -> set[str]:
@@ -93,7 +93,7 @@ def _waits(ws: Workspace, rows: Sequence[RunRow]) -> list[Wait]:
 
 
 def _taker(worker: WorkerRow, busy: set[str]) -> Taker:
-    """Return what a worker accepts. `busy` holds the names of workers with a run."""
+    """Return which runs a worker accepts. `busy` holds the names of workers with a run."""
     return Taker(
         worker.driver,
         _texts(worker.labels),
@@ -103,10 +103,10 @@ def _taker(worker: WorkerRow, busy: set[str]) -> Taker:
     )
 
 
-def _queue_entry(row: RunRow) -> Waiting:
+def _queue_entry(row: RunRow) -> WaitingRun:
     # A run that was due at its creation counts as due, even if machine clocks differ.
     due = row.created if row.due is not None and row.due <= row.created else row.due
-    return Waiting(
+    return WaitingRun(
         row.id,
         row.priority,
         due,
@@ -143,7 +143,7 @@ def _worker(worker: WorkerRow, runs: list[str], live: set[str]) -> Facts:
 
 
 def _unregistered_worker(name: str, runs: list[str], live: set[str]) -> Facts:
-    """Describe a process that executes one run and takes no others, such as `recipe run`."""
+    """Describe a process such as `recipe run`, which executes one run and claims no others."""
     return {
         "worker": name,
         "alive": bool(live.intersection(runs)),

@@ -11,11 +11,11 @@ from typing import Any, Final, NamedTuple
 
 from ..errors import Invalid, NotFound, Problem, did_you_mean
 from ..language import library
-from ..language.library import Entry
+from ..language.library import LibraryEntry
 from ..language.recipe import Input, Recipe
 from ..paths import is_path
 from ..settings import load
-from ..storage.records.runs import Wanted
+from ..storage.records.runs import RunFilter
 from ..storage.workspace import Workspace
 from .values import Facts, moment
 
@@ -35,16 +35,16 @@ _JSON_TYPES: Final[Mapping[str, str]] = {
 
 
 class AvailableRecipe(NamedTuple):
-    """A recipe that can be requested: its header, and its name or path in the workspace."""
+    """A recipe available by name: its header, and its name or path in the workspace."""
 
-    entry: Entry
+    entry: LibraryEntry
     word: str
 
 
 def list_recipes(
     root: Path, environ: Mapping[str, str], *, in_folder: bool
 ) -> list[AvailableRecipe]:
-    """Return the recipes that can be requested by name: library, packages and `recipes.allow`.
+    """List the recipes available by name: library, packages and `recipes.allow`.
 
     With `in_folder`, include the recipe files in the workspace directory. Raises Invalid if an
     entry of `recipes.allow` is not a recipe file, or has the name of another recipe.
@@ -79,7 +79,7 @@ def list_recipes(
 
 
 def find_recipe(known: Sequence[AvailableRecipe], name: str) -> AvailableRecipe:
-    """Return the recipe with this name, with or without a version. Raises NotFound."""
+    """Find a recipe by name, with or without a version. Raises NotFound."""
     if _NAMED.fullmatch(name):
         for each in known:
             if name in (each.entry.id, each.entry.name):
@@ -91,7 +91,7 @@ def find_recipe(known: Sequence[AvailableRecipe], name: str) -> AvailableRecipe:
 
 
 def read_recipe(each: AvailableRecipe) -> Recipe:
-    """Parse a recipe file. The result is cached until the file changes."""
+    """Parse a recipe file, or return the cached result if the file has not changed."""
     found = each.entry.path.stat()
     return _parse_file(each.entry.path, found.st_mtime_ns, found.st_size)
 
@@ -109,13 +109,13 @@ def last_used(ws: Workspace) -> dict[str, float]:
     Times are seconds since the epoch.
     """
     used: dict[str, float] = {}
-    for row in ws.store.runs.page(Wanted(), LATEST):
+    for row in ws.store.runs.page(RunFilter(), LATEST):
         used.setdefault(row.recipe.replace("-sweep@", "@"), row.created)
     return used
 
 
 def summary_facts(each: AvailableRecipe, used: float | None = None) -> Facts:
-    """Return the list entry of a recipe. `used` is its last use in seconds since the epoch."""
+    """Return a recipe's list entry. `used` is its last use in seconds since the epoch."""
     entry = each.entry
     return {
         "id": entry.id,

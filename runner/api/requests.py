@@ -18,7 +18,7 @@ from ..execution.unattended import end_unattended
 from ..planning.ids import stored_form
 from ..storage.records.runs import FINAL, NO_DATA, RunRow, settle
 from .outcomes import Outcome
-from .submitting import Ticket, check_priority, receivers_of, submit, submit_again
+from .submitting import QueueSettings, check_priority, receivers_of, submit, submit_again
 
 if TYPE_CHECKING:
     from ..storage.records.database import Data
@@ -44,7 +44,7 @@ LETTING_GO: Final = 10.0
 
 
 def describe(ws: Workspace, run: str, said: Data) -> None:
-    """Change the `name`, `tags`, `note` or `archived` of a run.
+    """Change the `name`, `tags`, `note` or `archived` flag of a run.
 
     None or an empty value removes a field.
 
@@ -148,7 +148,7 @@ def retry(
         if request is None:
             raise has_no_request(run)
         labels, own = row.data.get("labels"), row.data.get("reach")
-        ticket = Ticket(
+        ticket = QueueSettings(
             priority=row.priority,
             labels=labels if isinstance(labels, dict) else {},
             user=row.user,
@@ -161,21 +161,18 @@ def retry(
 
 
 def retried_choice(row: RunRow, begin: str | None) -> Choice:
-    """Return the step selection of a retry: from step `begin`, or as in the finished run."""
+    """Return the step selection of a retry: from step `begin` on, or as in the finished run."""
     return Choice(begin=stored_form(begin)) if begin else choice_of_run(row)
 
 
 def is_left(row: RunRow, *, live: bool) -> bool:
-    """Return True if a run has started and its worker is gone."""
+    """Return True if a run has started and its worker has died."""
     begun = row.state == "ACTIVE" or (row.state == "QUEUED" and bool(row.claim))
     return begun and not live
 
 
 def _wait_for(ws: Workspace, run: str, state: str, patience: float) -> bool:
-    """Wait until a run reaches `state` or finishes.
-
-    Return False on timeout or if its worker is gone.
-    """
+    """Wait until a run reaches `state` or finishes. Return False on timeout or if its worker died."""
     deadline = time.monotonic() + patience
     while True:
         row = ws.store.runs.get(run)
@@ -220,7 +217,10 @@ def _stop(
 
 
 def _give_to_workers(ws: Workspace, row: RunRow) -> str:
-    """Queue a run without a worker, and return its state, or "" if a worker has it or it has finished."""
+    """Queue a run that no worker has claimed, and return its state.
+
+    Return "" if a worker has claimed the run or the run has finished.
+    """
     runs = ws.store.runs
     if request_of_run(row) is None:
         raise has_no_request(row.id)

@@ -13,9 +13,9 @@ from typing import Final, NamedTuple
 from ..errors import CannotAsk, Invalid, NotFound, Problem
 from ..execution.terms import settings_of_run
 from ..planning.ids import bare
-from ..planning.run_view import Failure, RunView, StepView, Training
+from ..planning.run_view import Failure, RunView, StepView, TrainingReport
 from ..storage.records.ledger import LeaseRow, Ledger, of_user
-from ..storage.records.runs import AttemptRow, RunPlace, RunRow, Wanted
+from ..storage.records.runs import AttemptRow, RunFilter, RunPlace, RunRow
 from ..storage.run_graph import RunGraph
 from ..storage.workspace import Workspace
 from ..survey import summaries
@@ -27,7 +27,7 @@ from .queue import wait_of
 from .starting import read_start
 from .values import Facts, moment
 
-NO_TRAINING: Final = Training()
+NO_TRAINING: Final = TrainingReport()
 ENDS: Final[Mapping[str, str]] = {"ran": "DONE", "fresh": "FRESH", "failed": "FAILED"}
 """Step state for each counter of `StepCounts`."""
 PACE: Final = ("step", "total", "percent", "eta")
@@ -47,7 +47,7 @@ class Page(NamedTuple):
 
 
 def list_runs(
-    ws: Workspace, wanted: Wanted, limit: int, after: str = "", *, numbers: bool = True
+    ws: Workspace, wanted: RunFilter, limit: int, after: str = "", *, numbers: bool = True
 ) -> Page:
     """Return up to `limit` matching runs. Without `numbers`, leave out metrics.
 
@@ -62,7 +62,7 @@ def list_runs(
 
 
 def _place(ws: Workspace, after: str) -> RunPlace:
-    """Parse a page cursor. It includes the creation time, so the run itself may be deleted."""
+    """Parse a page cursor. The cursor contains the creation time, so the run may be deleted."""
     created, tilde, run = after.partition("~")
     try:
         return (
@@ -99,7 +99,7 @@ def list_facts(ws: Workspace, rows: Sequence[RunRow], *, numbers: bool = True) -
 
 
 def _description(row: RunRow) -> Facts:
-    """Return the name, tags, note and archived flag that users set on a run."""
+    """Return the user-set description of a run: name, tags, note and archived flag."""
     tags = row.data.get("tags")
     return {
         "name": str(row.data.get("name") or ""),
@@ -110,7 +110,7 @@ def _description(row: RunRow) -> Facts:
 
 
 def _numbers(found: summaries.RunNumbers | None) -> Facts:
-    """Return the metrics of a run and of its trials."""
+    """Return the metrics of a run and of its sweep trials."""
     if found is None:
         return {"metrics": {}, "trials": [], "curve": None}
     curve = found.curve and {"metric": found.curve[0], "values": found.curve[1]}
@@ -178,7 +178,7 @@ def _given_inputs(row: RunRow, given: object) -> Facts:
 
 
 def _counts(counts: Mapping[str, int]) -> Facts:
-    """Return the number of steps for each final state."""
+    """Return the number of finished steps by result."""
     ends = {name: counts.get(state, 0) for name, state in ENDS.items()}
     return {**ends, "other": sum(counts.values()) - sum(ends.values())}
 
@@ -248,7 +248,7 @@ def _failure_facts(failure: Failure | None) -> Facts | None:
 
 
 def _training(view: RunView) -> Facts | None:
-    """Return the metrics of the run's training step."""
+    """Return the metrics of the run's training step, or None without one."""
     training, step = view.training, view.steps.get(view.trains)
     if training is None:
         return None
@@ -264,7 +264,7 @@ def _training(view: RunView) -> Facts | None:
 
 
 def _keys(graph: RunGraph | None, attempts: Sequence[AttemptRow]) -> dict[str, str]:
-    """Return the cache keys of the steps: as of the last attempt, or of the cached result."""
+    """Return the cache key of each step, from its last attempt or its cached result."""
     fresh = dict(graph.fresh) if graph is not None else {}
     return fresh | {each.step: each.key for each in attempts if each.key}
 
@@ -275,7 +275,7 @@ def _steps(
     cost: float,
     machines: Mapping[str, Mapping[str, object]],
 ) -> list[Facts]:
-    """Return the steps, each with its cache key and its share of the rental cost by seconds."""
+    """Return the steps of a run, each with its cache key and its share of the rental cost."""
     away = {
         id: sum(seconds for host, seconds in step.spent.items() if host)
         for id, step in steps.items()

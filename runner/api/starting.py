@@ -50,12 +50,12 @@ class Start(NamedTuple):
 
     @property
     def instances(self) -> int:
-        """Number of recipe instances: combinations of a sweep, or trials of a search."""
+        """Number of recipe instances: sweep combinations or search trials."""
         return self.search.trials if self.search else math.prod(map(len, self.axes.values()))
 
 
 def read_start(root: Path, row: RunRow) -> Start:
-    """Return the request of a run.
+    """Return the request that started a run.
 
     For a run of `recipe sweep`, return the swept recipe and its axes.
 
@@ -81,7 +81,7 @@ def read_start(root: Path, row: RunRow) -> Start:
 
 
 def change_inputs(start: Start, given: Mapping[str, object], axes: Axes | None) -> Start:
-    """Return a request with new input values.
+    """Return a copy of a request with new input values.
 
     `axes` replaces the existing axes. If None, inputs without a new value keep their axes.
     """
@@ -97,7 +97,7 @@ def change_inputs(start: Start, given: Mapping[str, object], axes: Axes | None) 
 
 
 def draft_sweep(root: Path, start: Start) -> Sweep:
-    """Return the sweep of a request. Raises Invalid with all problems."""
+    """Draft the sweep recipe of a request. Raises Invalid with all problems."""
     source = library.find(start.request.recipe, root)
     uses = start.request.recipe
     if is_path(uses):
@@ -112,7 +112,7 @@ def draft_sweep(root: Path, start: Start) -> Sweep:
 
 
 def first_trial(root: Path, start: Start, search: Search) -> Request:
-    """Return a request for one trial of a search, to plan it: the lowest value of each range.
+    """Return a request for one search trial, for planning: the lowest value of each range.
 
     Other axes use their first value. Raises Invalid with all problems.
     """
@@ -152,7 +152,7 @@ def request_to_run(ws: Workspace, start: Start) -> Request:
 
 @contextmanager
 def request_to_plan(ws: Workspace, start: Start) -> Iterator[Request]:
-    """Provide the request for planning only. A sweep's recipe file is deleted afterwards.
+    """Provide a request for planning only, and delete a sweep's recipe file afterwards.
 
     Raises Invalid.
     """
@@ -211,7 +211,7 @@ def command_line(
 
 
 def _input_argument(recipe: Recipe, name: str, value: object) -> str | None:
-    """Return NAME=VALUE for one value, or None if a command line would read another value."""
+    """Return NAME=VALUE for an input, or None if the command line would parse another value."""
     spec = recipe.inputs.get(name.partition(".")[0])
     if spec is None:
         return None
@@ -239,7 +239,7 @@ def _axis_argument(recipe: Recipe, name: str, values: Sequence[object]) -> str |
 
 
 def _typed_value(value: object) -> str:
-    """Return a value as typed on a command line."""
+    """Format a value as typed on a command line."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

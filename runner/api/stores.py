@@ -32,7 +32,7 @@ _LOGIN: Final = re.compile(r"//[^/@]*@")
 
 
 class Counted(NamedTuple):
-    """Disk usage and number of files. `whole` is False if counting ran out of time."""
+    """Disk usage and number of files. `whole` is False if counting timed out."""
 
     bytes: int = 0
     files: int = 0
@@ -70,7 +70,7 @@ def list_stores(ws: Workspace) -> Facts:
 
 
 def measure_store(ws: Workspace, name: str) -> Facts:
-    """Return the size and number of objects in a shared store, counted for at most SHARED_PATIENCE.
+    """Return size and object count of a shared store, counted for at most SHARED_PATIENCE seconds.
 
     Raises NotFound, and Infrastructure if the store does not answer.
     """
@@ -101,7 +101,7 @@ def _count(places: list[Path], deadline: float) -> Counted:
 
 
 def _below(places: list[Path]) -> Iterator[os.stat_result]:
-    """Yield the status of all files in these directories, without following links.
+    """Yield the stat results of all files in these directories, without following links.
 
     Files deleted meanwhile are skipped.
     """

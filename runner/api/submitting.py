@@ -37,7 +37,7 @@ PRIORITY: Final = 1_000_000
 """Maximum absolute value of a run's priority."""
 
 
-class Ticket(NamedTuple):
+class QueueSettings(NamedTuple):
     """Queue settings of a submitted run."""
 
     priority: int = 0
@@ -56,9 +56,9 @@ class Ticket(NamedTuple):
 
 
 def submit(
-    ws: Workspace, request: Request, choice: Choice, settings: Settings, ticket: Ticket
+    ws: Workspace, request: Request, choice: Choice, settings: Settings, ticket: QueueSettings
 ) -> Submitted:
-    """Queue a run: for workers of this workspace, or with a shared database, of any machine.
+    """Queue a run for workers of this workspace, or of any machine if the database is shared.
 
     Raises NotFound, Invalid with all input problems, and Infrastructure if the shared store cannot
     receive the run's files.
@@ -118,7 +118,7 @@ def submit(
     return done
 
 
-def _check_ticket(ticket: Ticket) -> None:
+def _check_ticket(ticket: QueueSettings) -> None:
     """Raise Invalid if a text or the priority cannot be stored in the database."""
     words = (("user", ticket.user), ("key", ticket.idempotency))
     problems = [
@@ -154,7 +154,7 @@ def _is_text(word: str) -> bool:
 def submit_again(
     ws: Workspace, row: RunRow, choice: Choice, reach: Sequence[str] | None = None
 ) -> Submitted:
-    """Queue a finished run as a new run with the same bundle.
+    """Queue a finished run again as a new run, with the same bundled files.
 
     `reach` lists the hosts and buckets that the new run may read. None keeps those of the finished
     run.
@@ -169,12 +169,12 @@ def submit_again(
 
 
 def receivers_of(row: RunRow) -> Mapping[str, object]:
-    """Return the webhooks and the platform job of a run, which its retry keeps."""
+    """Return the webhooks and the platform job of a run, which a retry reuses."""
     return {name: row.data[name] for name in ("webhooks", "job") if name in row.data}
 
 
 def _seal_addresses(ws: Workspace) -> dict[str, str]:
-    """Return the encrypted access data of the request's URLs. Raises CannotRun without a key."""
+    """Encrypt the access data of the request's signed URLs. Raises CannotRun without a key."""
     if ws.addresses and not sealing.can_seal(ws.environ):
         words = f"storing the signed URL of {next(iter(ws.addresses))} requires a key file"
         fix = f"use an address that the worker can open with its own login (s3://, gs://, hf://), or create a key file: {sealing.HOW}"
@@ -186,7 +186,7 @@ def _seal_addresses(ws: Workspace) -> dict[str, str]:
 
 
 class SubmittedBundle(NamedTuple):
-    """The bundle of a run, and the shared store of its larger files.
+    """The bundled files of a run, and the shared store for its larger files.
 
     `data` is empty if the bundle itself is in the store.
     """
@@ -202,7 +202,7 @@ NO_BUNDLE: Final = SubmittedBundle()
 
 
 def _bundle(ws: Workspace, request: Request, settings: Settings) -> SubmittedBundle:
-    """Bundle the files of a plan, and upload large files to the shared store.
+    """Bundle the files of a planned run, and upload large files to the shared store.
 
     Raises Invalid, Infrastructure.
     """
@@ -238,7 +238,7 @@ _NO_STORE: Final = Problem(
 
 
 def _faults(ws: Workspace, request: Request) -> Sequence[Problem]:
-    """Return the problems of bundling a request, regardless of a store."""
+    """Return the problems of bundling a run's files, regardless of a store."""
     from ..survey import bundles
 
     try:

@@ -26,7 +26,7 @@ _GROUP: Final = re.compile(r"\(\?P<([A-Za-z_]\w*)>")
 
 
 class Range(NamedTuple):
-    """A range of numbers, both ends included.
+    """A numeric search range, both ends included.
 
     With `log`, values are distributed logarithmically.
     """
@@ -76,7 +76,7 @@ def draft(
     draws: int | None = None,
     seed: int = 0,
 ) -> Sweep:
-    """Return the sweep over all inputs with several values.
+    """Generate the sweep recipe over all inputs with several values.
 
     `uses` names the swept recipe in the generated recipe. `several` holds the values of the swept
     inputs. If None, the texts in `given` hold them, separated by commas. With `draws`, only this
@@ -130,7 +130,7 @@ def search_space(
     origins: Mapping[str, str] = inputs.NOWHERE,
     metric: str,
 ) -> Space:
-    """Return the space in which a search optimizes `metric`. Raises Invalid with all problems.
+    """Return the search space for optimizing `metric`. Raises Invalid with all problems.
 
     `several` holds the values or the range text of the varied inputs. If None, the texts in `given`
     hold them.
@@ -164,7 +164,7 @@ class SweepRecipe(NamedTuple):
 
 
 def read_sweep(written: Tree) -> SweepRecipe | None:
-    """Parse a recipe written by `drafted`. None for a search or any other recipe."""
+    """Parse a sweep recipe written by `draft`. None for a search or any other recipe."""
     steps = list(_mapping(_mapping(written).get("steps")).values())
     step = _mapping(steps[0]) if len(steps) == 1 else {}
     matrix, handed = _mapping(step.get("matrix")), _mapping(step.get("with"))
@@ -179,7 +179,7 @@ def read_sweep(written: Tree) -> SweepRecipe | None:
 
 
 def read_trials(written: Tree, axes: Collection[str]) -> list[list[Tree]]:
-    """Return the trials in a search recipe written by `searched`."""
+    """Read the trials of a search recipe written by `write_search`."""
     (step,) = _mapping(_mapping(written)["steps"]).values()
     handed = _mapping(_mapping(step)["with"])
     columns = [
@@ -192,7 +192,7 @@ def read_trials(written: Tree, axes: Collection[str]) -> list[list[Tree]]:
 def find_varied_inputs(
     recipe: Recipe, given: Mapping[str, object]
 ) -> dict[str, str | Sequence[object]]:
-    """Return the inputs whose texts contain several values: their values, or the text of a range."""
+    """Return the varied inputs with their values, or with the text of a range."""
     found: dict[str, str | Sequence[object]] = {}
     for name, value in given.items():
         spec = recipe.inputs.get(name)
@@ -262,7 +262,7 @@ def lowest_value(axis: Range) -> float | int:
 
 
 def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[Tree]:
-    """Parse a range. Problems are appended to `problems`."""
+    """Parse a numeric range of an input. Problems are appended to `problems`."""
     match = _RANGE.fullmatch(text)
     if match is None:
         problems.append(
@@ -313,7 +313,7 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
 
 
 def _several(spec: Input, value: object) -> list[object] | None:
-    """Return the values given for an input, or None if it is a single value."""
+    """Return the list of values for an input, or None for a single value."""
     if isinstance(value, list):  # from a file
         return _several_in_list(spec, value)
     if not isinstance(value, str):
@@ -346,7 +346,7 @@ def _several_collections(text: str) -> list[object] | None:
 
 
 def _parse_list(text: str) -> list[object] | None:
-    """Parse a JSON list. None if the text is something else."""
+    """Parse a JSON list. Return None for any other text."""
     try:
         read = json.loads(text)
     except ValueError:
@@ -358,7 +358,7 @@ _PART: Final = re.compile(r'\s*(?:"((?:[^"\\]|\\.)*)"\s*(?=,|$)|((?:\\,|[^,])*))
 
 
 def _parts(text: str) -> list[object]:
-    """Split a text at commas, except commas in quotes and after a backslash."""
+    """Split a text at commas that are neither quoted nor escaped by a backslash."""
     found: list[object] = []
     at = 0
     while at <= len(text) and (match := _PART.match(text, at)) is not None:
@@ -373,7 +373,7 @@ def _parts(text: str) -> list[object]:
 
 
 def _axis(spec: Input, texts: Sequence[object], problems: list[Problem]) -> list[Tree]:
-    """Convert the values of an axis to their type. Problems are appended to `problems`."""
+    """Convert the values of a sweep axis to the input's type. Problems are appended to `problems`."""
     if not texts or any(text == "" for text in texts):
         what = "has an empty value in its list" if texts else "has no values"
         problems.append(
@@ -409,7 +409,7 @@ def _axis(spec: Input, texts: Sequence[object], problems: list[Problem]) -> list
 
 
 def _check_metric(recipe: Recipe, metric: str) -> list[Problem]:
-    """Return a problem if, according to the recipe, no step reports the metric."""
+    """Return a problem if no step of the recipe reports the metric."""
     if any(step.uses is not None for step in recipe.steps.values()):
         return []
     reporting = [step.metrics for step in recipe.steps.values() if step.metrics is not None]
@@ -443,7 +443,7 @@ def _text(
     preset: str | None,
     when: str,
 ) -> str:
-    """Return the text of a sweep's recipe.
+    """Return the text of a generated sweep recipe.
 
     Fixed values are passed as inputs of the recipe, so that paths and secrets keep their type.
     """

@@ -21,7 +21,7 @@ LAST: Final = 253402300799.0
 
 
 def moment(at: float | None) -> str | None:
-    """Format a time as RFC 3339."""
+    """Format a timestamp (seconds since the epoch) as RFC 3339."""
     if at is None:
         return None
     when = datetime.fromtimestamp(min(at, LAST), UTC)
@@ -29,7 +29,7 @@ def moment(at: float | None) -> str | None:
 
 
 def whole(text: str) -> str:
-    """Replace surrogates, from names that are not UTF-8, so that a text can be encoded as UTF-8."""
+    """Replace lone surrogates, from non-UTF-8 names, so that a text can be encoded as UTF-8."""
     return text if text.isascii() else _HALF.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -101,7 +101,7 @@ class StepStatus(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """Failure of a run. `step` is empty if no step failed. `lines` holds the last output lines."""
+    """Failure of a run. `step` is empty if no step failed. `lines` are the last lines of output."""
 
     kind: str
     words: str = ""
@@ -113,7 +113,7 @@ class Failed(NamedTuple):
 
 
 class Training(NamedTuple):
-    """Metrics last reported by the training step `of`: its current step, total steps and other values."""
+    """Metrics last reported by a training step, with its current and total training steps."""
 
     of: str
     step: float | None = None
@@ -206,7 +206,7 @@ class Status(NamedTuple):
 
 
 class Point(NamedTuple):
-    """Metrics that an attempt reported together."""
+    """Metric values that an attempt reported together."""
 
     step: str
     attempt: int
@@ -228,7 +228,7 @@ class Line(NamedTuple):
 
 
 class File(NamedTuple):
-    """An entry of a download.
+    """A file, link or directory of a downloaded output.
 
     The content of a regular file (`f:`) or executable (`x:`) follows. `content` includes its digest
     if known. `l:` is a link with its target, and `d:` a directory.

@@ -13,7 +13,7 @@ from typing import Final
 
 from ..errors import RecipeError
 from ..storage.records.processes import this_process
-from ..storage.records.runs import Offer
+from ..storage.records.runs import ClaimCriteria
 from ..storage.records.store import Store
 from ..storage.records.workers import BEAT, WorkerRow
 
@@ -52,7 +52,7 @@ class Presence:
 
 
 def register(
-    root: Path, home: Path, environ: Mapping[str, str], name: str, offer: Offer
+    root: Path, home: Path, environ: Mapping[str, str], name: str, offer: ClaimCriteria
 ) -> Presence:
     """Register this process as a worker for the runs that match `offer`.
 

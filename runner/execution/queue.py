@@ -20,7 +20,7 @@ from ..hosts.link import client
 from ..reports import sealing
 from ..storage.content.files import Content
 from ..storage.reach import Reach
-from ..storage.records.runs import ALONE, Offer, RunRow, RunState, Stale, settle
+from ..storage.records.runs import ALONE, ClaimCriteria, RunRow, RunState, Stale, settle
 from ..storage.records.store import hold_inode
 from ..storage.workspace import Workspace
 from ..survey import run_graph
@@ -83,7 +83,7 @@ def _unseal_addresses(ws: Workspace, row: RunRow) -> None:
 
 def serve(
     root: Path,
-    offer: Offer,
+    offer: ClaimCriteria,
     listener: Callable[[], Listener],
     handover: Handover,
     environ: Mapping[str, str],
@@ -137,7 +137,7 @@ def serve(
 def _claim_next(
     ws: Workspace,
     who: str,
-    offer: Offer,
+    offer: ClaimCriteria,
     handover: Handover,
     there: Callable[[], bool],
     *,

@@ -11,7 +11,7 @@ from ..paths import temporary_name
 from ..planning.judge import FRESH, SKIPPED, Made
 from ..planning.plan import Plan
 from ..storage.content.files import Content
-from ..storage.records.exchange import Output
+from ..storage.records.exchange import SharedOutput
 from ..storage.records.index import Changes, Published
 from ..storage.records.runs import RunRow
 from ..storage.workspace import Workspace
@@ -84,7 +84,7 @@ def deliver(ws: Workspace, run: str, fence: int, plan: Plan, made: Mapping[int, 
         elif not ws.remote_cache.holds(content):
             continue  # a `temporary` output stays on its host
         size = ws.objects.size(content) if here else ws.remote_cache.size_of([content])
-        outputs.append(Output(name or path, path, content, size, remote.address(content)))
+        outputs.append(SharedOutput(name or path, path, content, size, remote.address(content)))
     ws.store.runs.exchange.store_outputs(run, fence, outputs)
 
 

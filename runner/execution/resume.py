@@ -10,7 +10,7 @@ from ..digest import of_value
 from ..errors import Busy
 from ..failures import RunFailure
 from ..planning.plan import ALLOW_FAILURE
-from ..planning.schedule import FINAL, Spent, State, budget_used
+from ..planning.schedule import FINAL, SpentRetries, State, budget_used
 from ..planning.step import NOTHING
 from ..storage.records.runs import AttemptRow, RunRow, RunState, StepRow, settle
 from ..storage.workspace import Workspace
@@ -33,7 +33,7 @@ class Claimed(NamedTuple):
     state: str = "QUEUED"
     resumed: bool = False
     states: Mapping[str, State] = NOTHING  # of unfinished steps, and of steps to run again
-    spent: Mapping[str, Spent] = NOTHING
+    spent: Mapping[str, SpentRetries] = NOTHING
     tries: Mapping[str, int] = NOTHING  # attempts of each step
     made: frozenset[str] = frozenset()  # keys with results of this run
 
@@ -192,7 +192,7 @@ def _count_tries(stored: Mapping[str, State], attempts: Sequence[AttemptRow]) ->
     return tries
 
 
-def _budgets_used(attempts: Sequence[AttemptRow]) -> dict[str, Spent]:
+def _budgets_used(attempts: Sequence[AttemptRow]) -> dict[str, SpentRetries]:
     """Return the used retries of each step.
 
     Attempts with a new checkpoint are free.

@@ -17,7 +17,7 @@ from ..logs import Log
 from ..planning.ids import bare, inner_names, names
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
 from ..storage.content.files import Content
-from ..storage.records.runs import Wanted
+from ..storage.records.runs import RunFilter
 from ..storage.workspace import Workspace
 from ..survey.empty_globs import empty_warnings
 from ..survey.request import Request
@@ -227,7 +227,7 @@ def _nothing_to_do(
         uploading.upload(
             ws, found.plan, found.made, settings.upload, listener, uploading.find_maker(ws, found)
         )
-    if left := ws.store.runs.page(Wanted(("ACTIVE",), found.plan.recipe), LAST):
+    if left := ws.store.runs.page(RunFilter(("ACTIVE",), found.plan.recipe), LAST):
         from . import resume
 
         resume.close_finished(ws, found, left)

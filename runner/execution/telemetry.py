@@ -13,7 +13,7 @@ from ..language.values import is_number
 from ..planning.training import find_training
 from ..storage.metrics import parse, reader
 from ..storage.records.exchange import Chunk
-from ..storage.records.letters import NO_NUMBERS, Letters, Numbers, moment, point_of
+from ..storage.records.letters import NO_NUMBERS, Letters, ReportedNumbers, moment, point_of
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey
 from ..survey.trainings import reporting_steps, training_length
@@ -192,7 +192,7 @@ class Telemetry:
         total = told.get("max_steps", told.get("total_steps"))
         if not is_number(total):
             total = training_length(self._found, self._training)
-        self._numbers = Numbers(
+        self._numbers = ReportedNumbers(
             int(step),
             int(total) if total else None,
             float(loss) if is_number(loss) else self._numbers.loss,
@@ -230,7 +230,7 @@ class Telemetry:
         with contextlib.suppress(OSError, ValueError, TypeError):
             found = json.loads(self._memory.read_text("utf-8"))
             self._highest = float(found["highest"])
-            self._numbers = Numbers(**found["numbers"])
+            self._numbers = ReportedNumbers(**found["numbers"])
 
     def _save_progress(self) -> None:
         found = {"highest": self._highest, "numbers": self._numbers._asdict()}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..storage.records.runs import Event, RunRow
     from ..storage.workspace import Workspace
     from ..survey.request import Request
-    from .steps.failing import Failure
+    from .steps.failing import FailureDetails
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class Summary(NamedTuple):
     state: str
     counts: Mapping[str, int]
     seconds: float
-    failed: Sequence[Failure] = ()
+    failed: Sequence[FailureDetails] = ()
     results: Sequence[tuple[str, str]] = ()
     run: str = ""
     interrupted: bool = False

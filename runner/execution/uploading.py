@@ -21,8 +21,8 @@ from ..retry import backoff, retry
 from ..settings import StoreSettings
 from ..storage.buckets import opening as buckets
 from ..storage.buckets import results_folder
-from ..storage.buckets.bucket import Unreachable
-from ..storage.buckets.results_folder import MANIFEST, File, manifest
+from ..storage.buckets.bucket import BucketUnreachable
+from ..storage.buckets.results_folder import MANIFEST, UploadFile, manifest
 from ..storage.content.disk import delete
 from ..storage.content.files import Content, Entry
 from ..storage.workspace import Workspace
@@ -143,7 +143,7 @@ def _upload_files(
     ws: Workspace,
     plan: Plan,
     address: str,
-    files: list[File],
+    files: list[UploadFile],
     facts: Mapping[str, object],
     beside: Path,
     progress: Callable[[int], object],
@@ -213,7 +213,9 @@ def _find_stored(
     return ws.objects.path(content), content, lambda: ws.objects.manifests.entries(content)
 
 
-def _collect_run_files(ws: Workspace, run: str, beside: Path, listener: Listener) -> list[File]:
+def _collect_run_files(
+    ws: Workspace, run: str, beside: Path, listener: Listener
+) -> list[UploadFile]:
     """Return the logs of a run and its HTML report as files to upload."""
     beside.mkdir(parents=True, exist_ok=True)
     page = beside / "report.html"
@@ -235,7 +237,7 @@ def _retry(do: Callable[[], int], listener: Listener) -> int:
         listener.say(f"lost the connection during the upload; resuming in {PAUSE:g} s: {error}")
 
     try:
-        return retry(do, backoff(Unreachable, TRIES, PAUSE, PAUSE), on_retry=say)
+        return retry(do, backoff(BucketUnreachable, TRIES, PAUSE, PAUSE), on_retry=say)
     except RecipeError as error:
         raise Infrastructure(
             f"cannot upload the results: {error}",

@@ -99,7 +99,7 @@ class BuildError(Exception):
         self.fix = fix
 
 
-class Broken(BuildError):
+class IndexUnreachable(BuildError):
     """The connection to the package index failed."""
 
 
@@ -180,7 +180,7 @@ class Pip:
         if re.search(
             r"Max retries|timed out|ProtocolError|IncompleteRead|ConnectionReset", output
         ) or (missing and self.broken):
-            return Broken(
+            return IndexUnreachable(
                 f"cannot reach the package index ({self.index})",
                 "check the network and `pip config list`, then run again",
             )
@@ -266,7 +266,7 @@ class Uv:
             r"error sending request|Failed to fetch|HTTP status server|timed out|[Cc]onnection|error decoding response",
             output,
         ):
-            return Broken(
+            return IndexUnreachable(
                 f"cannot reach the package index ({url})",
                 "check the network, UV_DEFAULT_INDEX and `pip config list`, then run again",
             )
@@ -364,7 +364,7 @@ def install_insistently(
     for left in range(TRIES - 1, -1, -1):
         try:
             return install(installer(), home, requirements, lock)
-        except Broken as error:
+        except IndexUnreachable as error:
             if not left:
                 raise
             _say(says=f"{error}; trying again")

@@ -34,10 +34,10 @@ from .link.client import Client, connect_remote
 from .link.contact import ask_program
 from .place.place import Place, Shell
 from .place.remote import RemotePlace
-from .renting.resting import UnusableMachine
+from .renting.cooldowns import UnusableMachine
 
 if TYPE_CHECKING:
-    from .link.wire import Progress
+    from .link.wire import TransferProgress
     from .transfer.host_store import HostStore
 
 TELL = 5.0
@@ -316,7 +316,7 @@ class _ProgressPrinter:
         self._say = say
         self._last: dict[str, float] = {}
 
-    def __call__(self, progress: Progress) -> None:
+    def __call__(self, progress: TransferProgress) -> None:
         now = asyncio.get_running_loop().time()
         if progress.done == progress.total:
             self._last.pop(progress.what, None)

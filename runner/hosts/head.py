@@ -12,7 +12,7 @@ from ..storage.workspace import Workspace
 from .connect import Connector
 from .place import rendezvous
 from .place.capacity import remove_taken
-from .place.rendezvous import Node
+from .place.rendezvous import RendezvousNode
 from .renting.leases import create_driver
 
 if TYPE_CHECKING:
@@ -106,7 +106,9 @@ class StackHead:
                 place.port, self.places = head.port, [place]
                 if unused:
                     await rendezvous.check_port_free(
-                        Node(place.name, place.host, place.address, place.python, compared=False),
+                        RendezvousNode(
+                            place.name, place.host, place.address, place.python, compared=False
+                        ),
                         head.port,
                     )
             except (CannotRun, DriverError) as error:

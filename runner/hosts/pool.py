@@ -53,6 +53,7 @@ from .link import client
 from .link.client import Client
 from .place.place import Place
 from .renting.budget import TERM
+from .renting.cooldowns import COOLDOWNS, UnusableMachine, find_on_cooldown
 from .renting.inventory import IDLE, Inventory, find_places_named
 from .renting.kept import KeptLeases
 from .renting.lease_upkeep import LeaseUpkeep
@@ -60,7 +61,6 @@ from .renting.leases import create_driver, lease_of, need_of, offer_of
 from .renting.money import DOWNLOAD_SECONDS
 from .renting.needs import Spot, StepTotals, least_of, market_of, need_for, wish_for
 from .renting.offering import describe_excluded
-from .renting.resting import COOLDOWNS, UnusableMachine, find_on_cooldown
 from .renting.several import SeveralLeases, alternatives, data_notice
 from .renting.totals import History, Pricing
 from .renting.zones import Zones, zone_of

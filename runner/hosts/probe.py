@@ -101,7 +101,7 @@ _WANTED: Final = {
 """Programs that some recipes need."""
 
 
-class Finding(NamedTuple):
+class ProbeLine(NamedTuple):
     """One line of the report.  `missing` means that something does not work without it.  `host` is empty for this machine."""
 
     state: Literal["ok", "note", "missing"]
@@ -111,14 +111,14 @@ class Finding(NamedTuple):
     host: str = ""
 
 
-async def examine(driver: Driver) -> list[Finding]:
+async def examine(driver: Driver) -> list[ProbeLine]:
     """Check all hosts of `driver`.  An unreachable host and a driver without hosts are findings too."""
-    found: list[Finding] = []
+    found: list[ProbeLine] = []
     if driver.console:
         return await _examine_account(driver)
-    found += [Finding("note", "settings", line) for line in driver.notices]
+    found += [ProbeLine("note", "settings", line) for line in driver.notices]
     try:
-        found += [Finding("ok", what, words) for what, words in await driver.about()]
+        found += [ProbeLine("ok", what, words) for what, words in await driver.about()]
         async for name, host in visit(driver):
             if isinstance(host, DriverError):
                 found.append(_refusal(host)._replace(host=name))
@@ -137,11 +137,11 @@ async def examine(driver: Driver) -> list[Finding]:
     return found
 
 
-async def _examine_account(driver: Driver) -> list[Finding]:
+async def _examine_account(driver: Driver) -> list[ProbeLine]:
     """Check the provider account and its offers.  Rents nothing."""
     try:
-        found = [Finding("ok", what, words) for what, words in await driver.account()]
-        found += [Finding("missing", what, why) for what, why in await driver.unusable()]
+        found = [ProbeLine("ok", what, words) for what, words in await driver.account()]
+        found += [ProbeLine("missing", what, why) for what, why in await driver.unusable()]
         offers = await driver.offers(Wish(Need(gpus=1)))
         cheapest = (
             f"{len(offers)} machines with a GPU, from ${offers[0].price:.2f} an hour"
@@ -149,14 +149,14 @@ async def _examine_account(driver: Driver) -> list[Finding]:
             else ""
         )
         found.append(
-            Finding("ok", "offers", cheapest)
+            ProbeLine("ok", "offers", cheapest)
             if offers
-            else Finding("note", "offers", "none pass the filters", "relax the filters")
+            else ProbeLine("note", "offers", "none pass the filters", "relax the filters")
         )
         count = len(await driver.leases())
         more = "list their runs with `recipe reap -n`" if count else ""
         found.append(
-            Finding(
+            ProbeLine(
                 "note" if count else "ok",
                 "machines",
                 f"{count} of this installation",
@@ -180,11 +180,11 @@ async def visit(driver: Driver) -> AsyncGenerator[tuple[str, Host | DriverError]
         yield offer.id, NoCapacity("offered; details are visible only after renting")
 
 
-def _refusal(error: DriverError) -> Finding:
+def _refusal(error: DriverError) -> ProbeLine:
     if isinstance(error, NoCapacity):
-        return Finding("note", "offer", str(error))
+        return ProbeLine("note", "offer", str(error))
     advice = "check that the host is on and the address is correct; `ssh` with the same user, name and port shows more"
-    return Finding(
+    return ProbeLine(
         "missing", "connection", str(error), advice if isinstance(error, Unreachable) else ""
     )
 
@@ -192,7 +192,7 @@ def _refusal(error: DriverError) -> Finding:
 # --- parsing
 
 
-def parse_findings(output: bytes) -> list[Finding]:
+def parse_findings(output: bytes) -> list[ProbeLine]:
     """Parse a host's answer into findings, the most important first."""
     facts = machine.facts(output)
     tools = {
@@ -207,127 +207,127 @@ def parse_findings(output: bytes) -> list[Finding]:
     ]
 
 
-def _login(facts: machine.Facts) -> Iterator[Finding]:
-    yield Finding(
+def _login(facts: machine.Facts) -> Iterator[ProbeLine]:
+    yield ProbeLine(
         "ok",
         "shell",
         f"POSIX, on {_first_fact(facts, 'system') or 'an unknown system'}, as {_first_fact(facts, 'login') or 'an unknown user'}",
     )
     root = _first_fact(facts, "root")
     if "writable" not in facts:
-        yield Finding(
+        yield ProbeLine(
             "missing",
             "root",
             f"{root} is not writable",
             "set another `root` in the settings, or free disk space",
         )
     elif "executable" not in facts:
-        yield Finding(
+        yield ProbeLine(
             "note",
             "root",
             f"{root} is writable, but mounted noexec",
             "set `root` to another disk for steps that run their own programs",
         )
     elif "links" not in facts:
-        yield Finding(
+        yield ProbeLine(
             "missing",
             "root",
             f"{root} does not support symbolic links",
             "set `root` to another disk",
         )
     else:
-        yield Finding("ok", "root", f"{root}, writable")
+        yield ProbeLine("ok", "root", f"{root}, writable")
     if "proc" not in facts:
-        yield Finding("note", "/proc", "missing", "leftover processes of a step cannot be found")
+        yield ProbeLine("note", "/proc", "missing", "leftover processes of a step cannot be found")
 
 
-def _programs(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
+def _programs(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[ProbeLine]:
     lacking = [name for name in _NEEDED if name not in tools]
     if not lacking:
-        yield Finding("ok", "coreutils", f"{len(_NEEDED)} of {len(_NEEDED)} programs")
+        yield ProbeLine("ok", "coreutils", f"{len(_NEEDED)} of {len(_NEEDED)} programs")
     for name in lacking:
-        yield Finding("missing", name, "not found", f"install {name} on the host")
+        yield ProbeLine("missing", name, "not found", f"install {name} on the host")
     if agent := _first_fact(facts, "agent"):
-        yield Finding("ok", "agent", f"runs on {agent}")
+        yield ProbeLine("ok", "agent", f"runs on {agent}")
     else:
         root = _first_fact(facts, "root")
         fix = f"install CPython 3.9 or later, set `python` in the settings, or unpack a Python to {root}/python (docs/remote-hosts.md)"
-        yield Finding("missing", "agent", "no CPython 3.9 or later", fix)
+        yield ProbeLine("missing", "agent", "no CPython 3.9 or later", fix)
     yield from _sandbox(facts)
     for name, advice in _WANTED.items():
         if name not in tools:
-            yield Finding("note", name, "not found", advice)
+            yield ProbeLine("note", name, "not found", advice)
         elif name != "python3":
-            yield Finding("ok", name, _printable(tools[name]))
+            yield ProbeLine("ok", name, _printable(tools[name]))
         else:
             yield from _python(facts, tools)
 
 
-def _sandbox(facts: machine.Facts) -> Iterator[Finding]:
+def _sandbox(facts: machine.Facts) -> Iterator[ProbeLine]:
     answer = _first_fact(facts, "sandbox")
     if answer == "ok":
-        yield Finding("ok", "sandbox", "user, mount, process and network namespaces")
+        yield ProbeLine("ok", "sandbox", "user, mount, process and network namespaces")
     elif answer:
         advice = "allow user namespaces for steps with `sandbox`"
-        yield Finding("note", "sandbox", _printable(answer), advice)
+        yield ProbeLine("note", "sandbox", _printable(answer), advice)
 
 
-def _python(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
+def _python(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[ProbeLine]:
     version = _first_fact(facts, "python3")
     numbers = re.fullmatch(r"(\d+)\.(\d+)\.(\d+)", version)
     if numbers is None:
-        yield Finding(
+        yield ProbeLine(
             "note",
             "python3",
             f"{_printable(tools['python3'])} does not work: {version}",
             "repair this Python, or set another `python` in the settings",
         )
     elif (int(numbers[1]), int(numbers[2])) < _OLDEST:
-        yield Finding(
+        yield ProbeLine(
             "note",
             "python3",
             f"{version} is old",
             "recipes with packages require 3.11 or newer: set `python` in the settings",
         )
     else:
-        yield Finding("ok", "python3", f"{version}, {_printable(tools['python3'])}")
+        yield ProbeLine("ok", "python3", f"{version}, {_printable(tools['python3'])}")
     if "venv" not in facts:
-        yield Finding(
+        yield ProbeLine(
             "note",
             "venv",
             "this Python cannot create virtual environments",
             "install python3-venv for recipes that declare packages",
         )
     if "uv" in tools:
-        yield Finding("ok", "uv", _printable(tools["uv"]))
+        yield ProbeLine("ok", "uv", _printable(tools["uv"]))
 
 
-def _sizes(facts: machine.Facts) -> Iterator[Finding]:
+def _sizes(facts: machine.Facts) -> Iterator[ProbeLine]:
     have = machine.resources(facts)
     yield (
-        Finding("ok", "cores", f"{have.cpus:g}")
+        ProbeLine("ok", "cores", f"{have.cpus:g}")
         if have.cpus
-        else Finding("note", "cores", "unknown", "")
+        else ProbeLine("note", "cores", "unknown", "")
     )
     yield (
-        Finding("ok", "memory", f"{have.memory / 1e9:.1f} GB")
+        ProbeLine("ok", "memory", f"{have.memory / 1e9:.1f} GB")
         if have.memory
-        else Finding("note", "memory", "unknown", "")
+        else ProbeLine("note", "memory", "unknown", "")
     )
     if have.disk is None:
-        yield Finding("note", "disk", "unknown", "a full disk is noticed only when a step fails")
+        yield ProbeLine("note", "disk", "unknown", "a full disk is noticed only when a step fails")
     elif have.disk < _LITTLE:
-        yield Finding(
+        yield ProbeLine(
             "note",
             "disk",
             f"{have.disk / 1e9:.1f} GB free",
             "too little for most models: free disk space, or set `root` to another disk",
         )
     else:
-        yield Finding("ok", "disk", f"{have.disk / 1e9:.1f} GB free")
+        yield ProbeLine("ok", "disk", f"{have.disk / 1e9:.1f} GB free")
     now = _first_fact(facts, "now")
     if now.isdecimal() and len(now) < 12 and abs(int(now) - time.time()) > _CLOCKS_APART:
-        yield Finding(
+        yield ProbeLine(
             "note",
             "clock",
             f"{int(now) - time.time():+.0f} s off from this machine's clock",
@@ -335,32 +335,32 @@ def _sizes(facts: machine.Facts) -> Iterator[Finding]:
         )
 
 
-def _gpus(facts: machine.Facts) -> Iterator[Finding]:
+def _gpus(facts: machine.Facts) -> Iterator[ProbeLine]:
     have = machine.resources(facts)
     cards = len(facts.get("card", ()))
     if "hung" in facts:
-        yield Finding("missing", "gpus", machine.HUNG, machine.WEDGED)
+        yield ProbeLine("missing", "gpus", machine.HUNG, machine.WEDGED)
     elif have.gpus:
         driver, cuda = (
             _first_fact(facts, "gpu_driver") or "unknown",
             _first_fact(facts, "cuda") or "unknown",
         )
         memory = f" with {have.gpu_memory / 1e9:.0f} GB" if have.gpu_memory else ""
-        yield Finding(
+        yield ProbeLine(
             "ok",
             "gpus",
             f"{have.gpus} x {_printable(have.gpu or '')}{memory} (driver {driver}, CUDA {cuda})",
         )
     elif cards or any("NVIDIA" in row or "nvidia" in row for row in facts.get("gpu", ())):
         words = _printable(next(iter(facts.get("gpu", ())), "nvidia-smi is not installed"))
-        yield Finding(
+        yield ProbeLine(
             "note",
             "gpus",
             f"{cards} in /dev, but they cannot be used: {words}",
             "install the NVIDIA driver and nvidia-smi, or reboot after an update of it",
         )
     else:
-        yield Finding(
+        yield ProbeLine(
             "note",
             "gpus",
             "none",
@@ -368,22 +368,22 @@ def _gpus(facts: machine.Facts) -> Iterator[Finding]:
         )
 
 
-def _containers(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Finding]:
+def _containers(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[ProbeLine]:
     usable = []
     for name in ENGINES:
         state, _, words = _first_fact(facts, name).partition(" ")
         if state == "ok":
             usable.append(name)
-            yield Finding("ok", name, _printable(words) or _printable(tools.get(name, "")))
+            yield ProbeLine("ok", name, _printable(words) or _printable(tools.get(name, "")))
         elif state == "no":
-            yield Finding(
+            yield ProbeLine(
                 "note",
                 name,
                 f"cannot be used: {_printable(words)}",
                 f"start its service, or allow this login to use it (`{name} info` must work)",
             )
     if not usable and not any(_first_fact(facts, name) for name in ENGINES):
-        yield Finding(
+        yield ProbeLine(
             "note",
             "containers",
             f"none of {', '.join(ENGINES)}",
@@ -394,7 +394,7 @@ def _containers(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Find
         and machine.resources(facts).gpus
         and "container_gpus" not in facts
     ):
-        yield Finding(
+        yield ProbeLine(
             "note",
             "gpus in containers",
             "no NVIDIA container toolkit",

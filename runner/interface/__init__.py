@@ -1,1 +1,1 @@
-"""What people and programs touch: command line, console, diagnostics."""
+"""User interfaces: the command line, the console, Python handles, and HTML reports."""

@@ -18,17 +18,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
 
-from ..planning.run_view import WEIGHED, Progress, Standing, Training, progress_of
+from ..planning.run_view import WEIGHED, Progress, Standing, TrainingReport, progress_of
 from ..planning.schedule import FINAL, State
 from ..secrets import Masker
-from .tail import LogTail, MetricsTail, canvas, fit, lines, safe_ids, safe_line, span, width
+from .tail import MaskedTail, MetricsTail, canvas, fit, lines, safe_ids, safe_line, span, width
 
 if TYPE_CHECKING:
     from runner.execution.terms import Listener, Overview, Summary
     from runner.storage.records.runs import Event
     from runner.storage.workspace import Workspace
 
-    from ..execution.steps.failing import Failure
+    from ..execution.steps.failing import FailureDetails
 
 Line: TypeAlias = tuple[str, str]  # text and style
 Clock: TypeAlias = Callable[[], float]
@@ -65,7 +65,7 @@ def for_stream(
     )
 
 
-class _Hears:
+class _ListenerDefaults:
     """Default methods of the listeners in this module."""
 
     def tick(self) -> None: ...
@@ -76,7 +76,7 @@ class _Hears:
         return of_run(ws, run)
 
 
-class Plain(_Hears):
+class Plain(_ListenerDefaults):
     """A listener for pipes and files: a line per finished step, failures with the end of their log, and a summary."""
 
     def __init__(
@@ -92,13 +92,13 @@ class Plain(_Hears):
         self._err = _Stream(err)
         self._out = _Stream(out)
         self._quiet = quiet
-        self._story = _Story(verbose, commands, clock)
+        self._run_text = _RunText(verbose, commands, clock)
 
     def begin(self, overview: Overview) -> None:
-        self._story.begin(overview)
+        self._run_text.begin(overview)
 
     def events(self, batch: Sequence[Event]) -> None:
-        lines = self._story.tell(batch)
+        lines = self._run_text.event_lines(batch)
         if lines and not self._quiet:
             self._write(lines)
 
@@ -106,8 +106,8 @@ class Plain(_Hears):
         self._write([(safe_ids(text), "")])
 
     def end(self, summary: Summary) -> None:
-        lines = self._story.failures(summary)
-        self._write(lines if self._quiet else [*lines, *self._story.sum(summary)])
+        lines = self._run_text.failure_lines(summary)
+        self._write(lines if self._quiet else [*lines, *self._run_text.summary_lines(summary)])
         if not self._quiet:
             _write_results(self._out, summary)
 
@@ -115,7 +115,7 @@ class Plain(_Hears):
         self._err.write("".join(f"{text}\n" for text, _ in lines))
 
 
-class JsonLines(_Hears):
+class JsonLines(_ListenerDefaults):
     """A listener that writes each event as one line of JSON."""
 
     def __init__(self, out: TextIO) -> None:
@@ -173,7 +173,7 @@ class JsonLines(_Hears):
             return self._encode(_finite(object))
 
 
-class Live(_Hears):
+class Live(_ListenerDefaults):
     """A listener with a display that is redrawn in place: a progress bar and a line per running step.  Finished steps scroll above the display.
 
     After each write, the cursor is visible and below the display, and lines wrap.  So the terminal stays usable if this process is killed.
@@ -198,7 +198,7 @@ class Live(_Hears):
         self._bars = (
             (getattr(err, "encoding", None) or "").lower().replace("-", "").startswith("utf")
         )
-        self._story = _Story(verbose, commands, clock)
+        self._run_text = _RunText(verbose, commands, clock)
         self._rows: dict[str, _Row] = {}
         self._above: list[Line] = []
         self._logged: deque[str] = deque()  # log lines, appended by any thread
@@ -208,12 +208,12 @@ class Live(_Hears):
         self._polled = self._redrawn = self._begun = clock()
 
     def begin(self, overview: Overview) -> None:
-        self._story.begin(overview)
+        self._run_text.begin(overview)
         self._polled = self._redrawn = self._begun = self._clock()
         self._dirty = True
 
     def events(self, batch: Sequence[Event]) -> None:
-        self._above += self._story.tell(batch)
+        self._above += self._run_text.event_lines(batch)
         now = self._clock()
         for event in batch:
             if event.subject != "step":
@@ -221,8 +221,8 @@ class Live(_Hears):
             if event.after != "RUNNING":
                 self._rows.pop(event.id, None)
             elif event.before != "RUNNING":
-                expected = self._story.run.expected.get(event.id)
-                self._rows[event.id] = _Row(event, self._story, expected, now)
+                expected = self._run_text.run.expected.get(event.id)
+                self._rows[event.id] = _Row(event, self._run_text, expected, now)
         self._dirty = True
         self._refresh(now)
 
@@ -245,7 +245,11 @@ class Live(_Hears):
     def end(self, summary: Summary) -> None:
         columns, _ = self._size()
         self._take_logs()
-        lines = [*self._above, *self._story.failures(summary), *self._story.sum(summary)]
+        lines = [
+            *self._above,
+            *self._run_text.failure_lines(summary),
+            *self._run_text.summary_lines(summary),
+        ]
         self._err.write(
             self._home(columns)
             + ("\x1b[J" if self._drawn else "")
@@ -301,7 +305,7 @@ class Live(_Hears):
         return display
 
     def _bar(self, now: float, room: int) -> list[Line]:
-        run, running = self._story.run, len(self._rows)
+        run, running = self._run_text.run, len(self._rows)
         total, ended = max(run.total, 1), run.ended
         texts = [f"{ended}/{run.total}", f"{running} running"]
         marks: list[Line] = [("  ".join(texts), "bold")]
@@ -346,18 +350,20 @@ class _Row:
 
     __slots__ = ("_host", "_log", "_metrics", "_started", "expected", "name")
 
-    def __init__(self, event: Event, story: _Story, expected: float | None, now: float) -> None:
+    def __init__(
+        self, event: Event, run_text: _RunText, expected: float | None, now: float
+    ) -> None:
         self.name = safe_ids(event.id)
         self._started = now
         self.expected = expected
         # Relative paths start at the workspace root.
-        log = os.path.join(story.workspace, str(event.data.get("log") or ""))
-        self._log = LogTail(log, story.masker)
-        self._host = MetricsTail(f"{log.removesuffix('.log')}.host", story.masker)
-        metrics, pattern = event.data.get("metrics"), story.pattern(event.id)
-        path = os.path.join(story.workspace, str(metrics)) if metrics else log
+        log = os.path.join(run_text.workspace, str(event.data.get("log") or ""))
+        self._log = MaskedTail(log, run_text.masker)
+        self._host = MetricsTail(f"{log.removesuffix('.log')}.host", run_text.masker)
+        metrics, pattern = event.data.get("metrics"), run_text.pattern(event.id)
+        path = os.path.join(run_text.workspace, str(metrics)) if metrics else log
         self._metrics = (
-            MetricsTail(path, story.masker, story.steps(event.id), pattern)
+            MetricsTail(path, run_text.masker, run_text.steps(event.id), pattern)
             if metrics or pattern
             else None
         )
@@ -370,12 +376,12 @@ class _Row:
         """Return the seconds since the step started."""
         return now - self._started
 
-    def training(self, now: float) -> Training:
+    def training(self, now: float) -> TrainingReport:
         """Return the training progress from the metrics of the step."""
         tail = self._metrics
         if tail is None:
-            return Training()
-        return Training(tail.values.get("step"), tail.total, tail.left(now))
+            return TrainingReport()
+        return TrainingReport(tail.values.get("step"), tail.total, tail.left(now))
 
     def left(self, now: float) -> float | None:
         """Return the seconds until the step ends, estimated from its metrics, else from its earlier duration; None if unknown."""
@@ -415,7 +421,7 @@ class _Row:
         return f"  ~{passed / (passed + left):.0%}  ETA {span(left)}"
 
 
-class _Heard:
+class _RunProgress:
     """The progress of a run, from the events of its steps and the metrics of its running steps."""
 
     def __init__(self, overview: Overview | None = None) -> None:
@@ -433,7 +439,7 @@ class _Heard:
         """Add the instances of an expanded matrix to the number of steps."""
         self.total += instances
 
-    def hear(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         """Record an event of a step."""
         after, known = event.after, self.states.get(event.id)
         before = event.before if known is None else known
@@ -477,7 +483,7 @@ def _warnings(event: Event) -> list[Line]:
     return [(f"{safe_ids(event.id)}: warning: {safe_line(str(text))}", "odd") for text in texts]
 
 
-class _Story:
+class _RunText:
     """The lines to print about a run."""
 
     def __init__(self, verbose: int, commands: bool, clock: Clock) -> None:
@@ -489,7 +495,7 @@ class _Story:
         self._command: Callable[[str], str] = lambda id: ""
         self.steps: Callable[[str], float | None] = lambda id: None
         self.pattern: Callable[[str], str | None] = lambda id: None
-        self.run = _Heard()
+        self.run = _RunProgress()
         self._tries: dict[str, int] = {}
         self._recipe = ""
         self._compares = False  # whether a matrix instance reported metrics
@@ -504,54 +510,67 @@ class _Story:
             overview.command,
         )
         self.steps, self.pattern = overview.steps, overview.pattern
-        self.run, self._recipe = _Heard(overview), overview.recipe
+        self.run, self._recipe = _RunProgress(overview), overview.recipe
         self._many = len(overview.to_run) > _FEW
         self._allowed_at = self._clock()
 
-    def tell(self, batch: Sequence[Event]) -> list[Line]:
-        """Return the lines for some events.  Lines about successful steps are rate-limited in large runs; failures always get a line."""
-        if self._many:
-            now = self._clock()
-            self._allowed = min(_A_SECOND, self._allowed + (now - self._allowed_at) * _A_SECOND)
-            self._allowed_at = now
+    def event_lines(self, batch: Sequence[Event]) -> list[Line]:
+        """Return the lines for some events.
+
+        Lines about successful steps are rate-limited in large runs; failures always get a line.
+        """
+        self._refill_allowance()
         lines: list[Line] = []
         for event in batch:
             if event.subject != "step":
                 more = event.data.get("steps") if event.reason == "expanded" else 0
                 self.run.expand(more if isinstance(more, int) else 0)
                 continue
-            self.run.hear(event)
-            after = event.after
-            self._compares |= (
-                after == "DONE" and "[" in event.id and bool(event.data.get("metrics"))
-            )
-            if after in FINAL:
-                if after != "FAILED" and self._many and self._allowed < 1:
-                    continue
-                if line := self._on_end(event):
-                    self._allowed -= 1
-                    lines.append(line)
-                lines += _warnings(event)
-            elif after == "QUEUED" or after == "RUNNING":
+            self.run.apply(event)
+            if event.after == "DONE" and "[" in event.id and event.data.get("metrics"):
+                self._compares = True
+            if event.after in FINAL:
+                lines += self._end_lines(event)
+            elif event.after in ("QUEUED", "RUNNING"):
                 lines += self._on_move(event)
         return lines
 
+    def _refill_allowance(self) -> None:
+        """Raise the number of lines that may be printed now, up to those of one second."""
+        if not self._many:
+            return
+        now = self._clock()
+        self._allowed = min(_A_SECOND, self._allowed + (now - self._allowed_at) * _A_SECOND)
+        self._allowed_at = now
+
+    def _end_lines(self, event: Event) -> list[Line]:
+        """Return the lines for a finished step; none beyond the rate limit."""
+        if event.after != "FAILED" and self._many and self._allowed < 1:
+            return []
+        line = self._on_end(event)
+        if line is None:
+            return _warnings(event)
+        self._allowed -= 1
+        return [line, *_warnings(event)]
+
     def _on_end(self, event: Event) -> Line | None:
+        """Return the line for a finished step; None for steps that are shown only if verbose."""
         after, data = event.after, event.data
         head = f"[{self.run.ended}/{self.run.total}] {safe_ids(event.id)}  "
         if after == "DONE":
             return head + self._describe_success(data), ""
         if after == "FAILED":
             return f"{head}failed: {_why(event)}", "bad"
-        if after == "FRESH" and data.get("restored"):
-            return head + "restored", ""
         if after == "FRESH":
+            if data.get("restored"):
+                return head + "restored", ""
             return (head + "fresh", "dim") if self._verbose else None
         if after == "SKIPPED" and event.before == "RUNNING":
             return f"{head}stopped early ({_why(event)})", "odd"
         if after == "SKIPPED" or self._verbose or event.before == "RUNNING":
             why = _why(event)
-            return head + after.lower() + (f" ({why})" if why else ""), "odd"
+            reason = f" ({why})" if why else ""
+            return head + after.lower() + reason, "odd"
         return None
 
     def _describe_success(self, data: Mapping[str, object]) -> str:
@@ -603,7 +622,7 @@ class _Story:
         most = f" of {limit}" if isinstance(limit, int) else ""
         return [(f"{name}: retry {number}{most} ({_why(event)})", "odd")]
 
-    def failures(self, summary: Summary) -> list[Line]:
+    def failure_lines(self, summary: Summary) -> list[Line]:
         """Return the failures with the end of their logs.  Log lines start with the step's name, so output cannot imitate recipe's messages."""
         lines: list[Line] = []
         for failure in islice(summary.failed, _REPORTS):
@@ -617,7 +636,7 @@ class _Story:
             )
         return lines
 
-    def _failure(self, failure: Failure) -> list[Line]:
+    def _failure(self, failure: FailureDetails) -> list[Line]:
         name = safe_ids(failure.id)
         report: list[Line] = [(f"{name}: failed: {safe_ids(failure.reason)}", "bad")]
         said = lines(failure.tail)
@@ -634,7 +653,7 @@ class _Story:
             report.append((f"  fix: {safe_ids(failure.hint)}", "good"))
         return report
 
-    def sum(self, summary: Summary) -> list[Line]:
+    def summary_lines(self, summary: Summary) -> list[Line]:
         """Return the summary, such as `12 steps: 3 ran, 9 fresh, 0 failed in 4.3s`, and the command that compares the instances of a matrix."""
         counts = summary.counts
         total = sum(counts.values()) or self.run.total
@@ -644,7 +663,7 @@ class _Story:
             left = ", ".join(map(safe_ids, islice(summary.left_running, _REPORTS)))
             lines.append((f"still running: {left} (the next run collects their results)", "odd"))
         left_out = self._list_skipped(summary)
-        if idle := self._sum_idle(summary, total, steps):
+        if idle := self._idle_summary(summary, total, steps):
             return [*lines, idle, *left_out]
         head = _head_of(summary)
         style = "good" if summary.state == "COMPLETED" else "odd" if head else "bad"
@@ -654,7 +673,7 @@ class _Story:
             lines.append((f"compare them: recipe results {self._recipe}", "dim"))
         return lines
 
-    def _sum_idle(self, summary: Summary, total: int, steps: str) -> Line | None:
+    def _idle_summary(self, summary: Summary, total: int, steps: str) -> Line | None:
         """Return the summary of a completed run that executed and restored nothing; None for any other run."""
         fresh, skipped = summary.counts.get("FRESH", 0), summary.counts.get("SKIPPED", 0)
         if summary.state != "COMPLETED":

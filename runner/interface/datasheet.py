@@ -22,7 +22,7 @@ UNKNOWN: Final = "unknown until a first complete run"
 
 
 @dataclass(frozen=True, slots=True)
-class Took:
+class RunDurations:
     """Durations of complete uncached runs in seconds, oldest first, and the peak memory of one process in bytes."""
 
     seconds: tuple[float, ...]
@@ -42,7 +42,7 @@ class Sheet:
     """The facts of a datasheet.  Keys of `took` are preset names, None for runs without a preset."""
 
     recipe: Recipe
-    took: Mapping[str | None, Took]
+    took: Mapping[str | None, RunDurations]
     data: Sequence[Data] = ()
     locks: Mapping[str, str] = field(default_factory=dict)
     """A short description of each lock that the recipe names."""
@@ -375,7 +375,7 @@ def _gpu_text(wants: Resources) -> str:
     return f"{text} of {size_text(wants.gpu_memory)}" if wants.gpu_memory else text
 
 
-def _took(took: Took | None) -> str:
+def _took(took: RunDurations | None) -> str:
     if took is None or not took.seconds:
         return UNKNOWN
     least, most = span(min(took.seconds)), span(max(took.seconds))

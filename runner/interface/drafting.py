@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ..language.imports import Start
+from ..language.imports import EntryPoint
 from .scripts import Option, Script
 
 _RESERVED: Final = frozenset({"inputs", "steps", "outputs", "state", "matrix", "fixtures", "run", "step", "node", "nodes", "host"}) | {
@@ -39,7 +39,7 @@ _YAML_WORDS: Final = frozenset({"yes", "no", "on", "off", "true", "false", "null
 
 
 @dataclass(slots=True)
-class Draft:
+class RecipeDraft:
     """A drafted recipe file.
 
     `look` lists parts to review, and `needed` names inputs that the user must set. `smaller` has
@@ -59,9 +59,9 @@ def draft(
     code: Sequence[str],
     shown: str,
     kind: Callable[[str], str],
-    start: Start | None = None,
+    start: EntryPoint | None = None,
     folders: Sequence[str] = (),
-) -> Draft:
+) -> RecipeDraft:
     """Return a recipe called `name` with one step that runs the script at `path`.
 
     All paths are relative to the workspace root. `code` lists the files that the step needs, and
@@ -71,7 +71,7 @@ def draft(
     """
     script = replace(script, options=tuple(_as_data(option, kind) for option in script.options))
     names = _names(script)
-    made = Draft(look=list(script.notes))
+    made = RecipeDraft(look=list(script.notes))
     inputs = [
         _add_input(made, option, names[option.name], script, kind)
         for option in script.options
@@ -107,7 +107,7 @@ def draft(
         "",
         "steps:",
         "  train:",
-        *_command(start or Start("script", path), script, names),
+        *_command(start or EntryPoint("script", path), script, names),
         f"    code: [{', '.join(map(_yaml, code))}]",
     ]
     if folders:
@@ -118,9 +118,9 @@ def draft(
 
 
 def _add_input(
-    made: Draft, option: Option, name: str, script: Script, kind: Callable[[str], str]
+    made: RecipeDraft, option: Option, name: str, script: Script, kind: Callable[[str], str]
 ) -> str:
-    """Return the line of an input, and add what the user must know about it to the draft."""
+    """Return the line of an input, and add its review notes and smoke value to the draft."""
     default = _default(option, kind)
     is_missing_path = option.role == "input" and bool(option.default)
     if default is None and (option.required or is_missing_path):
@@ -282,7 +282,7 @@ def _default(option: Option, kind: Callable[[str], str]) -> str | None:
 
 
 def _default_path(value: object, kind: Callable[[str], str]) -> str | None:
-    """Return a default path as YAML, relative paths with `./`; None if nothing exists there."""
+    """Return a default path as YAML, relative paths with `./`; None for a missing path."""
     if not isinstance(value, str) or not kind(value):
         return None
     return _yaml(value if value.startswith(("./", "/")) else f"./{value}")
@@ -319,7 +319,7 @@ def _fewer(option: Option, default: str | None) -> int | None:
 # -- the step ---------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _command(start: Start, script: Script, names: dict[str, str]) -> Iterator[str]:
+def _command(start: EntryPoint, script: Script, names: dict[str, str]) -> Iterator[str]:
     """Yield the lines of the step's command."""
     can_resume = _latest(script) != ""
     options = [

@@ -46,7 +46,7 @@ def _depths(needs: Mapping[str, Sequence[str]]) -> dict[str, int]:
 
 
 def _centre(needed: Sequence[str], place: Mapping[str, int]) -> float:
-    """Return the mean place of the dependencies in the layer above; infinite if there are none."""
+    """Return the mean place of the dependencies in the layer above; infinite without dependencies."""
     places = [place[each] for each in needed if each in place]
     return sum(places) / len(places) if places else math.inf
 
@@ -89,7 +89,7 @@ def critical(needs: Mapping[str, Sequence[str]], ended: Mapping[str, float]) -> 
     return path[::-1]
 
 
-class Bar(NamedTuple):
+class TimelineBar(NamedTuple):
     """An attempt in a timeline: its host, step, start and end time, label and state."""
 
     place: str
@@ -100,9 +100,9 @@ class Bar(NamedTuple):
     state: str
 
 
-def lanes(bars: Iterable[Bar]) -> dict[tuple[str, str], list[list[Bar]]]:
+def lanes(bars: Iterable[TimelineBar]) -> dict[tuple[str, str], list[list[TimelineBar]]]:
     """Arrange attempts in rows without overlaps, per place and step, with as few rows as possible."""
-    found: dict[tuple[str, str], list[list[Bar]]] = {}
+    found: dict[tuple[str, str], list[list[TimelineBar]]] = {}
     for bar in sorted(bars, key=lambda bar: bar.begun):
         rows = found.setdefault((bar.place, bar.step), [])
         row = next((row for row in rows if row[-1].ended <= bar.begun), None)

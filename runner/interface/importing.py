@@ -257,69 +257,8 @@ class _Dvc:
 # -- SkyPilot -------------------------------------------------------------------------------------------------------------------------------------
 
 
-def from_sky(
-    name: str, task: Value, base: str, code: Sequence[str], gpus: Iterable[str]
-) -> Imported:
-    """Convert a SkyPilot task in the folder `base` to a recipe.
-
-    `code` lists the code in its `workdir`, and `gpus` the known GPU models.
-    """
-    made = Imported(
-        {
-            "recipe": f"{name}@1",
-            "summary": f"What the task {task.get('name', name)} of SkyPilot runs",
-        }
-    )
-    step: Table = {}
-    inputs: Table = {}
-    script = str(task.get("run") or "")
-    for theirs, ours in _SKY_NAMES.items():
-        script = re.sub(rf"\b{theirs}\b", ours, script)
-    for word in sorted(set(re.findall(r"\bSKYPILOT_\w+", script))):
-        made.look.append(
-            f"${word} is not set: see `nodes` and NODE_RANK, NNODES, RECIPE_NODES in docs/multi-node.md"
-        )
-    step["run"] = _inside(_join(base, str(task.get("workdir") or "")), script)
-    if "workdir" in task:
-        step["code"] = list(code)
-        made.look.append(
-            "`code` lists what `workdir` holds; keep what the step needs: each change of it runs the step again"
-        )
-    env = _mapping(task.get("envs"))
-    if fixed := {key: str(value) for key, value in env.items() if value is not None}:
-        step["env"] = fixed
-    if passed := [key for key, value in env.items() if value is None]:
-        step["pass_env"] = passed
-    secrets = task.get("secrets") or {}
-    for key in secrets:
-        inputs[plain_name(key)] = {"type": "secret", "env": key}
-    if secrets:
-        step["secrets"] = [plain_name(key) for key in secrets]
-    for target, source in _mapping(task.get("file_mounts")).items():
-        address = str(source.get("source", "") if isinstance(source, Mapping) else source)
-        if "://" in address:
-            input_name = _unused_name(
-                plain_name(posixpath.basename(str(target).rstrip("/"))), inputs
-            )
-            inputs[input_name] = {"type": "dataset", "default": address}
-            made.look.append(
-                f"{target} was a mount of {address}: write {{{{ inputs.{input_name} }}}} in its place in the command"
-            )
-        elif address:
-            step.setdefault("deps", []).append(_join(base, address))
-            made.look.append(
-                f"{target} was a copy of {address}, which a step finds at that path from its own folder"
-            )
-    if resources := _sky_resources(_mapping(task.get("resources")), made.look, set(gpus)):
-        step["resources"] = resources
-    if int(task.get("num_nodes") or 1) > 1:
-        step["nodes"] = int(task["num_nodes"])
-    if task.get("setup"):
-        made.recipe["setup"] = [str(task["setup"])]
-        made.look.append(
-            "`setup` runs once on each host; `python: {lock: …}` installs packages exactly, and is kept"
-        )
-    known = {
+_SKY_KEYS: Final = frozenset(
+    {
         "name",
         "run",
         "workdir",
@@ -330,7 +269,50 @@ def from_sky(
         "num_nodes",
         "setup",
     }
-    made.look += [f"`{key}` of the task was not converted" for key in task if key not in known]
+)
+"""Keys of a SkyPilot task that are converted."""
+_SKY_PLACES: Final = (
+    "cloud",
+    "infra",
+    "region",
+    "zone",
+    "instance_type",
+    "any_of",
+    "ordered",
+    "ports",
+)
+"""Keys of `resources` that choose a machine, which a recipe leaves to the command line."""
+
+
+def from_sky(
+    name: str, task: Value, base: str, code: Sequence[str], gpus: Iterable[str]
+) -> Imported:
+    """Convert a SkyPilot task in the folder `base` to a recipe.
+
+    `code` lists the code in its `workdir`, and `gpus` the known GPU models.
+    """
+    summary = f"What the task {task.get('name', name)} of SkyPilot runs"
+    made = Imported({"recipe": f"{name}@1", "summary": summary})
+    script = _sky_script(str(task.get("run") or ""), made.look)
+    step: Table = {"run": _inside(_join(base, str(task.get("workdir") or "")), script)}
+    inputs: Table = {}
+    if "workdir" in task:
+        step["code"] = list(code)
+        made.look.append(
+            "`code` lists what `workdir` holds; keep what the step needs: each change of it runs the step again"
+        )
+    _add_environment(task, step, inputs)
+    _add_mounts(_mapping(task.get("file_mounts")), base, step, inputs, made.look)
+    if resources := _sky_resources(_mapping(task.get("resources")), made.look, set(gpus)):
+        step["resources"] = resources
+    if int(task.get("num_nodes") or 1) > 1:
+        step["nodes"] = int(task["num_nodes"])
+    if task.get("setup"):
+        made.recipe["setup"] = [str(task["setup"])]
+        made.look.append(
+            "`setup` runs once on each host; `python: {lock: …}` installs packages exactly, and is kept"
+        )
+    made.look += [f"`{key}` of the task was not converted" for key in task if key not in _SKY_KEYS]
     made.look.append(
         "declare the task's results under `outputs`; otherwise no results are copied back and no step is ever up to date"
     )
@@ -340,32 +322,55 @@ def from_sky(
     return made
 
 
-def _sky_resources(asked: Value, look: list[str], gpus: set[str]) -> Table:
-    found: Table = {}
-    accelerators = asked.get("accelerators")
-    if isinstance(accelerators, Mapping) and accelerators:
-        model, count = next(iter(accelerators.items()))
-        accelerators = f"{model}:{count}"
-    elif isinstance(accelerators, Sequence) and not isinstance(accelerators, str) and accelerators:
-        look.append(f"requesting the first of the accelerators {', '.join(map(str, accelerators))}")
-        accelerators = str(accelerators[0])
-    if accelerators:
-        model, _, count = str(accelerators).partition(":")
-        found["gpus"] = int(float(count or 1))
-        family, _, size = model.upper().partition("-")
-        exact = next(
-            (
-                each
-                for each in gpus
-                if each.upper().replace("RTX ", "RTX") in (family, model.upper())
-            ),
-            "",
+def _sky_script(script: str, look: list[str]) -> str:
+    """Return the command with recipe's names of the environment variables of SkyPilot."""
+    for theirs, ours in _SKY_NAMES.items():
+        script = re.sub(rf"\b{theirs}\b", ours, script)
+    for word in sorted(set(re.findall(r"\bSKYPILOT_\w+", script))):
+        look.append(
+            f"${word} is not set: see `nodes` and NODE_RANK, NNODES, RECIPE_NODES in docs/multi-node.md"
         )
-        found["gpu"] = exact or model
-        if re.fullmatch(r"\d+GB", size):
-            found["gpu_memory"] = size
-        if not exact:
-            look.append(f"unknown GPU {model}: see the names in `recipe offers`")
+    return script
+
+
+def _add_environment(task: Value, step: Table, inputs: Table) -> None:
+    """Add the environment variables of a task to the step, and its secrets also to the inputs."""
+    env = _mapping(task.get("envs"))
+    if fixed := {key: str(value) for key, value in env.items() if value is not None}:
+        step["env"] = fixed
+    if passed := [key for key, value in env.items() if value is None]:
+        step["pass_env"] = passed
+    secrets = task.get("secrets") or {}
+    for key in secrets:
+        inputs[plain_name(key)] = {"type": "secret", "env": key}
+    if secrets:
+        step["secrets"] = [plain_name(key) for key in secrets]
+
+
+def _add_mounts(mounts: Value, base: str, step: Table, inputs: Table, look: list[str]) -> None:
+    """Add mounted buckets to the inputs, and copied files to the dependencies of the step."""
+    for target, source in mounts.items():
+        address = str(source.get("source", "") if isinstance(source, Mapping) else source)
+        if "://" in address:
+            stem = posixpath.basename(str(target).rstrip("/"))
+            input_name = _unused_name(plain_name(stem), inputs)
+            inputs[input_name] = {"type": "dataset", "default": address}
+            look.append(
+                f"{target} was a mount of {address}: write {{{{ inputs.{input_name} }}}} in its place in the command"
+            )
+        elif address:
+            step.setdefault("deps", []).append(_join(base, address))
+            look.append(
+                f"{target} was a copy of {address}, which a step finds at that path from its own folder"
+            )
+
+
+def _sky_resources(asked: Value, look: list[str], gpus: set[str]) -> Table:
+    """Convert the `resources` of a task.  Append notes on the parts without a counterpart to `look`."""
+    found: Table = {}
+    accelerator = _first_accelerator(asked.get("accelerators"), look)
+    if accelerator:
+        found |= _sky_gpus(accelerator, look, gpus)
     for theirs, ours, unit in (
         ("cpus", "cpus", ""),
         ("memory", "memory", "GB"),
@@ -375,28 +380,43 @@ def _sky_resources(asked: Value, look: list[str], gpus: set[str]) -> Table:
             found[ours] = f"{number[0]}{unit}" if unit else int(number[0])
     if asked.get("use_spot"):
         look.append('to use spot machines, set market = "spot" in [drivers.NAME]')
-    elsewhere = [
-        key
-        for key in (
-            "cloud",
-            "infra",
-            "region",
-            "zone",
-            "instance_type",
-            "any_of",
-            "ordered",
-            "ports",
-        )
-        if key in asked
-    ]
     look += [
         f"`resources.{key}` was not converted: choose the machine with `--driver NAME` and `--where`"
-        for key in elsewhere
+        for key in _SKY_PLACES
+        if key in asked
     ]
     if image := asked.get("image_id"):
         look.append(
             f"the image {image}: if the step requires it, write `image: {str(image).removeprefix('docker:')}`"
         )
+    return found
+
+
+def _first_accelerator(accelerators: object, look: list[str]) -> str:
+    """Return the first accelerator as MODEL or MODEL:COUNT; empty without accelerators."""
+    if not accelerators:
+        return ""
+    if isinstance(accelerators, Mapping):
+        model, count = next(iter(accelerators.items()))
+        return f"{model}:{count}"
+    if isinstance(accelerators, Sequence) and not isinstance(accelerators, str):
+        look.append(f"requesting the first of the accelerators {', '.join(map(str, accelerators))}")
+        return str(accelerators[0])
+    return str(accelerators)
+
+
+def _sky_gpus(accelerator: str, look: list[str], gpus: set[str]) -> Table:
+    """Return the GPU resources for an accelerator such as `A100-80GB:8`."""
+    model, _, count = accelerator.partition(":")
+    family, _, size = model.upper().partition("-")
+    names = [
+        each for each in gpus if each.upper().replace("RTX ", "RTX") in (family, model.upper())
+    ]
+    found: Table = {"gpus": int(float(count or 1)), "gpu": names[0] if names else model}
+    if re.fullmatch(r"\d+GB", size):
+        found["gpu_memory"] = size
+    if not names:
+        look.append(f"unknown GPU {model}: see the names in `recipe offers`")
     return found
 
 

@@ -16,8 +16,8 @@ from ..errors import CannotRun, RecipeError
 from ..planning.ids import readable
 from ..planning.waiting import WaitKind
 from .handle import core
-from .handle.core import Attempt
-from .handle.shells import carry_out
+from .handle.core import LogPosition
+from .handle.shells import drive
 from .handle.transport import LogPart
 from .tail import canvas, fit, safe_line
 
@@ -119,7 +119,7 @@ def show(
     for part in chosen:
         is_new = True
         try:
-            for data in carry_out(place, core.log(run, part)):
+            for data in drive(place, core.log(run, part)):
                 if heads and is_new:
                     writer.head(head(part.step, part.attempt))
                 is_new = False
@@ -134,20 +134,20 @@ def show(
 class Printed(NamedTuple):
     """Output of a followed attempt, or a notice `said` about the attempt.  `is_last` marks the end of its log."""
 
-    attempt: Attempt
+    attempt: LogPosition
     data: bytes = b""
     said: str = ""
     is_last: bool = False
 
 
 def _is_idle(now: Status, patience_is_over: bool) -> bool:
-    """Whether a run has finished, is paused, or has no worker.  A queued run counts as idle only after `PATIENCE` seconds."""
+    """Return True if a run has finished, is paused, or has no worker.  A queued run counts as idle only after `PATIENCE` seconds."""
     is_unclaimed = now.waits is not None and now.waits.kind == WaitKind.SUBMITTER
     is_left = is_unclaimed and (now.state != "QUEUED" or patience_is_over)
     return now.over or is_left or now.state == "PAUSED"
 
 
-class Follower:
+class LogFollower:
     """Follow the logs of a run, or of one step.  A thread reads each attempt; with several logs, only complete lines are written."""
 
     def __init__(
@@ -163,23 +163,23 @@ class Follower:
     ) -> None:
         self._place, self._run, self._wanted, self._node = place, run, wanted, node
         self._writer, self._say, self._heads = writer, say, heads
-        self._found: list[Attempt] = []
-        self._going: dict[str, Attempt] = {}
+        self._found: list[LogPosition] = []
+        self._going: dict[str, LogPosition] = {}
         self._states: dict[str, str] = {}
         self._seen = 0
         self._is_over = False
-        self._waiting: list[Attempt] = []  # attempts waiting for a free reader
-        self._reading: list[Attempt] = []
+        self._waiting: list[LogPosition] = []  # attempts waiting for a free reader
+        self._reading: list[LogPosition] = []
         self._printed: queue.SimpleQueue[Printed] = queue.SimpleQueue()
         self._rests: dict[tuple[str, int], bytes] = {}  # the unfinished last line of each log
-        self._current: Attempt | None = None
+        self._current: LogPosition | None = None
 
     def follow(self, step: str) -> Status:
         """Write new output until the run or `step` has finished, or the run is paused or has no worker.  Returns the last status of the run."""
         give_up_at = time.monotonic() + PATIENCE
         while True:
             # Read the status before the events: a finished or abandoned run has stored all its events.
-            now: Status = next(carry_out(self._place, core.ask(lambda there: there.run(self._run))))
+            now: Status = next(drive(self._place, core.ask(lambda there: there.run(self._run))))
             self._hear()
             step_is_over = step != "" and self._states.get(step) in STEP_FINAL
             if step_is_over or _is_idle(now, time.monotonic() > give_up_at):
@@ -199,9 +199,9 @@ class Follower:
     def _hear(self) -> None:
         """Read new events and start reading new attempts.  Logs of finished attempts are written before logs of later attempts."""
         before = len(self._found)
-        for event in carry_out(self._place, core.events(self._run, self._seen, False)):
+        for event in drive(self._place, core.events(self._run, self._seen, False)):
             self._seen = event.seq
-            core.hear(event, self._found, self._going, lambda id, _number: self._wanted(id))
+            core.apply_event(event, self._found, self._going, lambda id, _number: self._wanted(id))
             if event.subject == "step":
                 self._states[event.id] = event.after
         self._write_ended()
@@ -211,7 +211,7 @@ class Follower:
             self._write_ended()
 
     def _begin_reading(self) -> bool:
-        """Start a reader thread for each waiting attempt, up to `READERS`.  Returns whether any attempt is being read."""
+        """Start a reader thread for each waiting attempt, up to `READERS`.  Return True if any attempt is being read."""
         while self._waiting and len(self._reading) < READERS:
             self._reading.append(self._waiting.pop(0))
             args = (self._reading[-1],)
@@ -223,7 +223,7 @@ class Follower:
         while any(each.ended for each in self._reading):
             self._write_next(POLL)
 
-    def _read(self, attempt: Attempt) -> None:
+    def _read(self, attempt: LogPosition) -> None:
         """Read the log of an attempt until the attempt has finished.  If the stream ends early, because the server stopped, open it again."""
         part = LogPart(attempt.step, attempt.number, 0, False, self._node)
         try:
@@ -231,7 +231,7 @@ class Follower:
             while True:
                 was_over = attempt.ended or self._is_over
                 part = part._replace(follow=not was_over)
-                for data in carry_out(self._place, core.log(self._run, part)):
+                for data in drive(self._place, core.log(self._run, part)):
                     self._printed.put(Printed(attempt, data))
                     part = part._replace(offset=part.offset + len(data))
                 if was_over:
@@ -242,10 +242,10 @@ class Follower:
         finally:
             self._printed.put(Printed(attempt, is_last=True))
 
-    def _tell_hidden(self, part: LogPart, attempt: Attempt) -> None:
+    def _tell_hidden(self, part: LogPart, attempt: LogPosition) -> None:
         """Report a log that stays hidden until the attempt has finished."""
         try:
-            next(carry_out(self._place, core.log(self._run, part)), None)
+            next(drive(self._place, core.log(self._run, part)), None)
         except CannotRun as error:
             self._printed.put(Printed(attempt, said=_explain_hidden(part.step, error)))
 
@@ -269,10 +269,10 @@ class Follower:
 
     @property
     def _has_heads(self) -> bool:
-        """Whether to print a heading for each attempt."""
+        """Return True if each attempt gets a heading."""
         return self._heads or len(self._found) > 1
 
-    def _put(self, attempt: Attempt, data: bytes) -> None:
+    def _put(self, attempt: LogPosition, data: bytes) -> None:
         if not data:
             return
         if attempt is not self._current:

@@ -17,7 +17,7 @@ _REPOSITORY: Final = ("HF_REPO_NAME", "push_to")
 
 
 def first_input(recipe: Recipe, kinds: tuple[str, ...]) -> str | None:
-    """Return the name of the first input with a type in `kinds`; earlier types take precedence.  None if there is none."""
+    """Return the name of the first input with a type in `kinds`; earlier types take precedence.  None without such an input."""
     return next(
         (spec.name for kind in kinds for spec in recipe.inputs.values() if spec.type == kind), None
     )

@@ -19,7 +19,7 @@ _SIGNS: Final[Mapping[type[ast.cmpop], Callable[[Any, Any], object]]] = {
 }
 
 
-class Given(Protocol):
+class OptionAttributes(Protocol):
     """The option attributes required by `Defaults`."""
 
     @property
@@ -44,7 +44,9 @@ class Defaults:
     """
 
     def __init__(
-        self, options: Iterable[Given], option_of: Callable[[ast.expr], tuple[Any, bool] | None]
+        self,
+        options: Iterable[OptionAttributes],
+        option_of: Callable[[ast.expr], tuple[Any, bool] | None],
     ) -> None:
         self._option_of = option_of
         self._known: dict[str, object] = {}
@@ -55,7 +57,7 @@ class Defaults:
                 self._known[option.name] = None
 
     def holds(self, test: ast.expr) -> bool | None:
-        """Return whether a condition is true by default; None if unknown."""
+        """Evaluate a condition with the default values; None if unknown."""
         try:
             return bool(self._value(test))
         except (_Unknown, TypeError):

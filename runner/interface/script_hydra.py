@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MISSING: Final = "???"
 
 
-class Config(NamedTuple):
+class HydraConfig(NamedTuple):
     """A Hydra configuration.
 
     `folder` is its directory relative to the workspace root, `values` has the contents of its file,
@@ -30,14 +30,14 @@ class Config(NamedTuple):
     targets: Sequence[str] = ()  # values of `_target_` in all files below `folder`
 
 
-Find: TypeAlias = Callable[[str, str], "Config | None"]
+Find: TypeAlias = Callable[[str, str], "HydraConfig | None"]
 """Function that loads a configuration, or returns None if there is none.
 
 Its arguments are the directory, relative to the script's, and the configuration's name.
 """
 
 
-class Taken(NamedTuple):
+class HydraOptions(NamedTuple):
     """The Hydra options of a script and its configuration directory.
 
     `folder` is empty if the script has no configuration directory.
@@ -48,7 +48,7 @@ class Taken(NamedTuple):
     targets: tuple[str, ...] = ()
 
 
-def find_hydra(tree: ast.Module, find: Find, notes: list[str]) -> Taken | None:
+def find_hydra(tree: ast.Module, find: Find, notes: list[str]) -> HydraOptions | None:
     """Return the options of the `@hydra.main` function; None without such a function."""
     main = next(
         (
@@ -68,10 +68,10 @@ def find_hydra(tree: ast.Module, find: Find, notes: list[str]) -> Taken | None:
         notes.append(
             "the script uses hydra without a config_name: add the options that you set as NAME=VALUE"
         )
-        return Taken((), "")
+        return HydraOptions((), "")
     if (node := _class_in_store(tree, name)) is not None:
         classes = {each.name: each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)}
-        return Taken(
+        return HydraOptions(
             [_as_override(each) for each in fields(node, classes, notes, dashes=False)], ""
         )
     found = find(given.get("config_path", ""), name)
@@ -79,8 +79,8 @@ def find_hydra(tree: ast.Module, find: Find, notes: list[str]) -> Taken | None:
         notes.append(
             f"its configuration {name}.yaml was not found: add the options that you set as NAME=VALUE"
         )
-        return Taken((), "")
-    return Taken(
+        return HydraOptions((), "")
+    return HydraOptions(
         [*_groups(found, notes), *_leaves(found.values, "", notes)],
         found.folder,
         tuple(found.targets),
@@ -99,19 +99,21 @@ def _is_main(node: ast.expr) -> bool:
 
 def _class_in_store(tree: ast.Module, name: str) -> str | None:
     """Return the class that the script registers in the ConfigStore as `name`; otherwise None."""
-    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-        if not (isinstance(call.func, ast.Attribute) and call.func.attr == "store"):
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or not _is_store(call.func):
             continue
         given = {keyword.arg: keyword.value for keyword in call.keywords}
+        if text_of(given.get("name")) != name or "group" in given:
+            continue
         node = given.get("node")
-        if (
-            text_of(given.get("name")) == name
-            and "group" not in given
-            and isinstance(node, (ast.Name, ast.Call))
-        ):
-            named = node.func if isinstance(node, ast.Call) else node
-            return named.id if isinstance(named, ast.Name) else None
+        if isinstance(node, (ast.Name, ast.Call)):
+            stored = node.func if isinstance(node, ast.Call) else node
+            return stored.id if isinstance(stored, ast.Name) else None
     return None
+
+
+def _is_store(function: ast.expr) -> bool:
+    return isinstance(function, ast.Attribute) and function.attr == "store"
 
 
 def _as_override(each: Declared) -> Declared:
@@ -125,7 +127,7 @@ def _as_override(each: Declared) -> Declared:
     )
 
 
-def _groups(found: Config, notes: list[str]) -> Iterator[Declared]:
+def _groups(found: HydraConfig, notes: list[str]) -> Iterator[Declared]:
     """Yield a choice option for each config group in the defaults list."""
     defaults = found.values.get("defaults")
     for each in defaults if isinstance(defaults, list) else ():

@@ -44,7 +44,7 @@ GUESSED: Final = "~: estimate, not measured by a run yet ({})"
 UNKNOWN: Final = "the run time on {} is unknown; its offers are listed last"
 
 
-class Asked(NamedTuple):
+class OfferRequest(NamedTuple):
     """A request for offers for a step: the requirements `wish`, and `on`, the estimated hours by GPU type."""
 
     wish: Wish
@@ -53,7 +53,7 @@ class Asked(NamedTuple):
 
 def wishes(
     ws: Workspace, found: Survey, asked: str, stack: str = "", *, cluster: bool = False
-) -> dict[str, Asked]:
+) -> dict[str, OfferRequest]:
     """Return the machine requirements of the steps that will run, by the first step with each requirement.
 
     For a cluster, return a single requirement for all steps together.
@@ -67,7 +67,7 @@ def wishes(
     return _rental_wishes(ws, found, market, keep=keep)
 
 
-def _cluster_wish(ws: Workspace, found: Survey) -> dict[str, Asked]:
+def _cluster_wish(ws: Workspace, found: Survey) -> dict[str, OfferRequest]:
     """Return the requirement of all steps together; empty if no step may leave this machine."""
     from ..execution.refusals import compose_wish, estimate_takes
     from ..planning.plan import LOCAL
@@ -77,12 +77,12 @@ def _cluster_wish(ws: Workspace, found: Survey) -> dict[str, Asked]:
     if not steps:
         return {}
     hours = estimate_takes(ws, found, {wish.need: steps})[wish.need].hours
-    return {THE_RUN: Asked(wish._replace(hours=hours))}
+    return {THE_RUN: OfferRequest(wish._replace(hours=hours))}
 
 
 def _rental_wishes(
     ws: Workspace, found: Survey, market: AnyMarket, *, keep: bool
-) -> dict[str, Asked]:
+) -> dict[str, OfferRequest]:
     """Return each distinct requirement of the steps that need rented machines, by its first step."""
     from ..execution.refusals import estimate_takes
     from ..planning.plan import LOCAL
@@ -101,7 +101,7 @@ def _rental_wishes(
     for need, numbers in steps.items():
         takes = taken[need]
         wish = Wish(need, hours=takes.hours, home=takes.home, keep=keep)
-        wanted[found.plan.nodes[numbers[0]].id] = Asked(wish, takes.hours_on)
+        wanted[found.plan.nodes[numbers[0]].id] = OfferRequest(wish, takes.hours_on)
     return wanted
 
 
@@ -130,7 +130,7 @@ def of_driver(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
     return dict(zip(asked, shelves, strict=True))
 
 
-def pricing_of(ws: Workspace, asked: Iterable[Asked]) -> dict[Need, Pricing]:
+def pricing_of(ws: Workspace, asked: Iterable[OfferRequest]) -> dict[Need, Pricing]:
     """Return the cost model of each need, from run time estimates and the ledger of earlier rentals.  Needs have the market "any"."""
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
         history = History.from_rows(ledger.since(0), time.time())

@@ -45,7 +45,7 @@ def safe_ids(text: str) -> str:
 
 
 class Guarded:
-    """A terminal stream that writes only printable text, line ends and the colours of recipe.  Other methods are those of the wrapped stream."""
+    """A terminal stream that writes only printable text, line ends and the colours of recipe.  Other methods belong to the wrapped stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -110,7 +110,7 @@ def span(seconds: float) -> str:
     return f"{whole // 86400}d{whole // 3600 % 24:02}h"
 
 
-class LogTail:
+class MaskedTail:
     """The last line of a growing log, with secrets masked."""
 
     __slots__ = ("_masker", "_path", "_size", "line")
@@ -122,7 +122,7 @@ class LogTail:
         self.line = ""
 
     def poll(self) -> bool:
-        """Read the log again.  Returns whether the line has changed."""
+        """Read the log again.  Return True if the line has changed."""
         news = _read(self._path, 0, _LINE + self._masker.margin, self._size)
         if news is None:
             return False
@@ -172,7 +172,7 @@ class MetricsTail:
         self._stride, self._sum, self._summed = 1, 0.0, 0
 
     def poll(self, now: float) -> bool:
-        """Read new metrics.  Returns whether there are new lines."""
+        """Read new metrics.  Return True for new lines."""
         news = _read(self._path, self._seen, _METRICS, self._seen)
         if news is None:
             return False
@@ -294,7 +294,7 @@ _CLOCKS = frozenset(
 
 
 def _main(values: Mapping[str, float]) -> str:
-    """Return the name of the main metric: the loss, else another loss, else the first metric; empty if there is none."""
+    """Return the name of the main metric: the loss, else another loss, else the first metric; empty without metrics."""
     for name in ("loss", "train_loss"):
         if name in values:
             return name

@@ -6,9 +6,9 @@ Starts no run.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
 
 from ..advice import estimates, training_from_inputs
 from ..errors import CannotRun
@@ -17,7 +17,7 @@ from ..language.units import duration_text, money_text, size_text
 
 if TYPE_CHECKING:
     from ..advice.estimates import StepEstimate
-    from ..advice.hardware import Gpu
+    from ..advice.hardware import GpuModel
     from ..language.recipe import Input, Recipe
     from ..language.values import Tree
     from ..storage.workspace import Workspace
@@ -42,7 +42,7 @@ def tailor(
     ws: Workspace,
     name: str,
     recipe: Recipe,
-    gpu: Gpu,
+    gpu: GpuModel,
     given: Mapping[str, object],
     preset: str | None,
 ) -> Tailored:
@@ -81,8 +81,31 @@ def tailor(
     return Tailored(_text(name, recipe, gpu, found, shown, needed, notes), found, notes, needed)
 
 
-def _choose_inputs(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gpu: Gpu, devices: int, given: Mapping[str, object],
-            notes: list[str]) -> tuple[dict[str, Tree], StepEstimate]:  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class _MemoryModel:
+    """Resource estimates of a recipe with some input values on a GPU model."""
+
+    ws: Workspace
+    recipe: str
+    values: Mapping[str, Tree]
+    gpu: GpuModel
+    devices: int
+
+    def estimate(self, more: Mapping[str, Tree]) -> StepEstimate:
+        """Return the estimate with further input values, which take precedence."""
+        values = {**self.values, **more}
+        return estimates.estimate_values(self.ws, self.recipe, values, self.gpu, self.devices)
+
+
+def _choose_inputs(
+    ws: Workspace,
+    recipe: Recipe,
+    values: Mapping[str, Tree],
+    gpu: GpuModel,
+    devices: int,
+    given: Mapping[str, object],
+    notes: list[str],
+) -> tuple[dict[str, Tree], StepEstimate]:
     """Return the inputs to set in addition to `values`, and the estimate with these inputs.
 
     Adds the reasons to `notes`. Raises CannotRun if no inputs fit or the memory use is unknown.
@@ -91,13 +114,10 @@ def _choose_inputs(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gp
     if values.get("precision") == "bf16" and not gpu.bf16 and "precision" not in given:
         chosen["precision"] = "fp16"
         notes.append(f"precision=fp16: {gpu.name} has no bf16")
-
-    def taking(more: Mapping[str, Any]) -> StepEstimate:
-        return estimates.estimate_values(ws, recipe.id, {**values, **chosen, **more}, gpu, devices)
-
-    found = taking({})
+    model = _MemoryModel(ws, recipe.id, {**values, **chosen}, gpu, devices)
+    found = model.estimate({})
     if found.found is None and estimates.fetch_config(values.get("base")):
-        found = taking({})
+        found = model.estimate({})
     if found.found is None:
         fix = (
             "choose another base model, or download its config.json to a local directory and pass that path"
@@ -106,54 +126,95 @@ def _choose_inputs(ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], gp
         )
         raise CannotRun(f"cannot choose settings: {found.unknown}", fix=fix)
     if found.verdict == "FITS":
-        for more in training_from_inputs.list_larger_batches(values):
-            if not set(more) & set(given) and (larger := taking(more)).verdict == "FITS":
-                (size,) = more.values()
-                notes.append(f"micro_batch={size}: the largest that fits; same result, faster")
-                return {**chosen, **more}, larger
-        return chosen, found
-    # Take the fewest memory savings that fit, or otherwise the fewest with the verdict TIGHT.
-    best: tuple[dict[str, Tree], StepEstimate, list[str]] = ({}, found, [])
-    least = found
-    so_far: dict[str, Tree] = {}
-    why: dict[str, str] = {}
-    for more, cost in training_from_inputs.list_memory_savings(recipe.id, values):
-        if set(more) & set(given):
-            continue
-        so_far |= more
-        why |= {each: f"{each}={json.dumps(value)}: {cost}" for each, value in more.items()}
-        smaller = least = taking(so_far)
-        if smaller.verdict == "FITS" or (smaller.verdict == "TIGHT" and best[1].verdict == "NO"):
-            best = (dict(so_far), smaller, list(why.values()))
-        if smaller.verdict == "FITS":
-            break
-    if best[1].verdict == "NO":
+        larger = training_from_inputs.list_larger_batches(values)
+        more, found = _enlarge_batch(model, larger, given, found, notes)
+        return {**chosen, **more}, found
+    savings = training_from_inputs.list_memory_savings(recipe.id, values)
+    saving = _save_memory(model, savings, given, found)
+    if saving.estimate.verdict == "NO":
         raise CannotRun(
-            f"{recipe.id} does not fit {gpu.name}, even with every memory saving: {least.memory}",
+            f"{recipe.id} does not fit {gpu.name}, even with every memory saving: {saving.least.memory}",
             fix=_others(ws, recipe, values, devices, gpu),
         )
-    notes += best[2]
-    return {**chosen, **best[0]}, best[1]
+    notes += saving.notes
+    return {**chosen, **saving.inputs}, saving.estimate
+
+
+def _enlarge_batch(
+    model: _MemoryModel,
+    larger_batches: Iterable[Mapping[str, Tree]],
+    given: Mapping[str, object],
+    found: StepEstimate,
+    notes: list[str],
+) -> tuple[Mapping[str, Tree], StepEstimate]:
+    """Return the first inputs of `larger_batches` that fit, otherwise no inputs, and the estimate."""
+    for more in larger_batches:
+        if set(more) & set(given):
+            continue
+        larger = model.estimate(more)
+        if larger.verdict == "FITS":
+            (size,) = more.values()
+            notes.append(f"micro_batch={size}: the largest that fits; same result, faster")
+            return more, larger
+    return {}, found
+
+
+@dataclass(frozen=True, slots=True)
+class _Saving:
+    """Inputs that reduce the memory use, with the estimate and the reasons for them.
+
+    `least` is the estimate with all savings that were tried.
+    """
+
+    inputs: Mapping[str, Tree]
+    estimate: StepEstimate
+    notes: Sequence[str]
+    least: StepEstimate
+
+
+def _save_memory(
+    model: _MemoryModel,
+    savings: Iterable[tuple[Mapping[str, Tree], str]],
+    given: Mapping[str, object],
+    found: StepEstimate,
+) -> _Saving:
+    """Return the fewest memory savings that fit, or otherwise the fewest with the verdict TIGHT.
+
+    Without such savings, return no inputs with the estimate `found`.
+    """
+    best = _Saving({}, found, (), found)
+    inputs: dict[str, Tree] = {}
+    reasons: dict[str, str] = {}
+    for more, cost in savings:
+        if set(more) & set(given):
+            continue
+        inputs |= more
+        for name, value in more.items():
+            reasons[name] = f"{name}={json.dumps(value)}: {cost}"
+        smaller = model.estimate(inputs)
+        if smaller.verdict == "FITS":
+            return _Saving(inputs, smaller, [*reasons.values()], smaller)
+        if smaller.verdict == "TIGHT" and best.estimate.verdict == "NO":
+            best = _Saving({**inputs}, smaller, [*reasons.values()], smaller)
+        best = replace(best, least=smaller)
+    return best
 
 
 def _others(
-    ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], devices: int, gpu: Gpu
+    ws: Workspace, recipe: Recipe, values: Mapping[str, Tree], devices: int, gpu: GpuModel
 ) -> str:
     """Return a fix that names the larger GPUs with enough memory for the recipe, smallest first."""
+    gpus = sorted(estimates.load_hardware().gpus, key=lambda each: (each.usable, each.tflops))
     fitting = []
-    for other in sorted(
-        estimates.load_hardware().gpus, key=lambda each: (each.usable, each.tflops)
-    ):
-        if (
-            other.usable > gpu.usable
-            and estimates.estimate_values(ws, recipe.id, values, other, devices).verdict == "FITS"
-        ):
-            fitting.append(other.name)
-    return (
-        f"choose a GPU that fits: {', '.join(fitting)}"
-        if fitting
-        else "choose a smaller base model: no known GPU is large enough"
-    )
+    for larger in gpus:
+        if larger.usable <= gpu.usable:
+            continue
+        model = _MemoryModel(ws, recipe.id, values, larger, devices)
+        if model.estimate({}).verdict == "FITS":
+            fitting.append(larger.name)
+    if fitting:
+        return f"choose a GPU that fits: {', '.join(fitting)}"
+    return "choose a smaller base model: no known GPU is large enough"
 
 
 def _is_missing(
@@ -163,7 +224,7 @@ def _is_missing(
     return spec.type != "secret" and spec.required and not spec.has_default and not said
 
 
-def _nearest(recipe: Recipe, gpu: Gpu) -> str | None:
+def _nearest(recipe: Recipe, gpu: GpuModel) -> str | None:
     """Return the preset with the largest `gpu_memory` that the GPU has.
 
     If all presets require more memory, return the preset with the smallest `gpu_memory`. None if no
@@ -177,11 +238,9 @@ def _nearest(recipe: Recipe, gpu: Gpu) -> str | None:
     if not sizes:
         return None
     fitting = {name: size for name, size in sizes.items() if size <= gpu.memory * 1e9}
-    return (
-        max(fitting, key=lambda name: fitting[name])
-        if fitting
-        else min(sizes, key=lambda name: sizes[name])
-    )
+    if fitting:
+        return max(fitting, key=lambda name: fitting[name])
+    return min(sizes, key=lambda name: sizes[name])
 
 
 # -- text --------------------------------------------------------------------------------------------------------------------------------------------
@@ -190,7 +249,7 @@ def _nearest(recipe: Recipe, gpu: Gpu) -> str | None:
 def _text(
     name: str,
     recipe: Recipe,
-    gpu: Gpu,
+    gpu: GpuModel,
     found: StepEstimate,
     shown: Mapping[str, Tree],
     needed: list[str],
@@ -244,7 +303,7 @@ def _text(
     return "\n".join(lines) + "\n"
 
 
-def _resources(recipe: Recipe, gpu: Gpu, size: str) -> dict[str, Tree]:
+def _resources(recipe: Recipe, gpu: GpuModel, size: str) -> dict[str, Tree]:
     wants = recipe.resources
     found: dict[str, Tree] = {"gpus": wants.gpus or 1, "gpu": gpu.asked, "gpu_memory": size}
     found |= {
@@ -257,20 +316,29 @@ def _resources(recipe: Recipe, gpu: Gpu, size: str) -> dict[str, Tree]:
 
 def _declare_input(spec: Input, value: Tree, has_value: bool) -> str:
     """Return a library input's YAML declaration, with `value` as the default if `has_value`."""
+    is_secret_type = spec.type == "secret"
     found: dict[str, object] = {"type": spec.type}
     if spec.items:
         found["items"] = spec.items
     if has_value:
         found["default"] = value
     found |= spec.limits
-    if spec.type == "secret":
+    if is_secret_type:
         found |= {"env": spec.env, "required": spec.required}
-    found |= {"secret": spec.secret} if spec.secret else {}
-    found |= {"only": list(spec.only)} if spec.only else {}
-    found |= {name: True for name in ("continues", "stream", "member") if getattr(spec, name)}
-    found |= {"key": False} if not spec.key else {}
-    found |= {"required": False} if not spec.required and spec.type != "secret" else {}
-    return _flow({**found, **({"doc": spec.doc} if spec.doc else {})})
+    if spec.secret:
+        found["secret"] = spec.secret
+    if spec.only:
+        found["only"] = list(spec.only)
+    for name in ("continues", "stream", "member"):
+        if getattr(spec, name):
+            found[name] = True
+    if not spec.key:
+        found["key"] = False
+    if not spec.required and not is_secret_type:
+        found["required"] = False
+    if spec.doc:
+        found["doc"] = spec.doc
+    return _flow(found)
 
 
 def _default(spec: Input) -> Tree:

@@ -29,7 +29,7 @@ NOUNS: dict[str, str] = {
 
 
 def kind_of(address: str) -> Kind:
-    """Return the scheme of an address, or `path`."""
+    """Return the scheme of an address, or `path` for a local path."""
     found = _SCHEME.match(address)
     return next((scheme for scheme in _SCHEMES if found and found[1] == scheme), "path")
 
@@ -99,7 +99,7 @@ def _wrong_type(kind: AddressType, value: object) -> BadValue:
 
 
 def _normalize_path(kind: AddressType, value: str) -> str:
-    """Return a path unchanged; a model named `org/name` becomes a Hub address."""
+    """Convert a model name `org/name` to a Hub address, and return other paths unchanged."""
     if kind == "model" and value[0] not in "./~" and _HUB.fullmatch(value):
         return f"hf://{value}"
     return value
@@ -116,7 +116,7 @@ def _check_scheme(kind: AddressType, scheme: str) -> None:
 
 
 def _normalize_hub_address(kind: AddressType, value: str) -> str:
-    """Return the canonical Hub address; datasets and models have separate namespaces."""
+    """Return the canonical form of a Hub address. Datasets and models have separate namespaces."""
     is_foreign = kind == "model" and value.startswith("hf://datasets/")
     if is_foreign or not _HUB.fullmatch(value):
         message = f"must be hf://org/name or hf://org/name@revision, not {show(value)}"

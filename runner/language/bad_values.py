@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 class BadValue(Exception):
-    """An invalid value for an input.
+    """Error for an invalid value of an input.
 
     `message` continues a sentence that starts with the input's name. `fix` proposes a remedy.
     """
@@ -17,12 +17,12 @@ class BadValue(Exception):
 
 
 def text_of(value: object) -> str:
-    """Return a value in recipe syntax: `true`, not `True`."""
+    """Format a value in recipe syntax, for example `true` instead of `True`."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def show(value: object) -> str:
-    """Return a value for a message: its first line, cut to 60 characters, or its type."""
+    """Format a value for a message: the first line cut to 60 characters, or the type."""
     if isinstance(value, str):
         line = value.partition("\n")[0]
         return f'"{line if len(line) <= 60 else line[:57] + "..."}"'
@@ -38,10 +38,10 @@ def show(value: object) -> str:
 
 
 def join_or(words: Sequence[str]) -> str:
-    """Return `a, b or c`."""
+    """Join words as `a, b or c`."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def count(number: int, noun: str) -> str:
-    """Return `1 item`, `2 items`."""
+    """Format a count with its noun, such as `1 item` or `2 items`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from runner.errors import Invalid, Location, NotFound, Problem
 
-from .node_places import NO_NODE, Lines, Places
+from .node_places import NO_NODE, LineTable, Places
 from .scalar_places import inside
 from .yaml_reader import MAX_PROBLEMS, LimitError, Locate, YamlReader, find_doubtful_scalars
 from .yaml_scalars import REFUSED_CHARACTERS
@@ -24,7 +24,7 @@ MAX_BYTES = 24_000_000
 
 
 class _Found(NamedTuple):
-    """The deepest existing part of a path."""
+    """The deepest existing part of a path in a document."""
 
     key: int  # node; NO_NODE for an item of a list and for the document
     node: int  # of the value
@@ -33,7 +33,7 @@ class _Found(NamedTuple):
 
 
 class Document:
-    """The values of a file with their source locations.
+    """A parsed YAML file: its values with their source locations.
 
     `value` is plain data: dict, list, str, int, float, bool, None.
     """
@@ -71,7 +71,7 @@ class Document:
         return self._at(*inside(self.text[start:end], start, found.value, offset, length))
 
     def source_text(self, path: tuple[str | int, ...]) -> str:
-        """Return the source text of the scalar at `path`, with quotes; empty without a scalar."""
+        """Return the source text of the scalar at `path`, with quotes, or "" without a scalar."""
         found = self._walk(path)
         if not found.is_whole or isinstance(found.value, (dict, list)):
             return ""
@@ -102,13 +102,13 @@ class Document:
         length: int | None = None,
         severity: str = "error",
     ) -> Problem:
-        """Return a Problem at `path`; see `locate` for the arguments."""
+        """Build a problem located at `path` of the document. Arguments are as in `locate`."""
         where = self.locate(path, key=key, offset=offset, length=length)
         return Problem(code, message, where, fix, severity)
 
     @property
     def warnings(self) -> tuple[Problem, ...]:
-        """Valid YAML scalars that probably mean something else."""
+        """Warnings about valid YAML scalars that are probably mistakes."""
         found = islice(find_doubtful_scalars(self.text, self._places), MAX_PROBLEMS)
         return tuple(
             Problem(code, message, self._at(start, end), fix, "warning")
@@ -117,7 +117,7 @@ class Document:
 
 
 def read(path: Path) -> Document:
-    """Return the document in a file.
+    """Parse a YAML file to a document.
 
     Raises NotFound, or Invalid with every problem.
     """
@@ -136,7 +136,7 @@ def read(path: Path) -> Document:
 
 
 def parse(text: str | bytes, name: str) -> Document:
-    """Return the document in `text`; messages call it `name`.
+    """Parse YAML text to a document. Messages call it `name`.
 
     Raises Invalid with every problem.
     """
@@ -145,7 +145,7 @@ def parse(text: str | bytes, name: str) -> Document:
     if isinstance(text, bytes):
         text = _decode(text, name)
     text = text.removeprefix("\ufeff")
-    locate = Lines(name, text).location
+    locate = LineTable(name, text).location
     _refuse_control_characters(text, locate)
     reader = YamlReader(text, locate)
     try:
@@ -158,9 +158,9 @@ def parse(text: str | bytes, name: str) -> Document:
 
 
 def _limit_problem(limit: LimitError, name: str, text: str) -> Problem:
-    """Return the problem of an exceeded limit, without a scan of the remaining lines."""
+    """Return the problem of an exceeded size limit, without scanning the remaining lines."""
     end_of_line = text.find("\n", limit.index) + 1
-    lines = Lines(name, text[:end_of_line] if end_of_line else text)
+    lines = LineTable(name, text[:end_of_line] if end_of_line else text)
     where = lines.location(limit.index, limit.index + 1)
     return Problem(limit.code, limit.message, where, limit.fix)
 

@@ -25,7 +25,7 @@ _PARTS = ("run", "accelerate", "env", "files", "deps", "outputs", "with")
 
 
 def warnings(recipe: Recipe) -> Iterator[Problem]:
-    """Yield a warning for each read of a value that is known to be empty."""
+    """Yield a warning for each template that reads a value known to be empty."""
     for name in recipe.inputs:
         yield from _of_part(recipe, None, ("inputs", name, "default"), {})
     for step in recipe.steps.values():
@@ -35,7 +35,7 @@ def warnings(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _certain_values(step: Step) -> Facts:
-    """Return the values that are certain while a step runs, from its `when`."""
+    """Return values that a step's `when` condition makes certain while the step runs."""
     if not isinstance(step.when, str):
         return {}
     text = step.when.strip()
@@ -74,7 +74,7 @@ def _of_part(recipe: Recipe, step: Step | None, where: Where, known: Facts) -> I
 def _describe_read(
     step: Step | None, known: Facts, reference: Reference, value: object
 ) -> tuple[str, str]:
-    """Return the message and the fix for an empty read."""
+    """Return the message and the fix for a template that reads an empty value."""
     name = ".".join(reference.path)
     shown = show(value)
     if step is not None and any(reference.path[: len(path)] == path for path in known):
@@ -85,7 +85,7 @@ def _describe_read(
 
 
 def _value_at(tree: Any, where: Where) -> Tree:
-    """Return the value at a path of a document; None if there is none."""
+    """Return the value at a path of a document, or None if the path does not exist."""
     for key in where:
         try:
             tree = tree[key]

@@ -34,7 +34,7 @@ class Import(NamedTuple):
 
 
 class Imports(NamedTuple):
-    """The imports of a file, the names in its `__all__`, and doubts about completeness.
+    """Imports of a Python file, the names in its `__all__`, and doubts about completeness.
 
     A doubt is a sentence without its subject, the file.
     """
@@ -45,7 +45,7 @@ class Imports(NamedTuple):
 
     @property
     def module_names(self) -> tuple[str, ...]:
-        """Every name that may be a module of another package, such as `a` and `a.b`."""
+        """All names that may be modules of other packages, such as `a` and `a.b`."""
         names: dict[str, None] = {}
         for each in self.found:
             if not each.level:
@@ -55,7 +55,7 @@ class Imports(NamedTuple):
 
     @classmethod
     def load(cls, row: Sequence[Any]) -> Imports:
-        """Return the imports from their JSON array."""
+        """Load imports from their JSON array."""
         found, exported, doubts = row
         return cls(
             tuple(Import(level, module, tuple(names)) for level, module, names in found),
@@ -64,8 +64,8 @@ class Imports(NamedTuple):
         )
 
 
-class Start(NamedTuple):
-    """A script path or a module name in a command."""
+class EntryPoint(NamedTuple):
+    """A script path or module name started by a command."""
 
     kind: Literal["script", "module"]
     name: str
@@ -73,8 +73,8 @@ class Start(NamedTuple):
 
 def find_starts(
     run: Sequence[Tree] | str | None, accelerate: Mapping[str, Tree] | None
-) -> list[Start]:
-    """Return the distinct scripts and modules in a command, as written.
+) -> list[EntryPoint]:
+    """Return the distinct scripts and modules started by a command, as written.
 
     Words with a template are left out.
     """
@@ -85,32 +85,32 @@ def find_starts(
     return list(dict.fromkeys([*found, *_started_by_accelerate(accelerate or {})]))
 
 
-def _started_by_script(run: str) -> Iterator[Start]:
+def _started_by_script(run: str) -> Iterator[EntryPoint]:
     for module, script in _WORD.findall(_EXPRESSION.sub("\0", run)):
-        yield Start("module", module) if module else Start("script", script)
+        yield EntryPoint("module", module) if module else EntryPoint("script", script)
 
 
-def _started_by_arguments(run: Sequence[Tree]) -> Iterator[Start]:
+def _started_by_arguments(run: Sequence[Tree]) -> Iterator[EntryPoint]:
     before = ""
     for word in _texts(run):
         if "{{" not in word:
             if before == "-m" and re.fullmatch(r"[A-Za-z_][\w.]*", word):
-                yield Start("module", word)
+                yield EntryPoint("module", word)
             elif word.endswith((".py", ".sh")) and not word.startswith("-"):
-                yield Start("script", word)
+                yield EntryPoint("script", word)
         before = word
 
 
-def _started_by_accelerate(block: Mapping[str, Tree]) -> Iterator[Start]:
+def _started_by_accelerate(block: Mapping[str, Tree]) -> Iterator[EntryPoint]:
     kinds: tuple[Literal["script", "module"], ...] = ("script", "module")
     for kind in kinds:
         name = block.get(kind)
         if isinstance(name, str) and "{{" not in name:
-            yield Start(kind, name)
+            yield EntryPoint(kind, name)
 
 
 def _texts(run: Sequence[Tree]) -> Iterator[str]:
-    """Yield the texts of a command, including nested lists."""
+    """Yield the words of a command, including words in nested lists."""
     for item in run:
         if isinstance(item, list):
             yield from _texts(item)

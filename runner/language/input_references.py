@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def leaves(tree: Tree, path: Where = ()) -> Iterator[tuple[str, Where]]:
-    """Yield each text in `tree` that contains a template, with its path."""
+    """Yield each text in `tree` that contains a template, with the path of the text."""
     match tree:
         case str() if has(tree):
             yield tree, path
@@ -30,7 +30,7 @@ def leaves(tree: Tree, path: Where = ()) -> Iterator[tuple[str, Where]]:
 
 
 def find_inputs(tree: Tree) -> Iterator[str]:
-    """Yield the inputs that the templates in `tree` read.  Raises TemplateError."""
+    """Yield the names of inputs read by the templates in `tree`. Raises TemplateError."""
     for leaf, _ in leaves(tree):
         for reference in references(leaf):
             if reference.path[0] == "inputs" and len(reference.path) > 1:
@@ -56,13 +56,13 @@ def find_dependents(
 
 
 def _value_in_recipe(recipe: Recipe, preset: str | None, name: str) -> Tree:
-    """Return an input's value in a preset, or else its default."""
+    """Return an input's preset value, or else its default."""
     chosen = presets.of_input(recipe, preset, name)
     return recipe.presets[chosen].inputs[name] if chosen else recipe.inputs[name].default
 
 
 def _reads_any(tree: Tree, names: Collection[str]) -> bool:
-    """Return whether a value reads one of these inputs; an invalid template reads none."""
+    """Return True if a value's templates read one of these inputs. Invalid templates read none."""
     try:
         return any(name in names for name in find_inputs(tree))
     except TemplateError:
@@ -70,7 +70,7 @@ def _reads_any(tree: Tree, names: Collection[str]) -> bool:
 
 
 def sort_dependencies(needs: Mapping[str, set[str]]) -> tuple[list[str], tuple[str, ...]]:
-    """Return the names in dependency order, and a cycle, empty if there is none.
+    """Sort names in dependency order, and return them with a cycle (empty if none exists).
 
     The cycle starts and ends with the same name. Names that depend on it are left out.
     """
@@ -90,7 +90,7 @@ def sort_dependencies(needs: Mapping[str, set[str]]) -> tuple[list[str], tuple[s
 
 
 def template_problem(document: Document, path: Where, error: TemplateError) -> Problem:
-    """Return a template error as a problem located inside the value at `path`."""
+    """Convert a template error to a problem located inside the value at `path`."""
     return document.problem(
         "template", str(error), path, fix=error.fix, offset=error.offset, length=error.length
     )

@@ -58,7 +58,7 @@ def convert(spec: Input, value: object) -> Tree:
 
 
 def _is_null(spec: Input, value: object) -> bool:
-    """Return whether a value is null; the text `null` counts unless the input takes text."""
+    """Return True if a value is null. The text `null` counts, except for text inputs."""
     return value is None or (value == "null" and spec.type not in ("string", "choice"))
 
 
@@ -76,7 +76,7 @@ def _check_null(spec: Input) -> None:
 
 
 def _convert(kind: InputType, spec: Input, value: object) -> Tree:
-    """Return `value` as a value of this type: the input's, or the type of its items."""
+    """Convert a value to an input type, or to the item type of a list."""
     if takes_text(spec, kind):
         value = written_of(value) or value
     match kind:
@@ -131,7 +131,7 @@ def _number(value: object) -> int | float:
 
 
 def number_of(value: object) -> int | float | None:
-    """Return the number in `value`, as an int if it is whole; None if it is no number.
+    """Convert a number or its text to int (if whole) or float. None for anything else.
 
     An int beyond the range of float is no number.
     """
@@ -156,7 +156,7 @@ def _boolean(value: object) -> bool:
 
 
 def _choice(spec: Input, value: object) -> Tree:
-    """Return the choice equal to this value, or else the choice with this text."""
+    """Return the choice equal to a value, or else the choice with the same text."""
     choices = spec.limits.get("choices")
     known = choices if isinstance(choices, list) else []
     value = plain_number(value)
@@ -172,7 +172,7 @@ def _choice(spec: Input, value: object) -> Tree:
 
 
 def _spells(text: str, choice: Tree) -> bool:
-    """Return whether a text means a choice; numbers may be spelled in any way."""
+    """Return True if a text spells a choice. Numbers may be spelled in any form."""
     return text_of(choice) == text or (is_number(choice) and number_of(text) == choice)
 
 
@@ -192,7 +192,7 @@ def _list(spec: Input, value: object) -> list[Tree]:
 
 
 def _split_list(text: str) -> object:
-    """Return the items of `a,b,c` or of a JSON list."""
+    """Split `a,b,c`, or parse a JSON list, to a list of items."""
     if text.lstrip().startswith("["):
         return _parse_json(text, "a list")
     if not text.strip():
@@ -201,7 +201,7 @@ def _split_list(text: str) -> object:
 
 
 def as_mapping(value: object) -> Tree:
-    """Return a mapping from a mapping or its JSON text.  Raises BadValue."""
+    """Convert a mapping or its JSON text to a mapping. Raises BadValue."""
     if isinstance(value, str):
         value = _parse_json(value, "a mapping")
     if not isinstance(value, Mapping):
@@ -222,7 +222,7 @@ def _address(kind: AddressType, spec: Input, value: object) -> str:
 
 
 def set_parts(name: str, tree: Tree, parts: Iterable[tuple[Sequence[str], object]]) -> Tree:
-    """Set parts of the mapping `tree`, each by its path of keys, and return the mapping.
+    """Set values inside the mapping `tree` by their key paths, and return the mapping.
 
     Text is parsed as JSON if possible. `name` is the input's. Raises BadValue.
     """
@@ -262,7 +262,7 @@ def _parse_json(text: str, noun: str) -> object:
 
 
 def plain_tree(value: object) -> Tree:
-    """Return `value` with plain lists and dicts.
+    """Convert nested containers to plain lists and dicts.
 
     Raises BadValue for types that JSON lacks.
     """
@@ -282,7 +282,7 @@ def plain_tree(value: object) -> Tree:
 
 
 def _is_multiple(value: float, step: float) -> bool:
-    """Return whether a number is a multiple of another in decimal: 0.3 is 3 times 0.1."""
+    """Return True if a number is a decimal multiple of `step`: 0.3 is 3 times 0.1."""
     from fractions import Fraction
 
     return Fraction(repr(value)) % Fraction(repr(step)) == 0

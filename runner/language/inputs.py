@@ -59,11 +59,11 @@ def bind(
     environment: Mapping[str, str] | None = None,
     origins: Mapping[str, str] = NOWHERE,
 ) -> dict[str, Tree]:
-    """Return the value of every input except secrets.  Raises Invalid.
+    """Return the value of every input except secrets, from given values, presets and defaults.
 
-    `preset` may list several presets, `a,b`; later presets take precedence. `environment` holds the
-    variables of secrets; without it, secrets are not checked. `origins` maps values to the files
-    they were read from, for messages.
+    Raises Invalid. `preset` may list several presets, `a,b`; later presets take precedence.
+    `environment` holds the variables of secrets; without it, secrets are not checked. `origins`
+    maps values to the files they were read from, for messages.
     """
     values, problems = try_bind(recipe, given, preset=preset, origins=origins)
     if environment is not None:
@@ -82,7 +82,7 @@ def try_bind(
     preset: str | None = None,
     origins: Mapping[str, str] = NOWHERE,
 ) -> tuple[dict[str, Tree], list[Problem]]:
-    """Return the values that can be bound, and the problems of the others."""
+    """Return the valid input values, and the problems of invalid inputs."""
     problems: list[Problem] = []
     misspelt: set[str | None] = set()
     for name in given:
@@ -107,9 +107,9 @@ def provenance(
     preset: str | None = None,
     origins: Mapping[str, str] = NOWHERE,
 ) -> dict[str, str]:
-    """Return the source of each input value, and the parts of objects that were set.
+    """Return the source of each input value: `given`, a file, `preset NAME` or `default`.
 
-    The source is `given` or a file, `preset NAME`, or `default`.
+    Parts of objects that were set are included.
     """
     found = {}
     for name, spec in recipe.inputs.items():
@@ -126,12 +126,12 @@ def provenance(
 
 
 def _input_of(name: str) -> str:
-    """Return the input in `a` or `a.b`."""
+    """Return the input name in `name` or `name.part`."""
     return name.partition(".")[0]
 
 
 def _unknown_input(recipe: Recipe, name: str, origin: str) -> Problem | None:
-    """Return the problem of an unknown input name or part; None if it is known."""
+    """Return the problem of an unknown input or part name, or None for a known name."""
     whole, dot, _ = name.partition(".")
     where = f" ({origin})" if origin else ""
     if whole not in recipe.inputs:
@@ -178,7 +178,7 @@ def _unusable_secret(recipe: Recipe, spec: Input, environment: Mapping[str, str]
 
 
 class _Binder:
-    """One binding of inputs, in the order of their dependencies."""
+    """Binding of a recipe's inputs to values, in dependency order."""
 
     def __init__(
         self,
@@ -201,7 +201,7 @@ class _Binder:
         self.values: dict[str, Tree] = {}
 
     def bind(self) -> dict[str, Tree]:
-        """Return the values that can be bound, in the order of the recipe."""
+        """Return all values that can be bound, in recipe order."""
         inputs = {name: spec for name, spec in self.recipe.inputs.items() if spec.type != "secret"}
         needs = {name: self._needs(name) & inputs.keys() for name in inputs}
         names, circle = sort_dependencies(needs)
@@ -216,7 +216,7 @@ class _Binder:
         return {name: self.values[name] for name in inputs if name in self.values}
 
     def _needs(self, name: str) -> set[str]:
-        """Return the inputs on which the value of an input depends; none for a given value."""
+        """Return the inputs on which an input's value depends, or none for a given value."""
         if name in self.given:
             return set()
         tree, _ = self._value_in_recipe(name)
@@ -226,7 +226,7 @@ class _Binder:
             return set()  # reported when the value is made
 
     def _value_in_recipe(self, name: str) -> tuple[Tree, Where]:
-        """Return an input's value in a preset, or else its default, and its path."""
+        """Return an input's preset value or else its default, with the path in the recipe."""
         chosen = presets.of_input(self.recipe, self.preset, name)
         if chosen:
             return self.recipe.presets[chosen].inputs[name], ("presets", chosen, name)
@@ -261,7 +261,7 @@ class _Binder:
                 self._report(spec.name, problem)
 
     def _render(self, tree: Tree, path: Where) -> Tree:
-        """Return `tree` with its templates evaluated.  Raises Invalid for the first error."""
+        """Evaluate the templates in `tree`. Raises Invalid for the first error."""
         match tree:
             case str() if has(tree):
                 scope = {"inputs": self.values, "fixtures": str(library.fixtures())}
@@ -276,7 +276,7 @@ class _Binder:
         return tree
 
     def _check_secret(self, spec: Input) -> None:
-        """Report a given secret, unless `with` passes on another secret by name.
+        """Report a secret given by value, unless `with` passes on another secret by name.
 
         A value in a command line is no longer secret.
         """

@@ -21,8 +21,8 @@ INNER = "\1"
 Role: TypeAlias = Literal["code", "name", "number", "operand", "one", "program"]
 
 
-class Word(NamedTuple):
-    """One word of a command.
+class CommandWord(NamedTuple):
+    """One word of a shell command.
 
     `text` has no quotes. `redirect` is the operator before the word.
     """
@@ -34,7 +34,7 @@ class Word(NamedTuple):
 
 
 class Ruling(NamedTuple):
-    """The values allowed between two offsets, because of the command `by`."""
+    """Restriction on template values between two offsets, imposed by the command `by`."""
 
     role: Role
     start: int
@@ -43,15 +43,15 @@ class Ruling(NamedTuple):
 
 
 class SourceWords(NamedTuple):
-    """The words that the interpreter `by` evaluates, and whether it evaluates its input."""
+    """Words evaluated as code by the interpreter `by`, and whether it also evaluates its input."""
 
     by: str = ""
-    words: Sequence[Word] = ()
+    words: Sequence[CommandWord] = ()
     input: bool = False
 
 
 class _Program(NamedTuple):
-    """The ways in which an interpreter receives code.
+    """Options through which an interpreter receives code.
 
     Letters of options: `code` for options with code as argument, `file` for options with a code
     file, `input` for options that read code from the input. `takes`: options with any other
@@ -145,7 +145,7 @@ _NUMBERS = frozenset(
 """Variables whose value a shell computes."""
 
 
-def rulings(words: Sequence[Word]) -> Iterator[Ruling]:
+def rulings(words: Sequence[CommandWord]) -> Iterator[Ruling]:
     """Yield the restrictions on template values in one command."""
     for word in words:
         if word.redirect:
@@ -158,8 +158,8 @@ def rulings(words: Sequence[Word]) -> Iterator[Ruling]:
         yield from _builtin(command)
 
 
-def assignment(word: Word) -> tuple[str, Role | None] | None:
-    """Return the variable that a word sets and the role of its value; None without one."""
+def assignment(word: CommandWord) -> tuple[str, Role | None] | None:
+    """Return the variable set by an assignment word and the role of its value, or None."""
     found = _FIXED_ASSIGNMENT.match(word.text)
     if found is None:
         return None
@@ -169,7 +169,7 @@ def assignment(word: Word) -> tuple[str, Role | None] | None:
     return name, "number" if name in _NUMBERS else None
 
 
-def find_evaluated(words: Sequence[Word]) -> Iterator[str]:
+def find_evaluated(words: Sequence[CommandWord]) -> Iterator[str]:
     """Yield the variables that a command declares as integers or name references.
 
     A shell evaluates the values of such variables.
@@ -184,8 +184,8 @@ def find_evaluated(words: Sequence[Word]) -> Iterator[str]:
             yield word.text.partition("=")[0]
 
 
-def declares(words: Sequence[Word], name: str, arrays: Container[str]) -> bool:
-    """Return whether a command, as far as it was read, may set an array variable.
+def declares(words: Sequence[CommandWord], name: str, arrays: Container[str]) -> bool:
+    """Return True if a partly read command may set an array variable.
 
     The variable is in `arrays`, or the command declares it as an array.
     """
@@ -202,7 +202,7 @@ def declares(words: Sequence[Word], name: str, arrays: Container[str]) -> bool:
 # -- the shell's own commands --
 
 
-def _strip_prefixes(words: Sequence[Word]) -> list[Word]:
+def _strip_prefixes(words: Sequence[CommandWord]) -> list[CommandWord]:
     """Return a command without redirections and without a leading `command -p` or `builtin`."""
     command = [word for word in words if not word.redirect]
     while command and command[0].text in ("command", "builtin"):
@@ -213,12 +213,12 @@ def _strip_prefixes(words: Sequence[Word]) -> list[Word]:
     return command
 
 
-def _options(command: Sequence[Word]) -> str:
-    """Return the letters of all options of a command."""
+def _options(command: Sequence[CommandWord]) -> str:
+    """Return the letters of all single-letter options of a command."""
     return "".join(word.text[1:] for word in command[1:] if word.text[:1] in ("-", "+"))
 
 
-def _builtin(command: Sequence[Word]) -> Iterator[Ruling]:
+def _builtin(command: Sequence[CommandWord]) -> Iterator[Ruling]:
     """Yield the restrictions of a shell builtin on its words."""
     head = command[0].text
     if head in _READS_ALL:
@@ -237,12 +237,12 @@ def _builtin(command: Sequence[Word]) -> Iterator[Ruling]:
         yield from _test(command)
 
 
-def _rule_all(command: Sequence[Word], role: Role) -> Iterator[Ruling]:
+def _rule_all(command: Sequence[CommandWord], role: Role) -> Iterator[Ruling]:
     for word in command[1:]:
         yield Ruling(role, word.start, word.end, command[0].text)
 
 
-def _trap(command: Sequence[Word]) -> Iterator[Ruling]:
+def _trap(command: Sequence[CommandWord]) -> Iterator[Ruling]:
     """Yield the restriction on the first operand of `trap`, which is code."""
     for word in command[1:]:
         if word.text not in ("--", "-p", "-l"):
@@ -250,8 +250,8 @@ def _trap(command: Sequence[Word]) -> Iterator[Ruling]:
             return
 
 
-def _names(command: Sequence[Word], takes: str) -> Iterator[Ruling]:
-    """Yield the restrictions on operands that name variables.
+def _names(command: Sequence[CommandWord], takes: str) -> Iterator[Ruling]:
+    """Yield the restrictions on operands that are variable names.
 
     `takes` has the letters of options with another argument.
     """
@@ -262,8 +262,8 @@ def _names(command: Sequence[Word], takes: str) -> Iterator[Ruling]:
             yield Ruling(role, word.start, word.end, command[0].text)
 
 
-def _role_of_name(before: str, word: Word, takes: str, options: str) -> Role | None:
-    """Return the role of a value in an operand; None if any text is allowed."""
+def _role_of_name(before: str, word: CommandWord, takes: str, options: str) -> Role | None:
+    """Return the role of a template value in an operand, or None if any text is allowed."""
     found = assignment(word)
     if found is None:
         is_option = takes and (
@@ -276,8 +276,8 @@ def _role_of_name(before: str, word: Word, takes: str, options: str) -> Role | N
     return "name" if "n" in options else found[1]
 
 
-def _after_option(command: Sequence[Word], option: str) -> Iterator[Ruling]:
-    """Yield the rulings of `printf -v` and `wait -p`, whose option names a variable.
+def _after_option(command: Sequence[CommandWord], option: str) -> Iterator[Ruling]:
+    """Yield the restrictions of `printf -v` and `wait -p`, whose option argument is a variable name.
 
     No operand may become this option.
     """
@@ -293,7 +293,7 @@ def _after_option(command: Sequence[Word], option: str) -> Iterator[Ruling]:
             return
 
 
-def _test(command: Sequence[Word]) -> Iterator[Ruling]:
+def _test(command: Sequence[CommandWord]) -> Iterator[Ruling]:
     head = command[0].text
     for at, word in enumerate(command[1:], 1):
         before = command[at - 1].text
@@ -310,7 +310,7 @@ def _test(command: Sequence[Word]) -> Iterator[Ruling]:
 # -- other interpreters --
 
 
-def source(words: Sequence[Word]) -> SourceWords:
+def source(words: Sequence[CommandWord]) -> SourceWords:
     """Return the words of a command that another interpreter evaluates as code."""
     command = _strip_prefixes(words)
     if not command:
@@ -334,8 +334,8 @@ def source(words: Sequence[Word]) -> SourceWords:
     return found
 
 
-def _source_of_head(command: Sequence[Word]) -> SourceWords:
-    """Return the words that a command such as `ssh` or `xargs` evaluates."""
+def _source_of_head(command: Sequence[CommandWord]) -> SourceWords:
+    """Return the words evaluated by a command such as `ssh` or `xargs`."""
     head = command[0].text
     name = _base(head)
     if name in _READ_ANY_WORD:
@@ -346,24 +346,24 @@ def _source_of_head(command: Sequence[Word]) -> SourceWords:
 
 
 def _add(found: SourceWords, more: SourceWords) -> SourceWords:
-    """Return the words of both; the first interpreter gives the name."""
+    """Merge two sets of evaluated words. The first interpreter gives the name."""
     return SourceWords(found.by or more.by, [*found.words, *more.words], found.input or more.input)
 
 
-def _values_of_env(command: Sequence[Word]) -> list[Word]:
-    """Return the options of `env`, and values that may become options, before its command."""
+def _values_of_env(command: Sequence[CommandWord]) -> list[CommandWord]:
+    """Return the words of `env` before its command that are or may become options."""
     own = takewhile(
         lambda word: word.text.startswith((VALUE, "-")) or "=" in word.text, command[1:]
     )
     return [word for word in own if word.text.startswith((VALUE, "-"))]
 
 
-def _read_arguments(arguments: Sequence[Word], program: _Program) -> SourceWords:
-    """Return the options of an interpreter and the words with code.
+def _read_arguments(arguments: Sequence[CommandWord], program: _Program) -> SourceWords:
+    """Return the options of an interpreter and the words that contain code.
 
     Without an option for code, the first operand is the code, or else the input.
     """
-    read: list[Word] = []
+    read: list[CommandWord] = []
     at, has_source = 0, False
     while at < len(arguments):
         text = arguments[at].text
@@ -385,7 +385,7 @@ def _read_arguments(arguments: Sequence[Word], program: _Program) -> SourceWords
 
 
 def _reads_from_input(text: str, program: _Program) -> bool:
-    """Return whether an argument makes an interpreter read its input, such as `-` or `sh -s`."""
+    """Return True if an argument makes an interpreter read code from its input, as `-` does."""
     if _INPUT.fullmatch(text):
         return True
     option = f"-[A-Za-z]*[{program.input}][A-Za-z]*"
@@ -393,24 +393,24 @@ def _reads_from_input(text: str, program: _Program) -> bool:
 
 
 def _names_source(text: str, program: _Program) -> bool:
-    """Return whether the argument of this option is code or names a code file."""
+    """Return True if the argument of an option is code or a code file."""
     if _is_code(text, program):
         return True
     return bool(program.file and re.fullmatch(f"-[A-Za-z]*[{program.file}]", text))
 
 
 def _takes_argument(text: str, program: _Program) -> bool:
-    """Return whether this option has an argument; a shell's may end a group of letters."""
+    """Return True if an option has an argument. In shells, the option may end a letter group."""
     return text in program.takes or (program is _SHELL and f"-{text[-1]}" in program.takes)
 
 
 def _is_code(text: str, program: _Program) -> bool:
-    """Return whether the argument of this option is code."""
+    """Return True if the argument of an option is code."""
     return text in _CODE_AT_LENGTH or re.match(f"-[A-Za-z]*[{program.code}]", text) is not None
 
 
-def _reads_input(name: str, command: Sequence[Word]) -> bool:
-    """Return whether a command of _READ_ANY_WORD evaluates its input."""
+def _reads_input(name: str, command: Sequence[CommandWord]) -> bool:
+    """Return True if a command such as `source` or `su` evaluates its input."""
     match name:
         case "source" | ".":
             return any(_INPUT.fullmatch(word.text) for word in command[1:])
@@ -428,8 +428,8 @@ def _reads_input(name: str, command: Sequence[Word]) -> bool:
             return starts_shell or _inner_reads_input(command[1:])
 
 
-def _inner_reads_input(carried: Sequence[Word]) -> bool:
-    """Return whether the command inside `ssh` or `sudo` evaluates its input.
+def _inner_reads_input(carried: Sequence[CommandWord]) -> bool:
+    """Return True if the command inside `ssh` or `sudo` evaluates its input.
 
     Without a command, these start a shell.
     """
@@ -442,7 +442,7 @@ def _inner_reads_input(carried: Sequence[Word]) -> bool:
     return False
 
 
-def _skip_host(command: Sequence[Word]) -> int:
+def _skip_host(command: Sequence[CommandWord]) -> int:
     """Return the index of the first word after the options and the host of `ssh`."""
     at = 1
     while at < len(command) and command[at].text.startswith("-"):
@@ -451,7 +451,7 @@ def _skip_host(command: Sequence[Word]) -> int:
 
 
 def _program(text: str) -> _Program | None:
-    """Return the interpreter that a word names; None if it is not an interpreter."""
+    """Return the interpreter named by a word, or None for other programs."""
     name = _base(text)
     return next((program for pattern, program in _PROGRAMS if pattern.fullmatch(name)), None)
 

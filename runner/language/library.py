@@ -14,7 +14,7 @@ from typing import NamedTuple
 from runner import extensions
 from runner.errors import Invalid, NotFound, Problem, did_you_mean
 
-from ..paths import BUNDLED, Location, is_path, shipped
+from ..paths import BUNDLED, CallerLocation, is_path, shipped
 
 _NAME = re.compile(r"([a-z][a-z0-9_-]*)@([1-9][0-9]{0,8})")
 _VERSION = re.compile(r"[1-9][0-9]{0,8}")
@@ -23,8 +23,8 @@ _HEAD_BYTES = 65536
 """`recipe:` and `summary:` stand at the top of a file."""
 
 
-class Entry(NamedTuple):
-    """A recipe with its summary from the first lines.
+class LibraryEntry(NamedTuple):
+    """A recipe file with its summary, read from the first lines.
 
     `origin` is the package with the recipe; empty for the library and for workspace files.
     """
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
 
 
 def fixtures() -> Path:
-    """Return the directory for `{{ fixtures }}`."""
+    """Return the directory of shipped fixtures, for `{{ fixtures }}` in templates."""
     return shipped() / "fixtures"
 
 
@@ -50,8 +50,8 @@ def schema_text() -> str:
     return (shipped() / "schemas" / "recipe.schema.json").read_text("utf-8")
 
 
-def entries() -> list[Entry]:
-    """Return all library recipes, then the recipes of each other package.
+def entries() -> list[LibraryEntry]:
+    """List all library recipes, then the recipes of other installed packages.
 
     Sorted by name, newest version first.
     """
@@ -62,9 +62,9 @@ def entries() -> list[Entry]:
 
 
 def faults() -> list[Problem]:
-    """Return the problems of other packages: duplicate recipe names and missing folders."""
+    """Return the problems of other recipe packages: duplicate recipe names, missing folders."""
     ours = {entry.name for entry in _entries(shipped() / "recipes", "")}
-    entries_of: dict[str, list[Entry]] = {}
+    entries_of: dict[str, list[LibraryEntry]] = {}
     for entry in _list_package_recipes():
         entries_of.setdefault(entry.name, []).append(entry)
     problems: list[Problem] = []
@@ -80,8 +80,8 @@ def faults() -> list[Problem]:
     return problems
 
 
-def list_recipes(folder: Path) -> list[Entry]:
-    """Return every recipe file in `folder` by file name; empty if the folder is unreadable."""
+def list_recipes(folder: Path) -> list[LibraryEntry]:
+    """List the recipe files in `folder` by file name, or none if the folder is unreadable."""
     try:
         paths = sorted(
             path for path in folder.iterdir() if path.suffix in (".yaml", ".yml") and path.is_file()
@@ -95,12 +95,12 @@ def list_recipes(folder: Path) -> list[Entry]:
         except OSError:
             continue
         if called := _CALLED.search(head):
-            found.append(Entry(called[1], int(called[2]), _summary(head), path))
+            found.append(LibraryEntry(called[1], int(called[2]), _summary(head), path))
     return found
 
 
 def find(name: str, workspace: Path) -> Path:
-    """Return the file of a recipe: `flux-lora@1`, `flux-lora` (the newest version), or a path.
+    """Find a recipe file by name (`flux-lora@1`), by name without version (newest), or by path.
 
     Paths are relative to `workspace`. Other packages are searched only for names that the library
     lacks, so they cannot replace library recipes. Raises NotFound, and Invalid if two packages have
@@ -129,7 +129,7 @@ def find(name: str, workspace: Path) -> Path:
 
 
 def _find_package_files(name: str) -> dict[tuple[str, int], Path]:
-    """Return the recipes of other packages by name and version.
+    """Return the recipe files of other packages for a name, by name and version.
 
     Raises Invalid if several packages have recipes called `name`.
     """
@@ -155,8 +155,8 @@ def _no_recipe(name: str, known: set[str], workspace: Path) -> NotFound:
     return NotFound(f'there is no recipe "{name}" in the library', fix=fix)
 
 
-def resolve(location: Location, word: str | None) -> str:
-    """Return the recipe for a command-line word: a path in the workspace or a library name.
+def resolve(location: CallerLocation, word: str | None) -> str:
+    """Resolve a command-line word to a recipe path in the workspace or a library name.
 
     `train` is the file train.yaml in the caller's directory or the workspace, or else a library
     recipe. Without a word it is recipe.yaml. Raises NotFound.
@@ -179,8 +179,8 @@ def resolve(location: Location, word: str | None) -> str:
     return word
 
 
-def _find_file(location: Location, stem: str) -> str:
-    """Return `stem`.yaml or .yml in the caller's directory or the workspace, or an empty text."""
+def _find_file(location: CallerLocation, stem: str) -> str:
+    """Find `stem`.yaml or .yml in the caller's directory or the workspace, or return ""."""
     for folder in dict.fromkeys((location.below, "")):
         for name in (f"{stem}.yaml", f"{stem}.yml"):
             file = f"{folder}/{name}" if folder else name
@@ -189,15 +189,15 @@ def _find_file(location: Location, stem: str) -> str:
     return ""
 
 
-def resolve_path(location: Location, word: str) -> str:
-    """Return the recipe for a word that is a path, like `resolve`."""
+def resolve_path(location: CallerLocation, word: str) -> str:
+    """Resolve a command-line word that is a path to a recipe."""
     found = location.typed(word)
     return found if "/" in found else f"./{found}"
 
 
-def _list_package_recipes() -> list[Entry]:
-    """Return the recipes of other packages, each file once."""
-    found: dict[Path, Entry] = {}
+def _list_package_recipes() -> list[LibraryEntry]:
+    """List the recipes of other installed packages, each file once."""
+    found: dict[Path, LibraryEntry] = {}
     for each in extensions.find_extensions(extensions.RECIPES):
         folder = extensions.find_folder(each)
         if folder is not None:
@@ -205,8 +205,8 @@ def _list_package_recipes() -> list[Entry]:
     return list(found.values())
 
 
-def _clash(name: str, brought: list[Entry], ours: bool) -> Problem | None:
-    """Return the problem of a recipe name in several packages, or in a package and the library.
+def _clash(name: str, brought: list[LibraryEntry], ours: bool) -> Problem | None:
+    """Return the problem of a recipe name provided by several packages, or None.
 
     None if all versions are from one package.
     """
@@ -215,15 +215,15 @@ def _clash(name: str, brought: list[Entry], ours: bool) -> Problem | None:
     return extensions.name_clash("recipe", name, owners) if len(owners) > 1 else None
 
 
-def _entries(folder: Path, origin: str) -> list[Entry]:
+def _entries(folder: Path, origin: str) -> list[LibraryEntry]:
     return [
-        Entry(found[1], int(found[2]), _summary(_head(path)), path, origin)
+        LibraryEntry(found[1], int(found[2]), _summary(_head(path)), path, origin)
         for path, found in _files(folder)
     ]
 
 
 def _files(folder: Path) -> list[tuple[Path, re.Match[str]]]:
-    """Return the recipe files in a folder, with the match of name and version."""
+    """List the recipe files in a folder, with the regex match of name and version."""
     found: list[tuple[Path, re.Match[str]]] = []
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _NAME.fullmatch(path.stem) if path.suffix == ".yaml" else None
@@ -256,7 +256,7 @@ def _head(path: Path) -> str:
 
 
 def _summary(head: str) -> str:
-    """Return the value of the top-level line `summary: …`, read without a YAML parser for speed."""
+    """Return a recipe's top-level `summary` line, read without a YAML parser for speed."""
     found = re.search(r"^summary:[ \t]*(.*?)[ \t]*$", head, re.MULTILINE)
     if found is None:
         return ""

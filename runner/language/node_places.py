@@ -14,8 +14,8 @@ LONGEST_LINE = 1_000_000
 NO_NODE = -1
 
 
-class Lines:
-    """Converts offsets in a text to lines and columns."""
+class LineTable:
+    """Converter of text offsets to lines and columns."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name, self.text = name, text
@@ -27,7 +27,7 @@ class Lines:
         return [0, *(found.end() for found in re.finditer(line_break, self.text))]
 
     def location(self, start: int, end: int) -> Location:
-        """Return the location of `start` to `end`, cut at the end of the line."""
+        """Return the location of the text from `start` to `end`, cut at the end of the line."""
         start = min(start, len(self.text))
         row = bisect_right(self.starts, start) - 1
         if row and start == len(self.text) == self.starts[row]:
@@ -49,7 +49,7 @@ class Lines:
 
 
 class Places:
-    """Positions of all nodes in text order, in flat arrays: 12 bytes per node."""
+    """Source positions of all document nodes in text order, as flat arrays (12 bytes per node)."""
 
     __slots__ = ("_children", "after", "ends", "folded", "starts", "targets")
 
@@ -62,7 +62,7 @@ class Places:
         self._children: dict[int, dict[str | int, tuple[int, int]]] = {}
 
     def add(self, start: int, end: int) -> None:
-        """Add a node with its end, as far as it is known."""
+        """Add a node with its start and its provisional end."""
         self.starts.append(start)
         self.ends.append(end)
         self.after.append(0)
@@ -74,7 +74,7 @@ class Places:
         return node
 
     def children(self, node: int, value: object) -> dict[str | int, tuple[int, int]]:
-        """Return key or index -> (key node, value node) of a collection.
+        """Return the key and value nodes of a collection, by key or index.
 
         `value` is the collection's value. A dict keeps the text order, so keys are not read again.
         Items of a list have the key NO_NODE.
@@ -94,5 +94,5 @@ class Places:
         return known
 
     def _node_behind(self, node: int) -> int:
-        """Return the first node after this node and its descendants."""
+        """Return the first node after a node and its descendants."""
         return self.after[node] or node + 1

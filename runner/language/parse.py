@@ -25,7 +25,7 @@ from .values import Where
 
 
 def load(path: Path) -> Recipe:
-    """Return the recipe in a file.
+    """Load a recipe from a file.
 
     Raises Invalid with every problem, and NotFound for a missing file.
     """
@@ -33,7 +33,7 @@ def load(path: Path) -> Recipe:
 
 
 def recipe(document: Document, *, sound: bool = False) -> Recipe:
-    """Return the recipe in a document.  Raises Invalid with every problem.
+    """Parse a document to a recipe. Raises Invalid with every problem.
 
     `sound`: the document is known to satisfy the schema.
     """
@@ -44,7 +44,7 @@ def recipe(document: Document, *, sound: bool = False) -> Recipe:
 
 
 def try_parse(document: Document, *, sound: bool = False) -> tuple[Recipe, list[Problem]]:
-    """Return the readable part of a recipe, and every problem.
+    """Parse the valid part of a recipe, and return it with every problem.
 
     The recipe is `partial` if there are problems.
     """
@@ -65,8 +65,8 @@ def _place(problem: Problem) -> tuple[int, int]:
     return (problem.where.line, problem.where.column) if problem.where else (0, 0)
 
 
-def _sound_part(value: Any, faults: list[schema.Fault]) -> object:
-    """Return `value` without its faults, so that the rest can be checked too."""
+def _sound_part(value: Any, faults: list[schema.SchemaFault]) -> object:
+    """Return a document's value without its faulty parts, so that the rest can be checked too."""
     value = _without(value, [fault.path for fault in faults if fault.path])
     if not isinstance(value, dict) or len(faults) >= schema.MANY:
         return {}
@@ -79,7 +79,7 @@ def _sound_part(value: Any, faults: list[schema.Fault]) -> object:
 
 
 def _cut(path: Where, depth: int) -> Where:
-    """Return the path of the part to leave out: `depth` names in a section of named parts."""
+    """Return the path of the part to drop, `depth` levels deep in sections such as `steps`."""
     return path[: depth if path[0] in ("steps", "inputs", "presets") else 1]
 
 

@@ -58,7 +58,7 @@ _RANGES = (("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "max
 
 
 class InputsReader:
-    """Parses the inputs and presets of one document; problems go to its source."""
+    """Parser of a document's inputs and presets. Problems are added to its source."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -66,7 +66,7 @@ class InputsReader:
     # -- inputs --
 
     def input(self, name: str, raw: dict[str, Any]) -> Input:
-        """Return the input `name` from its raw value."""
+        """Parse the input `name`."""
         path: Where = ("inputs", name)
         limits = {
             word: raw[word] for word in (*_NUMBERS, *_TEXTS, *_LISTS, "choices") if word in raw
@@ -118,7 +118,7 @@ class InputsReader:
     def _check_limits_of_type(
         self, raw: Mapping[str, Any], limits: Mapping[str, Any], path: Where
     ) -> None:
-        """Report limits that do not apply to the type; a list may have its items' limits."""
+        """Report limits that do not apply to an input's type. Lists accept their items' limits."""
         kind = raw["type"]
         if kind == "list":
             allowed = _LISTS + _LIMITS.get(raw.get("items") or "", ())
@@ -146,7 +146,7 @@ class InputsReader:
             self._report_missing(f'input "{name}" has no "env"', path, fix)
 
     def _check_keys_of_type(self, raw: Mapping[str, Any], path: Where) -> None:
-        """Report keys that belong to inputs of another type."""
+        """Report keys that only apply to other input types."""
         kind = raw["type"]
         for word, kinds in _TYPES_OF_KEY.items():
             if word in raw and kind not in kinds:
@@ -158,7 +158,7 @@ class InputsReader:
             self._report_useless(message, (*path, "member"))
 
     def _check_key(self, name: str, raw: Mapping[str, Any], path: Where) -> None:
-        """Report an input whose `key` contradicts its type or its other keys."""
+        """Report an input whose `key` setting contradicts its type or its other keys."""
         if raw.get("continues") and raw.get("key") is False:
             message = f'input "{name}" cannot be both `key: false` and `continues: true`'
             fix = "remove `key: false`: the training length is part of the cache key"
@@ -177,7 +177,7 @@ class InputsReader:
                 self._source.problem("contradiction", message, ("inputs", name, most), key=True)
 
     def _check_pattern(self, name: str, limits: dict[str, Any]) -> None:
-        """Report an invalid pattern, and drop it, because defaults cannot be matched."""
+        """Report and drop an invalid regex pattern, because defaults cannot be matched with it."""
         if "pattern" in limits:
             path = ("inputs", name, "pattern")
             if self._source.expression(limits["pattern"], path) is None:
@@ -192,7 +192,7 @@ class InputsReader:
     # -- values --
 
     def check_defaults(self, inputs: Mapping[str, Input]) -> None:
-        """Check the types of defaults, and that no default depends on itself."""
+        """Check the types of input defaults, and that no default depends on itself."""
         needs: dict[str, set[str]] = {}
         for name, spec in inputs.items():
             path: Where = ("inputs", name, "default")
@@ -208,7 +208,7 @@ class InputsReader:
             )
 
     def _check_value(self, spec: Input, value: Any, path: Where) -> None:
-        """Report a value of the wrong type; values with a template are checked later."""
+        """Report a default or preset value of the wrong type. Template values are checked later."""
         has_no_choices = spec.type == "choice" and "choices" not in spec.limits
         if spec.type == "secret" or has_no_choices or any(leaves(value)):
             return
@@ -221,7 +221,7 @@ class InputsReader:
             self._source.problem(wrong.code, f'"{spec.name}" {wrong.message}', path, fix)
 
     def _check_templates(self, tree: Any, path: Where) -> set[str]:
-        """Return the inputs that `tree` reads, and report unavailable names."""
+        """Return the inputs read by templates in `tree`, and report unavailable names."""
         found: set[str] = set()
         document, problems = self._source.document, self._source.problems
         for leaf, below in leaves(tree):
@@ -237,7 +237,10 @@ class InputsReader:
         return found
 
     def _check_reference(self, reference: Reference, place: Where) -> None:
-        """Report a name other than inputs and `fixtures`, which alone exist before planning."""
+        """Report a template name other than `inputs` and `fixtures`.
+
+        No other name exists before planning.
+        """
         message, fix = self._describe_reference(reference)
         if message:
             problem = self._source.document.problem(
@@ -251,7 +254,7 @@ class InputsReader:
             self._source.problems.append(problem)
 
     def _describe_reference(self, reference: Reference) -> tuple[str, str]:
-        """Return the message and the fix for a reference; two empty texts if it is valid."""
+        """Return the message and the fix for an invalid reference, or two empty texts."""
         root = reference.path[0]
         if root == "fixtures":
             return "", ""
@@ -273,7 +276,7 @@ class InputsReader:
     # -- presets --
 
     def preset(self, id: str, raw: dict[str, Any], inputs: Mapping[str, Input]) -> Preset:
-        """Return the preset `id` from its raw value."""
+        """Parse the preset `id`."""
         path: Where = ("presets", id)
         source, document = self._source, self._source.document
         values: dict[str, Any] = {}
@@ -318,7 +321,7 @@ class InputsReader:
 
 
 def _input_of(reference: Reference) -> str | None:
-    """Return the input of a reference; None for another name, or for all inputs at once."""
+    """Return the input read by a reference, or None for other names or for all inputs at once."""
     root, *rest = reference.path
     return rest[0] if rest and root == "inputs" else None
 
@@ -328,7 +331,7 @@ def _a(kind: str) -> str:
 
 
 def _type_with_limit(word: str) -> str:
-    """Return an item type that has this limit."""
+    """Return an item type to which this limit applies."""
     if word in _NUMBERS:
         return "number"
     return "string" if word in _TEXTS else "choice"

@@ -18,7 +18,7 @@ _SELECT_KEYS = frozenset(("select", "min", "max", "needs", "when"))
 
 
 class _Retries(NamedTuple):
-    """Number of retries of a step, by the reason of its failure."""
+    """Number of retries of a step for each failure reason."""
 
     failure: int
     preemption: int
@@ -26,13 +26,13 @@ class _Retries(NamedTuple):
 
 
 class StepsReader:
-    """Parses the steps of one document; problems go to its source."""
+    """Parser of a document's steps. Problems are added to its source."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
 
     def step(self, id: str, raw: dict[str, Any]) -> Step:
-        """Return the step `id` from its raw value."""
+        """Parse the step `id`."""
         path: Where = ("steps", id)
         source, document = self._source, self._source.document
         for index, need in enumerate(raw.get("needs", ())):
@@ -99,7 +99,7 @@ class StepsReader:
     # -- checks --
 
     def _check_step_name(self, id: str, name: str, path: Where) -> None:
-        """Report an unknown step name, or the step's own."""
+        """Report a dependency on an unknown step or on the step itself."""
         if name == id:
             message = f'step "{id}" depends on itself: {id} -> {id}'
             self._source.problem("cycle", message, path, "remove this dependency")
@@ -121,7 +121,7 @@ class StepsReader:
         self._source.problem("bad-command", message, where, "name the program to run")
 
     def _check_keys_of_kind(self, raw: dict[str, Any], path: Where) -> None:
-        """Report keys without an effect on this kind of step."""
+        """Report keys that have no effect for this kind of step."""
         if "uses" in raw:
             self._check_only_keys(raw, path, "uses", _USES_KEYS)
         elif "select" in raw:
@@ -200,7 +200,7 @@ class StepsReader:
         )
 
     def _check_selected(self, id: str, name: str, path: Where) -> None:
-        """Report a missing step, or one without a matrix, in `select`.
+        """Report a `select` step that is missing or has no matrix.
 
         Steps inside another recipe are not known here.
         """
@@ -217,7 +217,7 @@ class StepsReader:
             self._source.problem("not-a-matrix", message, path, "use the step's outputs directly")
 
     def _outputs(self, id: str, raw: Any, path: Where) -> Iterator[Output]:
-        """Yield the outputs of a step; items of a plain list are named by their paths."""
+        """Yield the outputs of a step. Outputs in a plain list are named by their paths."""
         is_named = isinstance(raw, dict)
         named = raw.items() if is_named else [(item, item) for item in raw]
         name_of_path: dict[str, str] = {}

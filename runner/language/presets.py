@@ -6,17 +6,17 @@ from .recipe import Preset, Recipe, Resources
 
 
 def split(word: str | None) -> list[str]:
-    """Return the preset names in `a,b`."""
+    """Split a preset list such as `a,b` to names."""
     return [name.strip() for name in word.split(",")] if word else []
 
 
 def filter_known(recipe: Recipe, word: str | None) -> str | None:
-    """Return `word` without presets that the recipe lacks; None if none is left."""
+    """Drop unknown presets from the list `word`. None if no preset remains."""
     return ",".join(preset.name for preset in _presets(recipe, word)) or None
 
 
 def combine(recipe: Recipe, word: str | None) -> Preset | None:
-    """Return the presets in `word` as one preset; None if the recipe has none of them."""
+    """Merge the presets listed in `word` into one, or return None if the recipe has none of them."""
     presets = _presets(recipe, word)
     if len(presets) < 2:
         return presets[0] if presets else None
@@ -27,7 +27,7 @@ def combine(recipe: Recipe, word: str | None) -> Preset | None:
 
 
 def _presets(recipe: Recipe, word: str | None) -> list[Preset]:
-    """Return the existing presets among the names in `word`."""
+    """Return the recipe's presets listed in `word`."""
     return [recipe.presets[name] for name in split(word) if name in recipe.presets]
 
 
@@ -51,7 +51,7 @@ def _merge_resources(resources: Resources | None, base: Resources | None) -> Res
 
 
 def of_input(recipe: Recipe, word: str | None, name: str) -> str:
-    """Return the preset in `word` that sets an input; empty if none does."""
+    """Return the last preset in `word` that sets an input, or ""."""
     for preset in reversed(_presets(recipe, word)):
         if name in preset.inputs:
             return preset.name

@@ -15,7 +15,7 @@ _CHANGES: Final = frozenset({"append", "insert", "extend", "remove", "pop", "cle
 
 
 def read(source: str | bytes) -> Imports:
-    """Return the imports in a source text.
+    """Parse Python source and return its imports.
 
     Raises SyntaxError; ValueError for a NUL character; RecursionError.
     """
@@ -23,7 +23,7 @@ def read(source: str | bytes) -> Imports:
 
 
 def of_tree(tree: ast.AST) -> Imports:
-    """Return the imports in a parsed file."""
+    """Return the imports in the syntax tree of a Python file."""
     reader = _Reader()
     reader.visit(tree)
     return Imports(
@@ -89,7 +89,7 @@ class _Reader(ast.NodeVisitor):
         self._check_targets(node, [node.target])
 
     def _check_targets(self, node: ast.stmt, targets: Sequence[ast.expr]) -> None:
-        """Note a doubt if a statement assigns to sys.path or an item of it."""
+        """Record a doubt if a statement assigns to sys.path or to an item of sys.path."""
         self.generic_visit(node)
         bare = [target.value if isinstance(target, ast.Subscript) else target for target in targets]
         if any(_is_path(target) for target in bare):
@@ -97,14 +97,14 @@ class _Reader(ast.NodeVisitor):
 
 
 def _name(node: ast.expr) -> str:
-    """Return the last name of an expression: `b` of `a.b`; empty without a name."""
+    """Return the last name of an expression, such as `b` of `a.b`, or ""."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def _changes_path(function: ast.expr) -> bool:
-    """Return whether this function changes sys.path, such as `sys.path.append`."""
+    """Return True if a called function changes sys.path, for example `sys.path.append`."""
     if not isinstance(function, ast.Attribute) or function.attr not in _CHANGES:
         return False
     return _is_path(function.value)

@@ -55,7 +55,7 @@ class Input:
     member: bool = False  # FILE.py:NAME, a class or function in a file
 
     def split_member(self, address: str) -> tuple[str, str]:
-        """Split the value of a `member` input, FILE:NAME; the name is empty for other inputs."""
+        """Split a `member` input's value, FILE:NAME. NAME is empty for other inputs."""
         file, _, name = address.rpartition(":")
         is_file = file.endswith(".py") and "?" not in file
         if self.member and is_file and name.isidentifier():
@@ -79,7 +79,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A path for checkpoints, which may be incomplete when a step stops."""
+    """A checkpoint path of a step. Checkpoints may be incomplete when the step stops."""
 
     name: str
     path: str  # a template; `state/<name>` unless the author says otherwise
@@ -92,7 +92,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Glob:
-    """A pattern of paths, and patterns of excluded paths."""
+    """A glob pattern with exclusion patterns."""
 
     pattern: str
     exclude: tuple[str, ...]
@@ -108,12 +108,12 @@ class GitCode:
 
 @dataclass(frozen=True, slots=True)
 class AutoCode:
-    """`code: auto`: the scripts in the command, and the files that they import."""
+    """The setting `code: auto`: all scripts in the command, and their imported files."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """Resources of a step, per node; None for unset values."""
+    """Resource requirements of a step, per node. Unset values are None."""
 
     cpus: float | None = None
     memory: int | None = None  # bytes
@@ -125,7 +125,7 @@ class Resources:
     key: bool = False
 
     def over(self, base: Resources) -> Resources:
-        """Return these resources with unset values from `base`."""
+        """Fill unset values with those of `base`."""
         return Resources(
             cpus=base.cpus if self.cpus is None else self.cpus,
             memory=base.memory if self.memory is None else self.memory,
@@ -138,7 +138,7 @@ class Resources:
         )
 
     def of_step(self, own: Resources, gpus: int | None) -> Resources:
-        """Return the resources that a step with `own` resources inherits from its recipe.
+        """Return the resources that a step with its `own` resources inherits from its recipe.
 
         `gpus` is the number for steps without their own. A step with `gpus: 0` does not inherit the
         properties of GPU machines.
@@ -150,7 +150,7 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Select:
-    """`select`: the outputs of the matrix instance with the lowest or highest metric.
+    """A `select` step: the outputs of the matrix instance with the lowest or highest metric.
 
     `step` is as written: `train`, or `s/train` for a step of the recipe that `s` uses.
     """
@@ -161,13 +161,13 @@ class Select:
 
     @property
     def source(self) -> str:
-        """The step of this recipe with the matrix, or the `uses` step that contains it."""
+        """The matrix step in this recipe, or the `uses` step that contains the matrix step."""
         return self.step.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Uses:
-    """`uses`: another recipe as a step."""
+    """A `uses` step, which runs another recipe."""
 
     recipe: str
     given: Mapping[str, Tree] = field(default_factory=dict)  # `with`
@@ -176,7 +176,7 @@ class Uses:
 
 @dataclass(frozen=True, slots=True)
 class Python:
-    """The Python of a step: a lock file, a version, or both; empty for any Python.
+    """Python settings of a step: a lock file, a version, or both. Empty allows any Python.
 
     The lock is a requirements file with hashes, or `pylock.toml`, beside the recipe.
     """
@@ -187,7 +187,7 @@ class Python:
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """The source of metrics: a JSONL file, or a pattern for log lines.
+    """Metrics source of a step: a JSONL file, or a regex for log lines.
 
     Without either, JSONL at `$RECIPE_METRICS`.
     """
@@ -198,7 +198,7 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step with its command, dependencies and outputs.
+    """One step of a recipe, with its command, dependencies and outputs.
 
     Exactly one of `run`, `accelerate`, `uses` and `select` is set.
     """
@@ -236,13 +236,13 @@ class Step:
 
     @property
     def reads(self) -> list[str]:
-        """Paths and patterns in `deps`, without excluded patterns."""
+        """Paths and glob patterns in `deps`, without exclusion patterns."""
         return [dep if isinstance(dep, str) else dep.pattern for dep in self.deps]
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A named set of input values and replacements for parts of the recipe."""
+    """A named set of input values and setting overrides for a recipe."""
 
     name: str
     inputs: Mapping[str, Tree] = field(default_factory=dict)
@@ -267,7 +267,7 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One versioned recipe, as written."""
+    """A parsed recipe of one version."""
 
     name: str
     version: int

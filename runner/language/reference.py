@@ -87,19 +87,19 @@ _TABLES = (
 
 
 def markdown(schema: Schema) -> str:
-    """Return the reference, with one table per mapping of the language."""
+    """Return the language reference as Markdown, with one table per mapping."""
     return "\n".join(line for heading in _TABLES for line in table(schema, *heading))
 
 
 def refresh(text: str, schema: Schema) -> str:
-    """Return `text` with the generated reference between its markers."""
+    """Replace the generated reference between its markers in `text`."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{markdown(schema)}\n{END}{after}"
 
 
 def table(root: Schema, heading: str, where: str, path: tuple[str | int, ...]) -> Iterator[str]:
-    """Yield the lines of one table: the keys of the mapping at `path` of the schema."""
+    """Yield the Markdown lines of the table for the schema mapping at `path`."""
     schema: Any = root
     for part in path:
         schema = schema[part]
@@ -124,7 +124,7 @@ def _description(root: Schema, schema: Schema) -> str:
 
 
 def _kind(root: Schema, schema: Schema) -> str:
-    """Return the type of a key's value in a few words."""
+    """Describe the type of a key's value briefly."""
     if "not" in schema:
         return "reserved"
     if "$ref" in schema:

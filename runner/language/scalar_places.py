@@ -19,7 +19,7 @@ _BREAKS = re.compile(r"[ \t]*(?:\r\n?|\n)(?:[ \t]*(?:\r\n?|\n))*[ \t]*")
 
 
 def inside(source: str, base: int, value: str, offset: int, length: int | None) -> Span:
-    """Return the file span of `length` characters at `offset` in a scalar's value.
+    """Return the file span of `length` characters at `offset` in a YAML scalar's value.
 
     `source` is the scalar's source text, which starts at `base`. If characters cannot be mapped,
     the span is the whole scalar.
@@ -36,7 +36,7 @@ def inside(source: str, base: int, value: str, offset: int, length: int | None) 
 
 
 def _spans(source: str) -> list[Span]:
-    """Return the source span of each character of a scalar's value."""
+    """Return the source span of each character of a YAML scalar's value."""
     if source[:1] in ("|", ">"):
         return _block_spans(source)
     quote = source[:1] if source[:1] in ("'", '"') else ""
@@ -63,14 +63,14 @@ def _spans(source: str) -> list[Span]:
 
 
 def _breaks(fold: re.Match[str]) -> list[Span]:
-    """Return the index of each line break in a match of _BREAKS."""
+    """Return the span of each line break in a fold of a scalar."""
     start = fold.start()
     found = _BREAK.finditer(fold.group())
     return [(start + each.start(), start + each.start() + 1) for each in found]
 
 
 def _read_escape(source: str, index: int, spans: list[Span]) -> int:
-    """Append the span of the escape at `index`, and return the index after it."""
+    """Append the span of the escape sequence at `index`, and return the following index."""
     name = source[index + 1]
     if name in "\r\n":
         # An escaped break joins the lines; following blank lines remain line feeds.
@@ -87,7 +87,7 @@ def _read_escape(source: str, index: int, spans: list[Span]) -> int:
 
 
 class _Line(NamedTuple):
-    """A line of a block scalar: its text and the end of its line break."""
+    """A line of a YAML block scalar: its text span and the end of its line break."""
 
     start: int
     end: int
@@ -103,7 +103,7 @@ class _Line(NamedTuple):
 
 
 def _block_spans(source: str) -> list[Span]:
-    """Return the span of each character of a literal or folded block."""
+    """Return the source span of each character of a literal or folded block scalar."""
     header = _BREAK.search(source)
     if not header:
         return []
@@ -124,7 +124,7 @@ def _block_spans(source: str) -> list[Span]:
 
 
 def _lines_of_block(source: str, index: int, marks: str) -> list[_Line]:
-    """Return the lines of a block, with text offsets after the indentation."""
+    """Return the lines of a block scalar, with text offsets after the indentation."""
     lines: list[_Line] = []
     while index < len(source):
         found = _BREAK.search(source, index)
@@ -146,7 +146,7 @@ def _indent(text: str) -> int:
 
 
 def _indent_of_block(texts: Sequence[str], marks: str) -> int:
-    """Return the indentation of a block, given by its first line.
+    """Return the indentation of a block scalar.
 
     With an explicit indentation indicator, the first line may be deeper; then the shallowest line
     counts.
@@ -158,7 +158,7 @@ def _indent_of_block(texts: Sequence[str], marks: str) -> int:
 
 
 def _spans_of_lines(source: str, lines: Sequence[_Line], *, is_folded: bool) -> list[Span]:
-    """Return the spans of lines and of the line breaks between them; the last line has text."""
+    """Return the source spans of block scalar lines and of the line breaks between them."""
     spans: list[Span] = []
     row = 0
     while row < len(lines):
@@ -181,5 +181,5 @@ def _spans_of_lines(source: str, lines: Sequence[_Line], *, is_folded: bool) -> 
 
 
 def _is_deeper(source: str, line: _Line) -> bool:
-    """Return whether a line is indented deeper than its block."""
+    """Return True if a block scalar's line is indented deeper than the block."""
     return source[line.start : line.start + 1] in (" ", "\t")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from runner.errors import Problem
 
-from .schema_faults import Fault, explain
+from .schema_faults import SchemaFault, explain
 from .schema_file import Schema, load
 
 if TYPE_CHECKING:
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
     from .document import Document
 
-__all__ = ["MANY", "Fault", "Schema", "check", "faults", "load", "locate_fault"]
+__all__ = ["MANY", "Schema", "SchemaFault", "check", "faults", "load", "locate_fault"]
 
 MANY = 200
 """Maximum number of reported problems."""
 
 
 def check(document: Document) -> list[Problem]:
-    """Return every schema violation of `document` as a problem."""
+    """Return every schema violation of a document as a problem."""
     return [locate_fault(document, fault) for fault in faults(document.value)]
 
 
-def locate_fault(document: Document, fault: Fault) -> Problem:
-    """Return a fault as a problem with its location, and with numbers as the file spells them."""
+def locate_fault(document: Document, fault: SchemaFault) -> Problem:
+    """Convert a schema fault to a problem with location and original number spelling."""
     message, fix = fault.message, fault.fix
     written = document.source_text(fault.path) if fault.read else ""
     if written:
@@ -42,8 +42,8 @@ def locate_fault(document: Document, fault: Fault) -> Problem:
     return document.problem(fault.code, message, fault.path, fix=fix, key=fault.key)
 
 
-def faults(value: object) -> list[Fault]:
-    """Return every schema violation of a plain value, at most MANY."""
+def faults(value: object) -> list[SchemaFault]:
+    """Return schema violations of a plain value, at most MANY."""
     if isinstance(value, dict) and isinstance(value.get("steps"), dict):
         steps = value["steps"]
         suspects = _suspects(steps)
@@ -52,7 +52,7 @@ def faults(value: object) -> list[Fault]:
         # Without suspects, one valid step replaces all: the schema must not see an empty mapping.
         left = suspects or ({"s": {"run": "x"}} if steps else {})
         value = {**value, "steps": left}
-    found: dict[Fault, None] = {}
+    found: dict[SchemaFault, None] = {}
     for error in _validator().iter_errors(value):
         found.update(dict.fromkeys(explain(error)))
         if len(found) > MANY:
@@ -84,7 +84,7 @@ _ID = re.compile(r"[a-z][a-z0-9_-]{0,80}@[1-9][0-9]{0,8}")
 
 
 def _is_bare(value: Mapping[str, object]) -> bool:
-    """Return whether a recipe has a valid name and summary, its steps, and no other key.
+    """Return True if a recipe consists of a valid name, a valid summary and steps only.
 
     Then the import of jsonschema is skipped.
     """
@@ -95,7 +95,7 @@ def _is_bare(value: Mapping[str, object]) -> bool:
 
 
 def _suspects(steps: Mapping[str, object]) -> dict[str, object]:
-    """Return the steps that may violate the schema.
+    """Return the steps that need full schema validation.
 
     Steps that differ only in parts known to be valid share one check.
     """
@@ -115,7 +115,7 @@ def _suspects(steps: Mapping[str, object]) -> dict[str, object]:
 
 
 def _doubtful_part(step: Mapping[str, object]) -> dict[str, object]:
-    """Return the parts of a step that the schema must still validate.
+    """Return the parts of a step that still need schema validation.
 
     A valid command is replaced by a constant, so that such steps share one check.
     """
@@ -126,7 +126,7 @@ def _doubtful_part(step: Mapping[str, object]) -> dict[str, object]:
 
 
 def _is_sound(key: str, value: object) -> bool:
-    """Return whether a value of a step's key is certainly valid; False: the schema decides."""
+    """Return True if a step key's value is certainly valid, so that the schema check is skipped."""
     if key == "run":
         return _is_command(value)
     if key == "outputs" and type(value) is dict:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from jsonschema import ValidationError
 
 
-class Fault(NamedTuple):
-    """A problem with its path in the value, before its line is known."""
+class SchemaFault(NamedTuple):
+    """A schema violation with its path in the document, before its line is known."""
 
     code: str
     message: str
@@ -42,8 +42,8 @@ class _Mismatch:
     rule: Any  # value of the keyword in the schema
 
 
-def explain(error: ValidationError, above: Where = ()) -> Iterator[Fault]:
-    """Yield the faults behind a jsonschema error.
+def explain(error: ValidationError, above: Where = ()) -> Iterator[SchemaFault]:
+    """Convert a jsonschema error to readable faults.
 
     `above` is the path of the parent error, if this error belongs to one of several alternatives.
     """
@@ -62,13 +62,15 @@ def explain(error: ValidationError, above: Where = ()) -> Iterator[Fault]:
 # -- one keyword of the schema each --
 
 
-def _bad_name(mismatch: _Mismatch) -> Fault:
+def _bad_name(mismatch: _Mismatch) -> SchemaFault:
     name, path = mismatch.value, mismatch.path
     message = f'"{_shorten(name)}" is not {describe_expected(mismatch.schema)}'
-    return Fault("bad-name", message, (*path, name), _better_name(name, mismatch.schema), key=True)
+    return SchemaFault(
+        "bad-name", message, (*path, name), _better_name(name, mismatch.schema), key=True
+    )
 
 
-def _unknown_keys(mismatch: _Mismatch) -> Iterator[Fault]:
+def _unknown_keys(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     known = tuple(mismatch.schema.get("properties", ()))
     for key, value in mismatch.value.items():
         if key in known:
@@ -80,16 +82,18 @@ def _unknown_keys(mismatch: _Mismatch) -> Iterator[Fault]:
         yield fault
 
 
-def _missing_keys(mismatch: _Mismatch) -> Iterator[Fault]:
+def _missing_keys(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     schema, value, path = mismatch.schema, mismatch.value, mismatch.path
     for key in mismatch.rule:
         if key not in value and not _is_misspelt(schema, value, [key]):
             message = f'{_describe(path)} has no "{key}"'
-            yield Fault("missing-key", message, path, f"add {describe_key(schema, key)}", key=True)
+            yield SchemaFault(
+                "missing-key", message, path, f"add {describe_key(schema, key)}", key=True
+            )
 
 
-def _any_of(mismatch: _Mismatch) -> Iterator[Fault]:
-    """Yield the faults of the intended alternative, or one fault that names all alternatives.
+def _any_of(mismatch: _Mismatch) -> Iterator[SchemaFault]:
+    """Yield the faults of the probably intended `anyOf` alternative, or one fault naming all.
 
     The intended alternative accepts the value's type, and for mappings has the most keys in common.
     """
@@ -109,7 +113,7 @@ def _any_of(mismatch: _Mismatch) -> Iterator[Fault]:
 
 
 def _is_of_another_kind(error: ValidationError) -> bool:
-    """Return whether the value's type does not match an alternative.
+    """Return True if a value's type does not match an `anyOf` alternative.
 
     An alternative with a single allowed word matches only that word.
     """
@@ -121,15 +125,15 @@ def _is_of_another_kind(error: ValidationError) -> bool:
 
 
 def _count_known_keys(schema: Schema, value: object) -> int:
-    """Return how many keys of a mapping exist in a schema."""
+    """Count the keys of a mapping that exist in a schema."""
     if not isinstance(value, dict):
         return 0
     known = schema.get("properties", {})
     return sum(key in known for key in value)
 
 
-def _one_of(mismatch: _Mismatch) -> Iterator[Fault]:
-    """Yield the fault of a mapping with several or none of the exclusive keys.
+def _one_of(mismatch: _Mismatch) -> Iterator[SchemaFault]:
+    """Yield the fault of a mapping with none or several of its mutually exclusive keys.
 
     No fault if one of them is misspelt, because the unknown key is reported itself.
     """
@@ -143,26 +147,26 @@ def _one_of(mismatch: _Mismatch) -> Iterator[Fault]:
         names = f"{', '.join(present[:-1])} and {present[-1]}"
         message = f"{_describe(path)} has {both}{names}; it can have only one of them"
         second = [key for key in value if key in keys][1]
-        yield Fault("one-of", message, (*path, second), "keep one", key=True)
+        yield SchemaFault("one-of", message, (*path, second), "keep one", key=True)
     elif not _is_misspelt(schema, value, keys):
         names = join([_quote(key) for key in keys], "and")
         fix = _fix_indentation(path) or f"add one of them, for example `{keys[0]}`"
         message = f"{_describe(path)} has none of {names}"
-        yield Fault("missing-key", message, path, fix, key=True)
+        yield SchemaFault("missing-key", message, path, fix, key=True)
 
 
-def _explain_reserved(mismatch: _Mismatch) -> Iterator[Fault]:
+def _explain_reserved(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     message = f'"{mismatch.path[-1]}" is not in this version of the language'
     fix = "start and stop the service in the step's script"
-    yield Fault("reserved", message, mismatch.path, fix, key=True)
+    yield SchemaFault("reserved", message, mismatch.path, fix, key=True)
 
 
-def _type(mismatch: _Mismatch) -> Iterator[Fault]:
+def _type(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     schema = mismatch.schema
     yield _wrong_type(mismatch.path, describe_expected(schema), schema, mismatch.value)
 
 
-def _enum(mismatch: _Mismatch) -> Iterator[Fault]:
+def _enum(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     words = [str(word) for word in mismatch.rule]
     value = mismatch.value
     fix = ""
@@ -172,46 +176,46 @@ def _enum(mismatch: _Mismatch) -> Iterator[Fault]:
     yield _not_allowed(mismatch, join(words), fix)
 
 
-def _pattern(mismatch: _Mismatch) -> Iterator[Fault]:
+def _pattern(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     fix = _fix_of_pattern(mismatch.schema, mismatch.value, _mapping_around(mismatch.error))
     yield _not_allowed(mismatch, describe_expected(mismatch.schema), fix)
 
 
-def _explain_bound(mismatch: _Mismatch) -> Iterator[Fault]:
+def _explain_bound(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     yield _not_allowed(mismatch, f"{_BOUNDS[str(mismatch.error.validator)]} {mismatch.rule}")
 
 
-def _not_allowed(mismatch: _Mismatch, wanted: str, fix: str = "") -> Fault:
+def _not_allowed(mismatch: _Mismatch, wanted: str, fix: str = "") -> SchemaFault:
     path = mismatch.path
     message = f"{_describe(path)} must be {wanted}, not {_describe_value(mismatch.value)}"
-    return Fault("not-allowed", message, path, fix)
+    return SchemaFault("not-allowed", message, path, fix)
 
 
-def _too_long(mismatch: _Mismatch) -> Iterator[Fault]:
+def _too_long(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     length = f"{len(mismatch.value)} characters; at most {mismatch.rule} are allowed"
-    yield Fault("too-long", f"{_describe(mismatch.path)} has {length}", mismatch.path)
+    yield SchemaFault("too-long", f"{_describe(mismatch.path)} has {length}", mismatch.path)
 
 
-def _empty_text(mismatch: _Mismatch) -> Iterator[Fault]:
+def _empty_text(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     yield _empty(mismatch.path, "")
 
 
-def _empty_collection(mismatch: _Mismatch) -> Iterator[Fault]:
+def _empty_collection(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     if mismatch.path == ("steps",):
         yield _empty(mismatch.path, "a recipe has at least one step")
     else:
         yield _empty(mismatch.path, "add at least one entry, or remove the key")
 
 
-def _empty(path: Where, fix: str) -> Fault:
-    return Fault("empty", f"{_describe(path)} is empty", path, fix, key=True)
+def _empty(path: Where, fix: str) -> SchemaFault:
+    return SchemaFault("empty", f"{_describe(path)} is empty", path, fix, key=True)
 
 
-def _repeated_item(mismatch: _Mismatch) -> Iterator[Fault]:
+def _repeated_item(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     items, path = mismatch.value, mismatch.path
     twice = next(item for n, item in enumerate(items) if item in items[:n])
     message = f"{_describe(path)} lists {_describe_value(twice)} twice"
-    yield Fault("twice", message, path, "remove the duplicate")
+    yield SchemaFault("twice", message, path, "remove the duplicate")
 
 
 _BOUNDS = {
@@ -221,7 +225,7 @@ _BOUNDS = {
     "exclusiveMaximum": "less than",
 }
 
-_EXPLAIN: Mapping[str, Callable[[_Mismatch], Iterator[Fault]]] = {
+_EXPLAIN: Mapping[str, Callable[[_Mismatch], Iterator[SchemaFault]]] = {
     "additionalProperties": _unknown_keys,
     "required": _missing_keys,
     "anyOf": _any_of,
@@ -290,13 +294,15 @@ _KEYS_ELSEWHERE = {
 """Words of other tools for our keys."""
 
 
-def _unknown_key(key: str, known: tuple[str, ...], path: Where) -> Fault:
+def _unknown_key(key: str, known: tuple[str, ...], path: Where) -> SchemaFault:
     message = f'{_describe(path)} has no key "{_shorten(key)}"'
-    return Fault("unknown-key", message, (*path, key), _fix_of_key(key, known, path), key=True)
+    return SchemaFault(
+        "unknown-key", message, (*path, key), _fix_of_key(key, known, path), key=True
+    )
 
 
 def _fix_of_key(key: str, known: tuple[str, ...], path: Where) -> str:
-    """Return the fix for an unknown key."""
+    """Return a suggested fix for an unknown key."""
     if key in _PLACES and path[:1] in ((), ("steps",)):
         return _PLACE_FIX
     near = _nearest_key(key, known)
@@ -312,7 +318,7 @@ def _fix_of_key(key: str, known: tuple[str, ...], path: Where) -> str:
 
 @lru_cache(1000)
 def _nearest_key(key: str, known: tuple[str, ...]) -> str:
-    """Return the known key, or the other tool's key, most similar to a key."""
+    """Return the known key, or known alias from another tool, most similar to a key."""
     elsewhere = [
         word for word, ours in _KEYS_ELSEWHERE.items() if ours in known and word not in known
     ]
@@ -322,14 +328,14 @@ def _nearest_key(key: str, known: tuple[str, ...]) -> str:
 
 
 def _is_misspelt(schema: Schema, value: Mapping[str, object], keys: Sequence[str]) -> bool:
-    """Return whether an unknown key of a mapping probably means one of these keys."""
+    """Return True if an unknown key of a mapping is probably a misspelling of one of `keys`."""
     known = tuple(schema.get("properties", ()))
     near = [_nearest_key(key, known) for key in value if key not in known]
     return any(word in keys or _KEYS_ELSEWHERE.get(word) in keys for word in near)
 
 
 def _fix_indentation(path: Where) -> str:
-    """Return the fix for a step that is named like a key of steps."""
+    """Return the indentation fix for a step whose name is a key of steps."""
     if len(path) == 2 and path[0] == "steps" and path[1] in load()["$defs"]["step"]["properties"]:
         return f'indent it further, if it is "{path[1]}" of the step above'
     return ""
@@ -338,10 +344,10 @@ def _fix_indentation(path: Where) -> str:
 # -- values of a wrong type --
 
 
-def _wrong_type(path: Where, wanted: str, schema: Schema, value: object) -> Fault:
+def _wrong_type(path: Where, wanted: str, schema: Schema, value: object) -> SchemaFault:
     if value is None:
         message = f"{_describe(path)} has no value; it must be {wanted}"
-        return Fault("null", message, path, _fix_of_null(path, wanted), key=True)
+        return SchemaFault("null", message, path, _fix_of_null(path, wanted), key=True)
     if is_number(value):
         fix = _fix_of_number(value, wanted, schema)
     elif isinstance(value, bool):
@@ -352,7 +358,7 @@ def _wrong_type(path: Where, wanted: str, schema: Schema, value: object) -> Faul
         fix = ""
     message = f"{_describe(path)} must be {wanted}, not {_describe_value(value)}"
     read = _shorten(value).lower() if isinstance(value, (bool, int, float)) else ""
-    return Fault("wrong-type", message, path, _fix_indentation(path) or fix, read=read)
+    return SchemaFault("wrong-type", message, path, _fix_indentation(path) or fix, read=read)
 
 
 def _fix_of_null(path: Where, wanted: str) -> str:
@@ -401,7 +407,7 @@ def _fix_of_text(value: str, path: Where, schema: Schema) -> str:
 
 
 def _better_name(name: str, schema: Schema) -> str:
-    """Return a fix with a valid name derived from an invalid one."""
+    """Suggest a valid name derived from an invalid name."""
     if "A-Z" in schema.get("pattern", ""):
         return ""
     lower = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
@@ -412,7 +418,7 @@ def _better_name(name: str, schema: Schema) -> str:
 
 
 def _mapping_around(error: ValidationError) -> Mapping[str, object]:
-    """Return the mapping that contains the wrong value, if the schema allows alternatives there."""
+    """Return the mapping around an invalid value, if the schema allows alternatives there."""
     found: Any = error.parent.instance if error.parent is not None else None
     return found if isinstance(found, dict) else {}
 
@@ -438,7 +444,7 @@ _SECTIONS = {"steps": "step", "inputs": "input", "presets": "preset"}
 
 
 def _describe(path: Where) -> str:
-    """Return the name of the value at `path` for messages: `"deps[0]" of step "train"`."""
+    """Describe a document path for messages, such as `"deps[0]" of step "train"`."""
     owner, rest = "the recipe", path
     if len(path) > 1 and path[0] in _SECTIONS:
         owner, rest = f'{_SECTIONS[str(path[0])]} "{_shorten(path[1])}"', path[2:]
@@ -450,7 +456,7 @@ def _describe(path: Where) -> str:
 
 
 def _describe_value(value: object) -> str:
-    """Return a short form of a value for messages."""
+    """Format a value briefly for messages."""
     if isinstance(value, bool):
         return str(value).lower()
     if value is None:

@@ -41,20 +41,20 @@ _TYPES = {
 
 @cache
 def load() -> Schema:
-    """Return the schema."""
+    """Load the JSON Schema of the recipe language."""
     found: Schema = json.loads(library.schema_text())
     return found
 
 
 def resolve(schema: Schema) -> Schema:
-    """Return a schema, or the definition that its `$ref` names."""
+    """Resolve the `$ref` of a schema to its definition."""
     if "$ref" not in schema:
         return schema
     return load()["$defs"][schema["$ref"].removeprefix("#/$defs/")]
 
 
 def types_of(schema: Schema) -> set[str]:
-    """Return all types that a schema accepts."""
+    """Return all value types accepted by a schema."""
     schema = resolve(schema)
     if "anyOf" in schema:
         return set().union(*map(types_of, schema["anyOf"]))
@@ -67,20 +67,20 @@ def _types(schema: Schema) -> Sequence[str]:
 
 
 def describe_expected(schema: Schema) -> str:
-    """Return the expected value for messages: the schema's title, or else its types."""
+    """Describe the expected value for messages, by the schema's title or its types."""
     if "title" in schema:
         return str(schema["title"])
     return join([_TYPES[word] for word in _types(schema)])
 
 
 def describe_key(schema: Schema, key: str) -> str:
-    """Return a key with the first sentence of its description, if there is one."""
+    """Return a key with the first sentence of its schema description, if present."""
     text = str(schema.get("properties", {}).get(key, {}).get("description", ""))
     sentence = re.split(r"(?<=[.:]) ", text, maxsplit=1)[0].rstrip(".:")
     return f"`{key}`: {sentence[:1].lower()}{sentence[1:]}" if sentence else f"`{key}`"
 
 
 def join(words: Sequence[str], conjunction: str = "or") -> str:
-    """Return `a, b or c`, each word once."""
+    """Join distinct words as `a, b or c`."""
     words = list(dict.fromkeys(words))
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {conjunction} {words[-1]}"

@@ -24,7 +24,7 @@ _BARE: Final = frozenset(
 
 
 class ScriptOption(NamedTuple):
-    """One option with its minimum and maximum number of values; an operand has no `flags`."""
+    """One command-line option of a script. Positional arguments have no `flags`."""
 
     name: str
     flags: tuple[str, ...]
@@ -36,7 +36,7 @@ class ScriptOption(NamedTuple):
 
 
 class ScriptOptions(NamedTuple):
-    """All options of a script; `strict` if it rejects unknown options."""
+    """All command-line options of a script. `strict` means that unknown options are rejected."""
 
     options: tuple[ScriptOption, ...]
     strict: bool = True
@@ -47,7 +47,7 @@ class ScriptOptions(NamedTuple):
         return tuple(option for option in self.options if not option.flags)
 
     def find(self, flag: str) -> ScriptOption | None:
-        """Return the option with this flag or abbreviation, as in argparse; None without one."""
+        """Find an option by flag or unambiguous abbreviation, or return None."""
         for option in self.options:
             if flag in option.flags:
                 return option
@@ -61,7 +61,7 @@ class ScriptOptions(NamedTuple):
 
 
 def options_of(entry: str, trees: Mapping[str, ast.Module]) -> ScriptOptions | None:
-    """Return the options of the script `entry`; None if they are uncertain.
+    """Return the argparse options of the script `entry`, or None if uncertain.
 
     `trees` has the syntax trees of the script and of all files that it imports, by path.
     """
@@ -72,11 +72,11 @@ def options_of(entry: str, trees: Mapping[str, ast.Module]) -> ScriptOptions | N
 
 
 class _Open(Exception):
-    """The options of a script are uncertain."""
+    """Raised if a script's options are uncertain."""
 
 
 class _Scope(NamedTuple):
-    """Statements and their file."""
+    """A list of statements and its file."""
 
     file: str
     body: Sequence[ast.stmt]
@@ -84,7 +84,7 @@ class _Scope(NamedTuple):
 
 
 class _Reader:
-    """Follows the calls of a script from function to function, and collects its options."""
+    """Collector of a script's argparse options, following calls from function to function."""
 
     def __init__(self, entry: str, trees: Mapping[str, ast.Module]) -> None:
         self._entry, self._trees = entry, trees
@@ -98,7 +98,7 @@ class _Reader:
         self._strict = self._abbreviations = True
 
     def read(self) -> ScriptOptions:
-        """Return the options.  Raises _Open if they are uncertain."""
+        """Return the script's options. Raises _Open if uncertain."""
         for file, tree in self._trees.items():
             self._check_names(tree)
             self._waiting.append(_Scope(file, tree.body, True))
@@ -147,7 +147,7 @@ class _Reader:
                     self._inner(child, scope, known)
 
     def _inner(self, node: ast.AST, scope: _Scope, known: Mapping[str, str]) -> None:
-        """Read code that may not execute: parts of `while`, `try`, `match`, or a class."""
+        """Read code that may not execute, such as `while`, `try` or class bodies."""
         for child in ast.iter_child_nodes(node) if not isinstance(node, ast.stmt) else [node]:
             if isinstance(child, ast.stmt):
                 self._statement(child, scope, known, False)
@@ -209,7 +209,7 @@ class _Reader:
             self._follow(node, scope, certain)
 
     def _follow(self, node: ast.Call, scope: _Scope, certain: bool) -> None:
-        """Visit the functions that a call may mean."""
+        """Visit all functions that a call may invoke."""
         found, sure = self._target(node.func, scope.file)
         if not found and any(_is_parser(each, scope) for each in node.args):
             raise _Open
@@ -239,7 +239,7 @@ class _Reader:
     # -- functions --
 
     def _target(self, function: ast.expr, file: str) -> tuple[list[ast.AST], bool]:
-        """Return the functions that a call may mean, and whether it certainly calls one of them."""
+        """Return the functions that a call may invoke, and whether the target is certain."""
         if isinstance(function, ast.Name):
             found = self._resolve_name(function.id, file)
             return found, len(found) == 1
@@ -263,7 +263,7 @@ class _Reader:
         return everywhere, False
 
     def _resolve_name(self, name: str, file: str) -> list[ast.AST]:
-        """Return the functions and classes that a plain name in a file may mean."""
+        """Return the functions and classes to which a name in a file may refer."""
         if own := self._definitions[file].get(name):
             return list(own)
         if name not in self._names[file]:
@@ -310,7 +310,7 @@ def _definitions(tree: ast.Module) -> dict[str, list[ast.AST]]:
 
 
 def _modules(tree: ast.Module) -> dict[str, str]:
-    """Return imported names that are or may be modules, with the module's full name."""
+    """Return imported names that are or may be modules, with full module names."""
     found: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -329,7 +329,7 @@ def _imported_names(tree: ast.Module) -> dict[str, tuple[str, str]]:
 
 
 def _stem(file: str) -> str:
-    """Return the last part of a file's module name."""
+    """Return the last component of a file's module name."""
     return _last(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
 
 
@@ -338,14 +338,14 @@ def _last(module: str) -> str:
 
 
 def _name(node: ast.AST) -> str:
-    """Return the last name of an expression: `b` of `a.b`; empty without a name."""
+    """Return the last name of an expression, such as `b` of `a.b`, or ""."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def _expressions(node: ast.AST) -> Iterator[ast.expr]:
-    """Yield an expression, or those inside a keyword, a comprehension or a slice."""
+    """Yield an expression, or the expressions inside a keyword, comprehension or slice."""
     if isinstance(node, ast.expr):
         yield node
         return
@@ -367,28 +367,28 @@ def _is_false(node: ast.expr | None) -> bool:
 
 
 def _targets(node: ast.AST) -> Sequence[ast.expr]:
-    """Return the targets of an assignment or deletion; empty for other nodes."""
+    """Return the targets of an assignment or deletion, or none for other nodes."""
     if isinstance(node, ast.AugAssign):
         return [node.target]
     return node.targets if isinstance(node, (ast.Assign, ast.Delete)) else []
 
 
 def _changes_argv(function: ast.expr) -> bool:
-    """Return whether a called function changes sys.argv, such as `sys.argv.append`."""
+    """Return True if a called function changes sys.argv, for example `sys.argv.append`."""
     if not isinstance(function, ast.Attribute):
         return False
     return function.attr in _CHANGES_OF_WORDS and _is_argv(function.value)
 
 
 def _is_command_line(node: ast.expr) -> bool:
-    """Return whether an argument of `parse_args` is sys.argv, None, or a variable."""
+    """Return True if an argument of `parse_args` is sys.argv, None or a variable."""
     if isinstance(node, ast.Constant):
         return node.value is None
     return _is_argv(node) or isinstance(node, ast.Name)
 
 
 def _is_parser(node: ast.expr, scope: _Scope) -> bool:
-    """Return whether a name is used as a parser in these statements."""
+    """Return True if a name is used as an argument parser in these statements."""
     if not isinstance(node, ast.Name):
         return False
     return any(
@@ -401,7 +401,7 @@ def _is_parser(node: ast.expr, scope: _Scope) -> bool:
 
 
 def _turns(node: ast.For) -> Iterator[dict[str, str]]:
-    """Yield the text values of a loop's variables per iteration; nothing for a computed loop."""
+    """Yield the text values of loop variables per iteration, or nothing for computed loops."""
     items = node.iter.elts if isinstance(node.iter, (ast.Tuple, ast.List)) else []
     for item in items:
         turn: dict[str, str] = {}
@@ -415,7 +415,7 @@ def _turns(node: ast.For) -> Iterator[dict[str, str]]:
 
 
 def _text(node: ast.AST, known: Mapping[str, str]) -> str | None:
-    """Return the value of a literal text; None if it is computed."""
+    """Return the value of a string constant, or None if the text is computed."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
     if isinstance(node, ast.Name):
@@ -432,7 +432,7 @@ def _text(node: ast.AST, known: Mapping[str, str]) -> str | None:
 
 
 def _text_of_part(part: ast.expr, known: Mapping[str, str]) -> str | None:
-    """Return the text of a part of an f-string; None if it is computed or has a format."""
+    """Return the text of an f-string part, or None if it is computed or formatted."""
     if not isinstance(part, ast.FormattedValue):
         return _text(part, known)
     return None if part.format_spec else _text(part.value, known)
@@ -475,7 +475,7 @@ def _action(given: Mapping[str | None, ast.expr]) -> str:
 
 
 def _counts(given: Mapping[str | None, ast.expr], operand: bool) -> tuple[int, int]:
-    """Return the minimum and maximum number of values of an option.
+    """Return the minimum and maximum number of values of an argparse option.
 
     Raises _Open for options that take the rest of the line.
     """

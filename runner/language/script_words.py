@@ -24,7 +24,7 @@ _HOLE = "\0"  # stands for an expression in a script
 
 
 class GivenWord(NamedTuple):
-    """One word of a command.
+    """One word of a script's arguments.
 
     A template that may expand to any number of words has `free`; `text` is then the template.
     """
@@ -35,7 +35,7 @@ class GivenWord(NamedTuple):
 
 
 class WordFault(NamedTuple):
-    """An argument that the script would reject, with its position and a suggestion."""
+    """An argument that the script would reject, with its position and a suggested fix."""
 
     message: str
     where: Where
@@ -44,7 +44,7 @@ class WordFault(NamedTuple):
 
 
 def words_of_list(run: Sequence[Tree], script: str, where: Where) -> list[GivenWord] | None:
-    """Return the words after the script in a list of arguments; None without the script."""
+    """Return the words after the script in an argument list, or None without the script."""
     words = list(_leaves(run, where))
     for n, word in enumerate(words):
         if word.text == script and not word.free:
@@ -53,7 +53,7 @@ def words_of_list(run: Sequence[Tree], script: str, where: Where) -> list[GivenW
 
 
 def words_of_mapping(args: Mapping[str, Tree], where: Where) -> list[GivenWord]:
-    """Return the words of `args: {name: value}`."""
+    """Convert an `args` mapping to command-line words."""
     words: list[GivenWord] = []
     for name, value in args.items():
         place = (*where, name)
@@ -68,7 +68,7 @@ def words_of_mapping(args: Mapping[str, Tree], where: Where) -> list[GivenWord]:
 def words_of_script(
     run: str, script: str, where: Where, starters: re.Pattern[str]
 ) -> list[GivenWord] | None:
-    """Return the words after a file in a shell script; None if they are uncertain.
+    """Return the words after a script in a shell script, or None if they are uncertain.
 
     The script must name the file once, after a program in `starters` or its `-m`, on one line.
     """
@@ -106,14 +106,14 @@ def _leaves(items: Sequence[Tree], where: Where) -> Iterator[GivenWord]:
 
 
 def _is_free(item: Tree) -> bool:
-    """Return whether a text is only a template, which may expand to any number of words."""
+    """Return True if a text is a single template, which may expand to any number of words."""
     return isinstance(item, str) and item.lstrip().startswith("{{") and item.rstrip().endswith("}}")
 
 
 def faults(
     script: str, takes: ScriptOptions, words: Sequence[GivenWord], where: Where
 ) -> list[WordFault]:
-    """Return the faults that the script would report for any values of the templates."""
+    """Return the argument errors that the script would report for any template values."""
     reader = _Words(script, takes)
     for word in words:
         if not reader.take(word):
@@ -124,7 +124,7 @@ def faults(
 
 
 class _Words:
-    """Reads words in order, like argparse."""
+    """Checker of argument words in order, like argparse."""
 
     def __init__(self, script: str, takes: ScriptOptions) -> None:
         self._script, self._takes = script, takes
@@ -138,7 +138,7 @@ class _Words:
         self.found: list[WordFault] = []
 
     def take(self, word: GivenWord) -> bool:
-        """Read the next word; return False if the rest cannot be checked."""
+        """Check the next word. Return False if the remaining words cannot be checked."""
         text = word.text
         if word.free:
             self._take_free(text)
@@ -154,7 +154,7 @@ class _Words:
         return True
 
     def finish(self) -> None:
-        """Check the current option after its last value."""
+        """Check the value count of the last option."""
         option, begin = self._option, self._begin
         if option and begin and self._values < option.least and not self._free:
             count = "a value" if option.least == 1 else f"{option.least} values"
@@ -198,7 +198,7 @@ class _Words:
         self._free = False
 
     def _nearest(self, flag: str) -> str:
-        """Return a suggestion for an unknown option."""
+        """Suggest a known option for an unknown option."""
         known = [each for option in self._takes.options for each in option.flags]
         known = [each for each in known if each.startswith("--") and each != "--help"]
         return did_you_mean(flag, known) or (f"it has {', '.join(known[:_SHOWN])}" if known else "")

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from .interpreters import VALUE, Word, source
+from .interpreters import VALUE, CommandWord, source
 from .shell_reader import read
 from .shell_values import Doubt, Position, read_as_source
 from .template import Expression, Reads, Scope, TemplateError, expressions, has
@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"[+-]?[0-9]+")
 
 
 def script(text: str, scope: Scope, reads: Reads | None = None, *, bash: bool = False) -> str:
-    """Return the script with variables for its expressions, after their assignments.
+    """Replace template expressions in a shell script by safe shell variables.
 
     Raises TemplateError.
     """
@@ -38,7 +38,7 @@ def script(text: str, scope: Scope, reads: Reads | None = None, *, bash: bool = 
 
 
 class _ScriptWriter:
-    """A script while its expressions are replaced by variables, in order."""
+    """Writer that replaces a script's expressions by shell variables, in order."""
 
     def __init__(self, text: str, scope: Scope, reads: Reads | None) -> None:
         self._text, self._scope, self._reads = text, scope, reads
@@ -51,7 +51,7 @@ class _ScriptWriter:
             self._prefix += "_"
 
     def write(self, expression: Expression, position: Position) -> None:
-        """Replace the next expression."""
+        """Replace the next expression by a shell variable."""
         self._parts.append(self._text[self._end : expression.offset])
         self._end = expression.offset + expression.length
         self._count += 1
@@ -68,11 +68,11 @@ class _ScriptWriter:
         self._parts.append(" ".join(words))
 
     def finish(self) -> str:
-        """Return the whole script."""
+        """Return the complete script, with variable assignments first."""
         return "".join((*self._assignments, *self._parts, self._text[self._end :]))
 
     def _assign(self, name: str, value: object, expression: Expression, position: Position) -> str:
-        """Assign a value to a variable, and return the word that reads the variable."""
+        """Assign a value to a shell variable, and return the word that expands the variable."""
         text = expression.text(value)
         _check_value(value, text, expression, position)
         self._assignments.append(f"{name}={_quote(text)}\n")
@@ -84,7 +84,7 @@ class _ScriptWriter:
 
 
 def _variables(variable: str, value: object, position: Position) -> list[tuple[str, object]]:
-    """Return the variables for a value: a list as a whole word needs one per item."""
+    """Return the shell variables for a value. A list as a whole word has one variable per item."""
     if not position.alone:
         return [(variable, value)]
     if isinstance(value, Unknown) and value.textless and LIST in value.kinds:
@@ -95,7 +95,7 @@ def _variables(variable: str, value: object, position: Position) -> list[tuple[s
 
 
 def _check_value(value: object, text: str, expression: Expression, position: Position) -> None:
-    """Raise TemplateError for a value that the shell would evaluate or read as an option."""
+    """Raise TemplateError for a value that the shell would evaluate or parse as an option."""
     offset, length = expression.offset, expression.length
     if "\0" in text:
         raise TemplateError("a NUL character cannot be in a script", offset, length)
@@ -110,14 +110,14 @@ def _check_value(value: object, text: str, expression: Expression, position: Pos
 
 
 def _may_be_whole(value: object, text: str) -> bool:
-    """Return whether a value is a whole number, or an unknown that may be one."""
+    """Return True if a value is or may be an integer."""
     if isinstance(value, Unknown):
         return bool(value.kinds & {INTEGER, TEXT})
     return _NUMBER.fullmatch(text) is not None
 
 
 def errors(text: str, *, bash: bool = False) -> tuple[TemplateError, ...]:
-    """Return the errors of expressions at places where no value is allowed.
+    """Return the errors of template expressions at positions where no value is allowed.
 
     If an expression is invalid, only its error.
     """
@@ -128,7 +128,7 @@ def errors(text: str, *, bash: bool = False) -> tuple[TemplateError, ...]:
 
 
 def warnings(text: str, bash: bool = False) -> list[Doubt]:
-    """Return probable mistakes in order; none if an expression is invalid."""
+    """Return probable mistakes in a shell script in order, or none if an expression is invalid."""
     try:
         reading = read(text, bash)
     except TemplateError:
@@ -141,12 +141,12 @@ def warnings(text: str, bash: bool = False) -> list[Doubt]:
 
 
 def doubts_of_arguments(items: Sequence[str]) -> Iterator[tuple[int, Doubt]]:
-    """Yield the arguments of a command that its interpreter evaluates as code.
+    """Yield doubts about command arguments that an interpreter evaluates as code.
 
     Each with its index and a fix; none if an expression is invalid.
     """
     try:
-        words = [Word(at, at + 1, _mark_values(item)) for at, item in enumerate(items)]
+        words = [CommandWord(at, at + 1, _mark_values(item)) for at, item in enumerate(items)]
     except TemplateError:
         return
     found = source(words)
@@ -155,7 +155,7 @@ def doubts_of_arguments(items: Sequence[str]) -> Iterator[tuple[int, Doubt]]:
 
 
 def _mark_values(item: str) -> str:
-    """Return an argument with a mark in place of each expression.  Raises TemplateError."""
+    """Replace each expression in an argument by a placeholder mark. Raises TemplateError."""
     text, end = "", 0
     for expression in expressions(item):
         text += item[end : expression.offset] + VALUE

@@ -17,7 +17,7 @@ _COMPUTED = re.compile(r"\$\{?!?([A-Za-z_][A-Za-z0-9_]*)|([A-Za-z_][A-Za-z0-9_]*
 
 
 class _Context(NamedTuple):
-    """The characters with a special meaning in a text."""
+    """Characters with a special meaning in a part of a script."""
 
     quoted: bool  # values need no quotes of their own
     heredoc: bool = False  # double quotes mean nothing
@@ -28,7 +28,7 @@ _IN_HEREDOC = _Context(quoted=True, heredoc=True)
 
 
 class Expansions:
-    """Reads the expansions of one script; each method returns the index after its text.
+    """Parser of one script's expansions. Each method returns the index after its text.
 
     `commands` reads a list of commands inside an expansion.
     """
@@ -40,7 +40,7 @@ class Expansions:
         self.spans = values.spans
 
     def dollar(self, at: int, frame: Frame, *, quoted: bool, heredoc: bool = False) -> int:
-        """Read an expansion that begins with a dollar."""
+        """Parse an expansion that begins with a dollar sign."""
         text = self.text
         if text.startswith("$((", at) and self.ends_twice(at + 3):
             return self.arithmetic(at + 3, frame)
@@ -53,7 +53,7 @@ class Expansions:
         return at + 1
 
     def ends_twice(self, at: int) -> bool:
-        """Return whether the `((` before `at` ends with `))`; otherwise it is a subshell."""
+        """Return True if the `((` before `at` ends with `))`, and is not a nested subshell."""
         depth = 0
         for position, char in self._characters(at):
             if char == "(":
@@ -82,7 +82,7 @@ class Expansions:
     # -- contexts --
 
     def single(self, at: int, ansi: bool = False) -> int:
-        """Read single quotes to their end; `ansi` is `$'…'`, in which a backslash escapes."""
+        """Parse single quotes to their end. With `ansi` (`$'…'`), a backslash escapes."""
         while at < len(self.text):
             if at in self.spans:
                 message = "a template cannot be inside single quotes"
@@ -97,13 +97,13 @@ class Expansions:
         return at
 
     def double(self, at: int, frame: Frame) -> int:
-        """Read double quotes to their end."""
+        """Parse double quotes to their end."""
         return self._until('"', at, frame, _Context(quoted=True))
 
     def _until(
         self, close: str, at: int, frame: Frame, context: _Context, *, number: bool = False
     ) -> int:
-        """Read text up to `close`, in which only expansions are special.
+        """Parse text up to `close`, in which only expansions are special.
 
         `number`: a shell evaluates the text as arithmetic.
         """
@@ -127,7 +127,7 @@ class Expansions:
         return at
 
     def _step(self, at: int, frame: Frame, context: _Context) -> int:
-        """Read one character of a text, or the expression or expansion at its position."""
+        """Parse one character, expression or expansion of a text."""
         if at in self.spans:
             return self.values.place(at, frame, quoted=context.quoted)
         char = self.text[at]
@@ -152,11 +152,11 @@ class Expansions:
     # -- parameters and arithmetic --
 
     def subscript(self, at: int, frame: Frame) -> int:
-        """Read the subscript in an assignment, to its closing bracket."""
+        """Parse an array subscript in an assignment, to its closing bracket."""
         return self._until("]", at, frame, _Context(quoted=True, singles=True), number=True)
 
     def _parameter(self, at: int, frame: Frame, *, quoted: bool, heredoc: bool) -> int:
-        """Read `${…}`, with its name or operator at `at`."""
+        """Parse a parameter expansion `${…}`, with its name or operator at `at`."""
         text = self.text
         if text[at : at + 1] in ("!", "#") and text[at + 1 : at + 2] not in ("}", ""):
             at += 1
@@ -182,7 +182,7 @@ class Expansions:
         return self._until("}", at, frame, _Context(quoted, heredoc, singles=not quoted))
 
     def arithmetic(self, at: int, frame: Frame, close: str = "))") -> int:
-        """Read an arithmetic expression, up to `close`."""
+        """Parse an arithmetic expression, up to `close`."""
         opening = "(" if close == "))" else "["
         depth = 0
         outside, frame.number = frame.number, True
@@ -218,7 +218,7 @@ class Expansions:
         return self._commands(at + 1, Frame("`"))
 
     def comment(self, at: int, frame: Frame) -> int:
-        """Read a comment, to the end of its line or of the enclosing backquotes."""
+        """Parse a comment, to the end of its line or of the enclosing backquotes."""
         ends = ("\n", "`") if frame.close == "`" else ("\n",)
         while at < len(self.text) and self.text[at] not in ends:
             if at in self.spans:
@@ -231,7 +231,7 @@ class Expansions:
     # -- here-documents --
 
     def here(self, at: int, frame: Frame) -> int:
-        """Read the delimiter after `<<`; the body starts after the next newline."""
+        """Parse a here-document's delimiter after `<<`. The body starts after the next newline."""
         text, named = self.text, at - 1
         strips_tabs = text.startswith("-", at)
         if strips_tabs:
@@ -260,7 +260,7 @@ class Expansions:
         return at
 
     def here_document(self, at: int, document: HereDocument) -> int:
-        """Read a here-document's body at `at` and the delimiter line."""
+        """Parse a here-document's body at `at` and its delimiter line."""
         text = self.text
         end = self._end_of_body(at, document)
         self.values.body(at, end, document.at)
@@ -279,7 +279,7 @@ class Expansions:
         return len(text) if end >= len(text) or line_end < 0 else line_end + 1
 
     def _end_of_body(self, at: int, document: HereDocument) -> int:
-        """Return the index of the delimiter line, or the end of the script or later."""
+        """Return the index of a here-document's delimiter line, or the script's end or beyond."""
         is_joined = False  # whether the previous line ends with a backslash
         while at < len(self.text):
             line_end = self._end_of_line(at)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from .interpreters import Word, assignment
+from .interpreters import CommandWord, assignment
 from .shell_expansions import Expansions
 from .shell_values import Compound, Frame, Reading, Values
 from .template import TemplateError
@@ -24,7 +24,7 @@ _CLOSES = frozenset({"fi", "done", "}"})
 
 @lru_cache(maxsize=1 << 14)
 def read(text: str, bash: bool) -> Reading:
-    """Return the position of each expression in a script, and the command that reads it.
+    """Parse a shell script: the position of each template expression, and its reading command.
 
     Raises TemplateError for an invalid expression, or a script with too many levels.
     """
@@ -32,7 +32,7 @@ def read(text: str, bash: bool) -> Reading:
 
 
 class _Reader:
-    """Reads lists of commands in a shell's order."""
+    """Parser of command lists in a shell script."""
 
     def __init__(self, text: str, bash: bool) -> None:
         self.text = text
@@ -50,7 +50,7 @@ class _Reader:
         return self.values.finish(tuple(self.pipes))
 
     def _commands(self, at: int, frame: Frame) -> int:
-        """Read a list of commands from `at` on, and return the index after it."""
+        """Parse a list of commands from `at` on, and return the index after the list."""
         text = self.text
         while at < len(text):
             char = text[at]
@@ -78,7 +78,7 @@ class _Reader:
         if frame.word < 0:
             return
         raw = self.text[frame.word : at]
-        word = Word(frame.word, at, self.values.plain(frame.word, at, frame), frame.redirect)
+        word = CommandWord(frame.word, at, self.values.plain(frame.word, at, frame), frame.redirect)
         frame.word, frame.redirect = -1, ""
         if word.redirect:
             frame.words.append(word)
@@ -92,7 +92,7 @@ class _Reader:
             self._next_word(raw, word, frame)
 
     def _ends_case_part(self, raw: str, frame: Frame) -> bool:
-        """Return whether a word is the `in` or `esac` of a `case`."""
+        """Return True if a word is the `in` or `esac` keyword of a `case` command."""
         state = frame.cases[-1] if frame.cases else ""
         if raw == "in":
             return state == "subject"
@@ -106,8 +106,8 @@ class _Reader:
             frame.cases.pop()
             self._close(at, frame)
 
-    def _first_word(self, raw: str, word: Word, frame: Frame) -> None:
-        """Process a command's first word: a compound's keyword, an assignment or a name."""
+    def _first_word(self, raw: str, word: CommandWord, frame: Frame) -> None:
+        """Process a command's first word, such as a keyword, an assignment or a command name."""
         if raw in _OPENS:
             self._open(word.start, frame)
             if raw == "case":
@@ -121,7 +121,7 @@ class _Reader:
             if assignment(word) is None:
                 frame.words.append(word)
 
-    def _next_word(self, raw: str, word: Word, frame: Frame) -> None:
+    def _next_word(self, raw: str, word: CommandWord, frame: Frame) -> None:
         head = frame.words[0].text
         begins_body = head in ("for", "select") and raw in ("do", "{")
         if begins_body or head == "function":
@@ -136,19 +136,19 @@ class _Reader:
     # -- commands --
 
     def _open(self, at: int, frame: Frame) -> None:
-        """Start a compound command."""
+        """Start a compound command, such as a loop or `( )`."""
         frame.compounds.append(Compound(frame.begin if frame.begin >= 0 else at, at))
         frame.begin = -1
 
     def _close(self, at: int, frame: Frame) -> None:
-        """End a compound command; only redirections can follow."""
+        """End a compound command, which only redirections can follow."""
         frame.words.clear()
         if frame.compounds:
             frame.closed = (frame.compounds.pop(), at)
             frame.begin = frame.closed[0].begin
 
     def _end_command(self, at: int, frame: Frame, *, piped: bool = False) -> None:
-        """End a simple command; if `piped`, the pipeline continues."""
+        """End a simple command. If `piped`, the pipeline continues."""
         self._end_word(at, frame)
         if frame.is_test and at < len(self.text):
             return
@@ -229,7 +229,7 @@ class _Reader:
         return at + 1
 
     def _on_bracket(self, at: int, frame: Frame) -> int:
-        """Read the subscript in an assignment, which a shell evaluates."""
+        """Parse an array subscript in an assignment, which a shell evaluates as arithmetic."""
         if frame.cases and frame.cases[-1] == "pattern":
             return at
         name = self._array_before(at, frame)
@@ -242,7 +242,7 @@ class _Reader:
         return end
 
     def _array_before(self, at: int, frame: Frame) -> str:
-        """Return the variable before the bracket at `at`; empty without one."""
+        """Return the array variable before the bracket at `at`, or ""."""
         if frame.array:
             return frame.array if frame.word < 0 else ""
         if frame.word < 0 or not frame.is_empty:
@@ -309,7 +309,7 @@ class _Reader:
         return self._redirect(at, frame, self.text[at])
 
     def _redirect(self, at: int, frame: Frame, operator: str) -> int:
-        """Read a redirection; a word directly before the operator is a file descriptor."""
+        """Parse a redirection. A number directly before the operator is a file descriptor."""
         if frame.word >= 0 and _FILE_NUMBER.fullmatch(self.text, frame.word, at):
             frame.word = -1
         self._end_word(at, frame)

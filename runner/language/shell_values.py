@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 from .interpreters import (
     INNER,
     VALUE,
+    CommandWord,
     Ruling,
-    Word,
     assignment,
     declares,
     find_evaluated,
@@ -47,7 +47,7 @@ _ENV_WAY = "pass the value in `env:` and read the variable there: `bash -c 'echo
 
 
 class Doubt(NamedTuple):
-    """A probable mistake in a script."""
+    """A probable mistake in a shell script."""
 
     code: str
     message: str
@@ -57,12 +57,12 @@ class Doubt(NamedTuple):
 
 
 def read_as_source(by: str, offset: int, length: int) -> Doubt:
-    """Return the doubt about a value that `by` evaluates as code."""
+    """Return the doubt about a template value that `by` evaluates as code."""
     return Doubt("template-in-code", _DOUBT.format(by), offset, length, _ENV_WAY)
 
 
 class Position(NamedTuple):
-    """The position of one expression.
+    """Position of one template expression in a shell script.
 
     `quoted`: the script quotes it. `alone`: it is a whole word, so a list may become several words.
     """
@@ -73,7 +73,7 @@ class Position(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A parsed script: its expressions in order, and the offsets of its pipes."""
+    """A parsed shell script, with its expressions in order and the offsets of its pipes."""
 
     places: tuple[Position, ...]
     errors: tuple[TemplateError, ...]
@@ -94,7 +94,7 @@ class Compound:
 
 
 class HereDocument(NamedTuple):
-    """A here-document that a command names at `at`."""
+    """A here-document, with its delimiter in a command at `at`."""
 
     delimiter: str
     is_quoted: bool
@@ -104,7 +104,7 @@ class HereDocument(NamedTuple):
 
 @dataclass(slots=True)
 class Frame:
-    """One list of commands.
+    """Parser state for one list of commands.
 
     This is the script, the inside of `$( )`, `<( )` or backquotes, or the elements of an array.
     """
@@ -114,7 +114,7 @@ class Frame:
     number: bool = False  # its output may be arithmetic
     feeder: int = -1  # start of the command that feeds a `>( )`; else -1
     places: set[int] = field(default_factory=set)  # expressions directly in this frame
-    words: list[Word] = field(default_factory=list)  # of the simple command so far
+    words: list[CommandWord] = field(default_factory=list)  # of the simple command so far
     word: int = -1  # where the word being read began; -1 between words
     begin: int = -1  # where the pipeline being read began; -1 between pipelines
     piped: bool = False  # nothing was read yet behind a `|`
@@ -127,12 +127,12 @@ class Frame:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the current command has no words yet."""
+        """True if the current command has no words yet."""
         return all(word.redirect for word in self.words)
 
     @property
     def is_test(self) -> bool:
-        """Whether this is the inside of `[[ ]]`."""
+        """True inside `[[ ]]`."""
         return not self.is_empty and self.words[0].text == "[["
 
     def begin_word(self, at: int) -> None:
@@ -145,7 +145,7 @@ class Frame:
 
 
 class Values:
-    """The expressions of one script: their positions, and the commands that read them."""
+    """The template expressions of a shell script: their positions and their reading commands."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -169,7 +169,7 @@ class Values:
         }
 
     def finish(self, pipes: tuple[int, ...]) -> Reading:
-        """Return the result, after the whole script is read."""
+        """Return the result after the whole script has been parsed."""
         for name, at in self.assigned:
             if name in self.computed:
                 self._limit(at, "number")
@@ -180,19 +180,19 @@ class Values:
         return Reading(tuple(places.values()), errors, tuple(doubts), pipes)
 
     def program(self, start: int, end: int, by: str) -> None:
-        """Note a part of the script that `by` evaluates as code."""
+        """Record a part of the script that `by` evaluates as code."""
         self.sources.append(Ruling("program", start, end, by))
 
     def comment(self, at: int) -> None:
-        """Note an expression inside a comment."""
+        """Record an expression inside a comment."""
         self.places[at] = Position("comment", True)
 
     def body(self, start: int, end: int, named: int) -> None:
-        """Note a here-document and the position of its command."""
+        """Record a here-document and the position of its command."""
         self.bodies.append((start, end, named))
 
     def _find_sources(self, places: Mapping[int, Position]) -> list[Doubt]:
-        """Refuse each value that this shell evaluates as code.
+        """Refuse each template value that the shell itself evaluates as code.
 
         Returns a doubt for each value that another interpreter evaluates.
         """
@@ -214,7 +214,7 @@ class Values:
         ]
 
     def _places_of_reading(self) -> list[tuple[int, int]]:
-        """Return pairs of position and expression for every read, sorted.
+        """Return sorted pairs of read position and expression position.
 
         An expression in a here-document is also read at the position of its command.
         """
@@ -224,11 +224,11 @@ class Values:
         return sorted(places)
 
     def _within(self, start: int, end: int) -> list[int]:
-        """Return the expressions between two offsets."""
+        """Return the offsets of expressions between two offsets."""
         return self.offsets[bisect_left(self.offsets, start) : bisect_left(self.offsets, end)]
 
     def place(self, at: int, frame: Frame, *, quoted: bool) -> int:
-        """Note the position of the expression at `at`, and return the index after it."""
+        """Record the position of the expression at `at`, and return the index after the expression."""
         end = self.spans[at]
         self._check_before(at)
         frame.places.add(at)
@@ -260,7 +260,7 @@ class Values:
         return (not before or before in _EDGE_BEFORE) and (not after or after in _EDGE_AFTER)
 
     def _limit(self, at: int, role: Literal["number", "operand"]) -> None:
-        """Restrict the value at `at`, unless a stricter role is set."""
+        """Restrict the value at `at` to a role, unless a stricter role is set."""
         if self.places[at].role not in ("number", "comment"):
             self.places[at] = self.places[at]._replace(role=role)
 
@@ -288,23 +288,23 @@ class Values:
                 self._limit(at, "operand")
 
     def _begins_word(self, start: int, at: int) -> bool:
-        """Return whether only quotes are between the start of a word and `at`."""
+        """Return True if there are only quotes between the start of a word and `at`."""
         return not self.text[start:at].strip("\"'\\\n")
 
     def refuse(self, at: int, message: str, fix: str) -> None:
-        """Note that no value is allowed at `at`; the first reason counts."""
+        """Record that no value is allowed at `at`. The first reason is kept."""
         self.errors.setdefault(at, TemplateError(message, at, self.spans[at] - at, fix))
 
     def plain(self, start: int, end: int, frame: Frame) -> str:
-        """Return a word without its quotes, with marks for values."""
+        """Return a word without quotes, with marks in place of template values."""
         parts: list[str] = []
         for at in self._within(start, end):
             parts += [self.text[start:at], VALUE if at in frame.places else INNER]
             start = self.spans[at]
         return _QUOTING.sub("", "".join((*parts, self.text[start:end])))
 
-    def assign(self, word: Word, frame: Frame) -> None:
-        """Note the variable and the values of an assignment word."""
+    def assign(self, word: CommandWord, frame: Frame) -> None:
+        """Record the variable and the template values of an assignment word."""
         found = assignment(word)
         if found is None:
             return
@@ -322,8 +322,8 @@ class Values:
         if role is not None:
             self._rule(Ruling(role, word.start, word.end, name), frame)
 
-    def _assign_at(self, name: str, subscript: str, word: Word, frame: Frame) -> None:
-        """Note an assignment to an array item, whose subscript a shell evaluates."""
+    def _assign_at(self, name: str, subscript: str, word: CommandWord, frame: Frame) -> None:
+        """Record an assignment to an array item, whose subscript the shell evaluates."""
         self.computes(subscript, name)
         inside = subscript.count(VALUE) + subscript.count(INNER)
         for at in self._within(word.start, word.end)[:inside]:  # quoted or not
@@ -333,7 +333,7 @@ class Values:
             self.program(word.start, word.end, "a subscript")
 
     def computes(self, text: str, array: str = "") -> None:
-        """Note the variables in a text that a shell evaluates as arithmetic.
+        """Record the variables in a text that the shell evaluates as arithmetic.
 
         The key of an associative array is not evaluated.
         """
@@ -341,7 +341,7 @@ class Values:
             self.computed.update(_VARIABLE.findall(text))
 
     def judge(self, at: int, frame: Frame) -> None:
-        """Process a complete simple command: its restrictions, and the code that it reads."""
+        """Process a complete simple command: restrictions on its words, and code in its input."""
         words, frame.words = frame.words, []
         closed, frame.closed = frame.closed, None
         head = words[0].text if words else ""
@@ -368,7 +368,7 @@ class Values:
             self._reads_input(compound.input, end, at, frame)
 
     def _reads_input(self, by: str, start: int, end: int, frame: Frame) -> None:
-        """Note that `by` evaluates its input: the pipe before it, or its redirections."""
+        """Record that `by` evaluates its input as code, from a pipe or redirections."""
         self.program(start, end, by)
         for compound in frame.compounds:
             compound.input = by

@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class Source:
-    """The state of one parse.
+    """State of parsing one document.
 
     `raw` satisfies the schema. Of the other parts only the names are known.
     """
@@ -31,7 +31,7 @@ class Source:
         self.inputs = self._names("inputs")
 
     def suggest(self, word: str, known: Iterable[str]) -> str:
-        """Return a fix with the most similar known word, or an empty text.
+        """Return a "did you mean" fix with the most similar known word, or "".
 
         After 20 problems nothing is compared, because each comparison covers all names.
         """
@@ -47,7 +47,7 @@ class Source:
             self.problems.append(self.document.problem(code, message, path, fix=fix, key=key))
 
     def check_numbers(self, tree: Any, path: Where) -> None:
-        """Report numbers that may be meant as text: `3.10` would become 3.1."""
+        """Report numbers that may be meant as text, for example the version `3.10`, read as 3.1."""
         for found in misread_numbers(self.document, tree, path):
             message = f"{found.written} is the number {found.read}"
             fix = f'quote it: "{found.written}", or write the number {found.read}'
@@ -60,7 +60,7 @@ class Source:
         return list(names) if isinstance(names, dict) else []
 
     def expression(self, pattern: str, path: Where) -> Any:
-        """Return a compiled pattern; report an invalid one and return None."""
+        """Compile a regex pattern, or report an invalid pattern and return None."""
         import regex
 
         try:
@@ -72,12 +72,12 @@ class Source:
             return None
 
     def type(self, name: str) -> object:
-        """Return the type of an input; None if it is invalid."""
+        """Return the declared type of an input, or None if invalid."""
         spec = self.raw.get("inputs", {}).get(name)
         return spec["type"] if spec else None
 
     def check_secret(self, name: str, path: Where) -> None:
-        """Report a name in `secrets` that is no input, or not a secret input."""
+        """Report a name in `secrets` that is not a secret input."""
         spec = f"{{type: secret, env: {name.upper()}}}"
         if name not in self.inputs:
             fix = self._secret_meant(name) or f"declare the secret: {name}: {spec}"
@@ -87,7 +87,7 @@ class Source:
             self.problem("unknown-secret", message, path, f"declare it as {spec}")
 
     def _secret_meant(self, name: str) -> str:
-        """Return a fix with the most similar secret, or an empty text."""
+        """Return a fix with the most similar secret, or ""."""
         secrets = [other for other in self.inputs if self.type(other) == "secret"]
         for other in secrets:
             if self.raw["inputs"][other].get("env") == name.upper():
@@ -95,14 +95,14 @@ class Source:
         return self.suggest(name, secrets)
 
     def secrets(self, raw: Mapping[str, Any], path: Where) -> tuple[str, ...]:
-        """Return the valid names under `secrets` of a recipe or step."""
+        """Return the valid secret names under `secrets` of a recipe or step."""
         names = tuple(raw.get("secrets", ()))
         for index, name in enumerate(names):
             self.check_secret(name, (*path, "secrets", index))
         return names
 
     def python(self, raw: Any, path: Where) -> Python | None:
-        """Return the Python of a recipe, preset or step; None if it is not set."""
+        """Parse the `python` setting of a recipe, preset or step, or return None if unset."""
         if not raw:
             return None
         lock = raw.get("lock", "")
@@ -115,7 +115,7 @@ class Source:
     def unit(
         self, parse: Callable[[str], _T], raw: Mapping[str, Any], word: str, path: Where
     ) -> _T | None:
-        """Return the quantity in `word` with its unit.
+        """Parse the quantity with unit at the key `word`.
 
         None if it is missing or invalid; an invalid one is reported.
         """
@@ -129,7 +129,7 @@ class Source:
             return None
 
     def resources(self, raw: dict[str, Any], path: Where) -> Resources:
-        """Return the resources of a recipe, preset or step."""
+        """Parse the resource requirements of a recipe, preset or step."""
         if not raw:
             return _NO_RESOURCES
         gpus = raw.get("gpus")
@@ -145,7 +145,7 @@ class Source:
         )
 
     def limits(self, raw: dict[str, Any], path: Where) -> Limits:
-        """Return the limits of a recipe or preset."""
+        """Parse the limits of a recipe or preset."""
         return Limits(
             time=self.unit(units.duration, raw, "time", path),
             cost=self.unit(units.money, raw, "cost", path),
@@ -168,20 +168,20 @@ _OTHER_LOCKS = (
 
 
 def path_or_glob(item: Any) -> str | Glob:
-    """Return a path, or the pattern of paths in a mapping."""
+    """Parse an item that is a path, or a mapping with a glob pattern."""
     if isinstance(item, str):
         return item
     return Glob(item["glob"], tuple(item.get("exclude", ())), item.get("allow_empty"))
 
 
 def env_files(raw: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the files in `env_file`, which is one path or a list."""
+    """Parse `env_file`, which is a path or a list of paths."""
     found = raw.get("env_file", ())
     return (found,) if isinstance(found, str) else tuple(found)
 
 
 def code(raw: Sequence[Any] | str) -> tuple[str | Glob | GitCode | AutoCode, ...]:
-    """Return the items of `code`, which is a list or `auto`."""
+    """Parse `code`, which is a list or `auto`."""
     if isinstance(raw, str):
         return (AutoCode(),)
     return tuple(map(_code_item, raw))
@@ -194,7 +194,7 @@ def _code_item(item: Any) -> str | Glob | GitCode:
 
 
 def other_lock(name: str) -> str | None:
-    """Return the fix for an unsupported lock file; None if it is supported."""
+    """Return the fix for an unsupported lock file name, or None if it is supported."""
     for pattern, fix in _OTHER_LOCKS:
         if re.fullmatch(pattern, name):
             return fix

@@ -33,7 +33,7 @@ class WrittenFloat(float):
 
 
 def takes_text(spec: Input, kind: str) -> bool:
-    """Return whether an input, or its items, are text."""
+    """Return True if an input, or its items, are text."""
     if kind == "choice":
         choices = spec.limits.get("choices")
         return isinstance(choices, list) and all(isinstance(each, str) for each in choices)
@@ -41,7 +41,7 @@ def takes_text(spec: Input, kind: str) -> bool:
 
 
 def value_as_written(document: Document, spec: Input, value: Any, path: Where) -> Any:
-    """Return the value at `path`; its numbers become source text if the input takes text."""
+    """Return the value at `path`, with original number spelling if the input is text."""
     kind = (spec.items or "") if isinstance(value, list) else spec.type
     if not takes_text(spec, kind):
         return value
@@ -49,7 +49,7 @@ def value_as_written(document: Document, spec: Input, value: Any, path: Where) -
 
 
 def as_written(document: Document, tree: Any, path: Where, *, every: bool = False) -> Any:
-    """Return the tree at `path` with source text for numbers that Python spells differently.
+    """Return the tree at `path`, with source text for numbers that Python spells differently.
 
     `every`: for all numbers.
     """
@@ -65,7 +65,7 @@ def as_written(document: Document, tree: Any, path: Where, *, every: bool = Fals
 
 
 def keep_spelling(document: Document, tree: Any, path: Where) -> Any:
-    """Return the tree at `path` with numbers, also in lists, that keep their source text."""
+    """Return the tree at `path`, with numbers that remember their source text, also in lists."""
     if isinstance(tree, list):
         return [keep_spelling(document, item, (*path, n)) for n, item in enumerate(tree)]
     if not is_number(tree):
@@ -76,12 +76,12 @@ def keep_spelling(document: Document, tree: Any, path: Where) -> Any:
 
 
 def written_of(value: object) -> str | None:
-    """Return the source text of a number from a values file; None for other values."""
+    """Return the source text of a number from a values file, or None for other values."""
     return value.written if isinstance(value, (WrittenInt, WrittenFloat)) else None
 
 
 def plain_number(value: _T) -> _T | int | float:
-    """Return a value; a number with source text becomes a plain number."""
+    """Convert a number with source text to a plain number. Other values stay unchanged."""
     if isinstance(value, WrittenInt):
         return int(value)
     return float(value) if isinstance(value, WrittenFloat) else value
@@ -96,7 +96,7 @@ class Misread(NamedTuple):
 
 
 def misread_numbers(document: Document, tree: Tree, path: Where) -> Iterator[Misread]:
-    """Yield the numbers in the tree at `path` that would differ as text.
+    """Yield numbers in the tree at `path` whose spelling would change if they were text.
 
     `1e-3` does not count: it is only another form of 0.001.
     """
@@ -113,7 +113,7 @@ def misread_numbers(document: Document, tree: Tree, path: Where) -> Iterator[Mis
 
 
 def _other_text(document: Document, leaf: object, path: Where) -> str:
-    """Return the source text of a number; empty if Python spells it alike, or for other values."""
+    """Return the source text of a number if Python spells the number differently, else ""."""
     if not is_number(leaf):
         return ""
     written = document.source_text(path)

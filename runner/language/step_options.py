@@ -13,7 +13,7 @@ _NONE: Mapping[str, int] = {}
 
 
 class StepOptions(NamedTuple):
-    """The options of a step.  Times are in seconds."""
+    """Execution options of a step. Times are in seconds."""
 
     retries: int = 0  # after failures
     preemptions: int = DEFAULT_PREEMPTIONS
@@ -25,7 +25,7 @@ class StepOptions(NamedTuple):
     sandbox: str = ""  # off, closed or network; empty: the settings decide
 
     def sandbox_where(self, settings: Mapping[str, object]) -> str:
-        """Return the step's sandbox, `closed` or `network`; empty for none.
+        """Return the step's sandbox mode, `closed` or `network`, or "" for none.
 
         `settings` are the flags of recipe.toml, which apply if neither step nor recipe sets the
         sandbox.

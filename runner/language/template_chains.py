@@ -115,7 +115,7 @@ class Slice(NamedTuple):
             yield bound(evaluation) if bound else None
 
 
-class Link(NamedTuple):
+class ChainPart(NamedTuple):
     """One part of a chain: a fixed name or number, an expression, or a slice."""
 
     key: str | int | Deferred | Slice
@@ -139,12 +139,12 @@ class Chain(NamedTuple):
     With `root`, the parts are read from the value of another expression and have no path.
     """
 
-    links: tuple[Link, ...]
+    links: tuple[ChainPart, ...]
     root: Deferred | None = None
 
     def reference(self) -> Reference:
         """Return the fixed part of the path, which is known before an evaluation."""
-        known: list[Link] = []
+        known: list[ChainPart] = []
         for link in self.links:
             if not isinstance(link.key, str):
                 break
@@ -215,7 +215,7 @@ class Chain(NamedTuple):
 # -- names --
 
 
-def _check_name(key: object, path: tuple[str, ...], link: Link) -> str:
+def _check_name(key: object, path: tuple[str, ...], link: ChainPart) -> str:
     """Return the key for a mapping.  Raises TemplateError if it is not text."""
     if isinstance(key, str):
         return key
@@ -224,7 +224,7 @@ def _check_name(key: object, path: tuple[str, ...], link: Link) -> str:
 
 
 def _missing_name(
-    path: tuple[str, ...], name: str, known: Sequence[str], link: Link, recorded: bool
+    path: tuple[str, ...], name: str, known: Sequence[str], link: ChainPart, recorded: bool
 ) -> TemplateError:
     if path:
         message = f"{_describe_path(path)} has no `{name}`"
@@ -244,7 +244,7 @@ def _describe_path(path: tuple[str, ...]) -> str:
 
 
 def _read_item(
-    value: object, key: object, path: tuple[str, ...], link: Link, evaluation: Evaluation
+    value: object, key: object, path: tuple[str, ...], link: ChainPart, evaluation: Evaluation
 ) -> object:
     """Return a part of a value that is not a mapping, or of a partly unknown value."""
     if isinstance(value, Unknown) or isinstance(key, Unknown):
@@ -263,7 +263,7 @@ def _read_item(
     raise _no_such_part(value, path, link)
 
 
-def _item_of_unknown(value: object, key: object, path: tuple[str, ...], link: Link) -> object:
+def _item_of_unknown(value: object, key: object, path: tuple[str, ...], link: ChainPart) -> object:
     """Return the possible values of an item if the value or the key is unknown."""
     kinds, key_kinds = kinds_of(value), kinds_of(key)
     found: list[object] = []
@@ -284,7 +284,7 @@ def _item_of_unknown(value: object, key: object, path: tuple[str, ...], link: Li
 
 
 def _slice(
-    value: str | list[object] | tuple[object, ...], bounds: list[object], link: Link
+    value: str | list[object] | tuple[object, ...], bounds: list[object], link: ChainPart
 ) -> object:
     whole = [_check_bound(bound, link) for bound in bounds]
     if holds_unknown(bounds):
@@ -296,7 +296,7 @@ def _slice(
 
 
 def _slice_unknown(
-    value: object, bounds: Iterable[object], path: tuple[str, ...], link: Link
+    value: object, bounds: Iterable[object], path: tuple[str, ...], link: ChainPart
 ) -> Unknown:
     for bound in bounds:
         _check_bound(bound, link)
@@ -307,7 +307,7 @@ def _slice_unknown(
     return Unknown(kinds & {LIST, TEXT}, items, part=NULL in kinds)
 
 
-def _check_bound(bound: object, link: Link) -> int | None:
+def _check_bound(bound: object, link: ChainPart) -> int | None:
     """Return a bound of a slice; None if it is unknown.  Raises TemplateError."""
     if isinstance(bound, Unknown):
         if bound.kinds & {INTEGER, NULL}:
@@ -317,7 +317,7 @@ def _check_bound(bound: object, link: Link) -> int | None:
     raise link.error(f"the bounds of a slice must be whole numbers, not {describe_type(bound)}")
 
 
-def _no_such_part(value: object, path: tuple[str, ...], link: Link) -> TemplateError:
+def _no_such_part(value: object, path: tuple[str, ...], link: ChainPart) -> TemplateError:
     message = f"{_describe_path(path)} is {describe_type(value)} and has no such part"
     if isinstance(value, Unknown) and value.may_be_null:
         # `default` stands in for parts of null.

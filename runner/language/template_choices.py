@@ -22,7 +22,7 @@ _CHOICES = frozenset({"CondExpr", "And", "Or", "Test"})
 
 
 @dataclass(slots=True)
-class Needs:
+class ReferencedNames:
     """The names that an expression reads, as reference paths.
 
     `certain` are names whose value is used. `possible` are names that are only tested, or that are
@@ -32,7 +32,7 @@ class Needs:
     certain: set[tuple[str, ...]] = field(default_factory=set)
     possible: set[tuple[str, ...]] = field(default_factory=set)
 
-    def add(self, other: Needs) -> None:
+    def add(self, other: ReferencedNames) -> None:
         """Add the names of another expression."""
         self.certain |= other.certain
         self.possible |= other.possible
@@ -52,7 +52,7 @@ def needs_of(
     node: nodes.Node,
     chains: Mapping[nodes.Node, Chain],
     value: Callable[[nodes.Node], object],
-) -> Needs:
+) -> ReferencedNames:
     """Return the names that an expression needs; `value` evaluates a part of it."""
     walk = _Walk(chains, value)
     walk.visit(node, certain=True)
@@ -67,7 +67,7 @@ class _Walk:
         self, chains: Mapping[nodes.Node, Chain], value: Callable[[nodes.Node], object]
     ) -> None:
         self._chains, self._value = chains, value
-        self.needs = Needs()
+        self.needs = ReferencedNames()
 
     def visit(self, node: Any, *, certain: bool, asks: bool = False) -> None:
         """Note the names that a part reads.

@@ -20,15 +20,15 @@ from . import template_operations as operations
 from .template_chains import (
     DOTTED_NAME,
     Chain,
+    ChainPart,
     Deferred,
     Evaluation,
-    Link,
     Reads,
     Reference,
     Scope,
     Slice,
 )
-from .template_choices import Needs, chooses, needs_of
+from .template_choices import ReferencedNames, chooses, needs_of
 from .template_conditions import EmptyRead, Facts, empty_reads, known_values
 from .template_values import (
     LONGEST_TEXT,
@@ -78,7 +78,7 @@ class Expression:
     length: int
     references: tuple[Reference, ...]
     _evaluate: Deferred
-    _choice: Callable[[Scope], Needs] | None = None
+    _choice: Callable[[Scope], ReferencedNames] | None = None
     """Returns the needed names, if they depend on values."""
 
     @property
@@ -86,10 +86,10 @@ class Expression:
         """Whether values decide which of its references are read."""
         return self._choice is not None
 
-    def needs(self, scope: Scope) -> Needs:
+    def needs(self, scope: Scope) -> ReferencedNames:
         """Return the names that are read with these values, some of which may be unknown."""
         if self._choice is None:
-            return Needs({reference.path for reference in self.references})
+            return ReferencedNames({reference.path for reference in self.references})
         try:
             return self._choice(scope)
         except RecursionError:
@@ -220,9 +220,9 @@ def _refuse_whitespace_control(source: str, start: int, end: int) -> None:
         raise TemplateError(message, end - 3, 1, fix)
 
 
-def _links_of_name(name: str, offset: int) -> Iterator[Link]:
+def _links_of_name(name: str, offset: int) -> Iterator[ChainPart]:
     for part in name.split("."):
-        yield Link(part, offset, len(part))
+        yield ChainPart(part, offset, len(part))
         offset += len(part) + 1
 
 
@@ -424,12 +424,12 @@ class _ExpressionReader:
         if name.startswith("_"):
             message = f"`{name}`: no name begins with an underscore"
             raise TemplateError(message, node.lineno, len(name))
-        first = Link(name, node.lineno, len(name))
+        first = ChainPart(name, node.lineno, len(name))
         chain = Chain((first, *map(self._link, parts)))
         self.chains[whole] = chain
         self.references.append(chain.reference())
 
-    def _link(self, node: Any) -> Link:
+    def _link(self, node: Any) -> ChainPart:
         """Return the link of a dot or subscript."""
         if type(node).__name__ == "Getattr":
             return self._dot(node)
@@ -440,29 +440,29 @@ class _ExpressionReader:
         if kind == "Slice":
             return self._slice(node, key)
         offset, _ = self._token_after(node.lineno)
-        return Link(self._defer(key), offset, self._end_of_bracket(node.lineno) - offset - 1)
+        return ChainPart(self._defer(key), offset, self._end_of_bracket(node.lineno) - offset - 1)
 
-    def _dot(self, node: nodes.Getattr) -> Link:
+    def _dot(self, node: nodes.Getattr) -> ChainPart:
         offset, word = self._token_after(node.lineno)
         if word.startswith("_"):
             message = f"`.{word}`: no name begins with an underscore"
             raise TemplateError(message, offset, len(word))
-        return Link(word, offset, len(word))
+        return ChainPart(word, offset, len(word))
 
-    def _fixed_subscript(self, node: nodes.Getitem, key: str | int) -> Link:
+    def _fixed_subscript(self, node: nodes.Getitem, key: str | int) -> ChainPart:
         """Return the link of `['name']`, `[0]`, or `.0` (a subscript in jinja2)."""
         if self._word(node.lineno) == "[":
-            return Link(key, node.lineno, self._end_of_bracket(node.lineno) - node.lineno)
+            return ChainPart(key, node.lineno, self._end_of_bracket(node.lineno) - node.lineno)
         offset, word = self._token_after(node.lineno)
-        return Link(key, offset, len(word))
+        return ChainPart(key, offset, len(word))
 
-    def _slice(self, node: nodes.Getitem, key: nodes.Slice) -> Link:
+    def _slice(self, node: nodes.Getitem, key: nodes.Slice) -> ChainPart:
         start, stop, step = (
             self._defer(bound) if bound is not None else None
             for bound in (key.start, key.stop, key.step)
         )
         length = self._end_of_bracket(node.lineno) - node.lineno
-        return Link(Slice(start, stop, step), node.lineno, length)
+        return ChainPart(Slice(start, stop, step), node.lineno, length)
 
     def _defer(self, node: nodes.Expr) -> Deferred:
         self._check(node)
@@ -492,7 +492,7 @@ def _environment() -> Environment:
 # -- evaluating an expression --
 
 
-def _needs(root: nodes.Node, chains: Mapping[nodes.Node, Chain], scope: Scope) -> Needs:
+def _needs(root: nodes.Node, chains: Mapping[nodes.Node, Chain], scope: Scope) -> ReferencedNames:
     return needs_of(root, chains, _Evaluator(chains, Evaluation(scope, None)).value)
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..language.unknowns import A_TEXT, TEXTS
-from .beforehand import AnyResults, Trial
-from .drafts import Draft, PathValue, Scope, Sketch
+from .beforehand import AnyResults, DryRun
+from .drafts import NodeDraft, PathValue, Scope, Sketch
 from .mentions import steps_of
 
 if TYPE_CHECKING:
     from ..errors import Problem
 
 
-def foresee(scope: Scope, draft: Draft) -> None:
+def foresee(scope: Scope, draft: NodeDraft) -> None:
     """Add placeholder outputs for a step whose matrix is not known yet, for use by other templates.
 
     In the step's own templates, steps that are still unknown get placeholder outputs too.
@@ -36,11 +36,11 @@ def find_ghost_problems(sketch: Sketch) -> list[Problem]:
 
     Only errors that every attempt would hit are returned.
     """
-    trial = Trial(wanted={draft.id for draft in sketch.ghosts}.__contains__)
+    trial = DryRun(wanted={draft.id for draft in sketch.ghosts}.__contains__)
     trial.try_all(sketch)
     return trial.problems
 
 
-def _path(draft: Draft, output: str) -> object:
+def _path(draft: NodeDraft, output: str) -> object:
     path = draft.outputs[output][0]
     return PathValue(path, "step", (draft, output)) if path else A_TEXT

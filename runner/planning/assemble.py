@@ -12,7 +12,7 @@ from ..paths import heads
 from .choices import choose_branches
 from .drafts import (
     UNKNOWN_PATH,
-    Draft,
+    NodeDraft,
     PathValue,
     Results,
     Scope,
@@ -78,7 +78,7 @@ def assemble(
     )
 
 
-def _node(draft: Draft) -> Node:
+def _node(draft: NodeDraft) -> Node:
     """Convert a numbered Draft to a plan node."""
     metrics = draft.spec.metrics
     return Node(
@@ -104,7 +104,7 @@ def _node(draft: Draft) -> Node:
     )
 
 
-def _late_values(draft: Draft) -> list[LateValue]:
+def _late_values(draft: NodeDraft) -> list[LateValue]:
     """Return the metrics of other steps that a step reads.
 
     Metrics outside the cache key have an empty name.
@@ -119,11 +119,11 @@ def _late_values(draft: Draft) -> list[LateValue]:
     return found
 
 
-def _ahead(ghost: Draft) -> Ahead:
+def _ahead(ghost: NodeDraft) -> Ahead:
     return Ahead(ghost.id, ghost.home, list(ghost.takes.values()), ghost.deps, ghost.code)
 
 
-def _choices(draft: Draft) -> list[int]:
+def _choices(draft: NodeDraft) -> list[int]:
     """Return the numbers of the steps that conditional templates choose among.
 
     If only one of them is skipped, the reading step still runs.
@@ -144,13 +144,13 @@ def run_settings(recipe: Recipe, replaced: Limits | None = None) -> RunSettings:
     return RunSettings(list(recipe.setup), list(recipe.cleanup), limits, health)
 
 
-def _find_published(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, str, str]]:
+def _find_published(sketch: Sketch, recipe: Recipe) -> list[tuple[NodeDraft, str, str, str]]:
     """Return the published outputs of a plan as (producer, output, path, name).
 
     The name is the one in the recipe's `outputs`, or empty if the recipe declares none.
     """
     assert sketch.top is not None
-    found: list[tuple[Draft, str, str, str]] = []
+    found: list[tuple[NodeDraft, str, str, str]] = []
     if recipe.outputs is None:
         return _all_outputs(sketch)
     for name, leaf in recipe.outputs.items():
@@ -161,7 +161,7 @@ def _find_published(sketch: Sketch, recipe: Recipe) -> list[tuple[Draft, str, st
     return found
 
 
-def _all_outputs(sketch: Sketch) -> list[tuple[Draft, str, str, str]]:
+def _all_outputs(sketch: Sketch) -> list[tuple[NodeDraft, str, str, str]]:
     """Return all outputs of a plan except temporary ones, for a recipe without `outputs`."""
     makers = [draft for draft in sketch.drafts if not draft.flags & (SELECT | SKIP)]
     return [
@@ -174,7 +174,7 @@ def _all_outputs(sketch: Sketch) -> list[tuple[Draft, str, str, str]]:
 
 def _named_output(
     sketch: Sketch, top: Scope, recipe: Recipe, name: str, leaf: Tree
-) -> Iterator[tuple[Draft, str, str]]:
+) -> Iterator[tuple[NodeDraft, str, str]]:
     """Yield the producer, output name and path of each step output in one entry of `outputs`."""
     where = ("outputs", name)
     refs = sketch.references(top, leaf, where)
@@ -205,7 +205,7 @@ def _report_collisions(sketch: Sketch) -> None:
 
     Paths are compared as on the workspace disk.
     """
-    seen: dict[str, tuple[Draft, str, str]] = {}
+    seen: dict[str, tuple[NodeDraft, str, str]] = {}
     reported: set[tuple[int, str]] = set()
     for draft in [*sketch.drafts, *sketch.ghosts]:
         if draft.flags & SELECT:
@@ -228,7 +228,7 @@ def _report_collisions(sketch: Sketch) -> None:
     _report_ghosts_inside(sketch, seen)
 
 
-def _report_nested(sketch: Sketch, seen: Mapping[str, tuple[Draft, str, str]]) -> None:
+def _report_nested(sketch: Sketch, seen: Mapping[str, tuple[NodeDraft, str, str]]) -> None:
     """Report outputs inside other outputs."""
     for whole, (draft, output, path) in seen.items():
         at = whole.rfind("/")
@@ -239,7 +239,7 @@ def _report_nested(sketch: Sketch, seen: Mapping[str, tuple[Draft, str, str]]) -
             at = whole.rfind("/", 0, at)
 
 
-def _report_ghosts_inside(sketch: Sketch, seen: Mapping[str, tuple[Draft, str, str]]) -> None:
+def _report_ghosts_inside(sketch: Sketch, seen: Mapping[str, tuple[NodeDraft, str, str]]) -> None:
     """Report unknown output paths that start inside another step's output.
 
     These are paths of steps whose matrix is not known yet.
@@ -255,7 +255,7 @@ def _report_ghosts_inside(sketch: Sketch, seen: Mapping[str, tuple[Draft, str, s
 
 
 def _report_inside(
-    sketch: Sketch, draft: Draft, output: str, path: str, other: tuple[Draft, str, str]
+    sketch: Sketch, draft: NodeDraft, output: str, path: str, other: tuple[NodeDraft, str, str]
 ) -> None:
     sketch.problem(
         draft.recipe,
@@ -267,7 +267,7 @@ def _report_inside(
 
 
 def _report_same_path(
-    sketch: Sketch, draft: Draft, output: str, path: str, other: Draft, others_path: str
+    sketch: Sketch, draft: NodeDraft, output: str, path: str, other: NodeDraft, others_path: str
 ) -> None:
     where = (*draft.step.origin, "outputs", output)
     if draft.prefix + path != other.prefix + others_path:
@@ -312,7 +312,7 @@ def _covers(mention: Location, place: Location | None) -> bool:
     return 0 <= place.column - mention.column < mention.length
 
 
-def _sort_drafts(sketch: Sketch) -> list[Draft]:
+def _sort_drafts(sketch: Sketch) -> list[NodeDraft]:
     """Sort steps topologically, keeping the recipe's order where possible.
 
     Raises Invalid for a cycle.
@@ -339,20 +339,20 @@ def _sort_drafts(sketch: Sketch) -> list[Draft]:
     return _number_drafts([sketch.drafts[place] for place in as_written(graph)])
 
 
-def _number_drafts(drafts: list[Draft]) -> list[Draft]:
+def _number_drafts(drafts: list[NodeDraft]) -> list[NodeDraft]:
     for number, draft in enumerate(drafts):
         draft.number = number
     return drafts
 
 
-def _skip_dependents(drafts: Iterable[Draft]) -> None:
+def _skip_dependents(drafts: Iterable[NodeDraft]) -> None:
     """Skip each step that depends on a step whose instances are all skipped.
 
     `drafts` are in topological order.
     """
     skipped: dict[int, bool] = {}  # by the id of a list of drafts: instances share these lists
 
-    def is_skipped(group: list[Draft]) -> bool:
+    def is_skipped(group: list[NodeDraft]) -> bool:
         known = skipped.get(id(group))
         if known is None:
             known = skipped[id(group)] = all(draft.flags & SKIP for draft in group)
@@ -366,13 +366,13 @@ def _skip_dependents(drafts: Iterable[Draft]) -> None:
             draft.flags |= SKIP
 
 
-def _required_producers(draft: Draft) -> Iterable[list[Draft]]:
+def _required_producers(draft: NodeDraft) -> Iterable[list[NodeDraft]]:
     """Return the required dependencies of a step instance, grouped by step.
 
     Steps that conditional templates choose among are left out.
     """
     optional = {id(d) for group in draft.choices for d in group}
-    groups: dict[int, list[Draft]] = {}
+    groups: dict[int, list[NodeDraft]] = {}
     for producer, _, _ in draft.upstream.values():
         if id(producer) not in optional:
             groups.setdefault(id(producer.step), []).append(producer)
@@ -380,8 +380,8 @@ def _required_producers(draft: Draft) -> Iterable[list[Draft]]:
 
 
 def _drop_files_of_wholes(
-    upstream: dict[str, tuple[Draft, str, str]],
-) -> dict[str, tuple[Draft, str, str]]:
+    upstream: dict[str, tuple[NodeDraft, str, str]],
+) -> dict[str, tuple[NodeDraft, str, str]]:
     """Drop single files of an output if the step also reads the entire output."""
     if not any(below for _, _, below in upstream.values()):
         return upstream

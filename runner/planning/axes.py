@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from ..language.unknowns import A_TEXT, ANYTHING, LIST, Unknown, one_of
 from ..paths import escapes, heads
 from .choices import choose_branches
-from .drafts import Draft, PathValue, Results, Scope, Sketch, plain_value
+from .drafts import NodeDraft, PathValue, Results, Scope, Sketch, plain_value
 from .ids import encode_value
 from .path_rules import WORKSPACE
 from .patterns import is_excluded
@@ -28,7 +28,7 @@ MOST_STEPS: Final = 100_000
 """Maximum number of steps in a plan."""
 
 
-class Found(NamedTuple):
+class GlobOrigin(NamedTuple):
     """Origin of a glob match: the recipe, the axis, and the location of its pattern."""
 
     recipe: Recipe
@@ -69,10 +69,10 @@ class Axes:
         self.sketch, self.globs, self.left_out = sketch, globs, left_out
         self.samples: dict[tuple[str, str], dict[str, Any]] = {}
         """Type or common value of each axis, by prefix and step."""
-        self.lost: dict[tuple[str, str], Draft] = {}
+        self.lost: dict[tuple[str, str], NodeDraft] = {}
         """The skipped producer of an axis's files, by prefix and step."""
         self.full = False  # there are more steps than a plan may have
-        self.found: dict[str, Found] = {}  # workspace paths that became values of an axis
+        self.found: dict[str, GlobOrigin] = {}  # workspace paths that became values of an axis
 
     def combinations(self, scope: Scope, step: Step) -> list[dict[str, Any]] | None:
         """Return all combinations of a step's axis values.
@@ -191,7 +191,7 @@ class Axes:
             for match in self.globs.get(axis.pattern, ())
             if match not in self.left_out and not is_excluded(match, axis.exclude)
         ]
-        self.found |= dict.fromkeys(matches, Found(scope.recipe, axis.name, axis.where))
+        self.found |= dict.fromkeys(matches, GlobOrigin(scope.recipe, axis.name, axis.where))
         if not matches:
             self._record_empty(scope, step, axis)
         return [PathValue(match, "dep", match) for match in matches]

@@ -13,7 +13,7 @@ from ..language.inputs import find_dependents
 from ..language.template import TemplateError, evaluate, references
 from ..language.unknowns import A_TEXT, ANYTHING, TEXTS, Unknown, of_input, unknown
 from .assemble import run_settings
-from .drafts import Draft, Scope, Sketch
+from .drafts import NodeDraft, Scope, Sketch
 from .mentions import is_template, walk
 from .plan import SELECT, SKIP
 from .trial import Scene, faults, find_hook_faults, is_never_true, scene_of
@@ -29,7 +29,7 @@ HOOKS: Final = ""
 _RESULT: Final = unknown("text", "list", items=A_TEXT)
 
 
-class Trial:
+class DryRun:
     """Dry run of step templates at compile time, to find templates that no attempt can render.
 
     All steps are tried, or only the `wanted` ones.  `made_up` names inputs with placeholder values.
@@ -72,7 +72,7 @@ class Trial:
                 for where, error in faults(draft.spec, scene):
                     self._report(scope.recipe, (*draft.step.origin, *where), error, places)
 
-    def _never(self, draft: Draft, scene: Scene, skipped: set[int], *, exact: bool) -> bool:
+    def _never(self, draft: NodeDraft, scene: Scene, skipped: set[int], *, exact: bool) -> bool:
         """Return whether a step is skipped for all values of its unknown inputs."""
         if exact and draft.flags & SKIP:
             return True
@@ -120,7 +120,7 @@ class _AnySteps(dict[str, AnyResults]):
 class _UnknownInputs:
     """Inputs whose values are treated as unknown in a template trial, for each recipe."""
 
-    def __init__(self, trial: Trial, open: bool) -> None:
+    def __init__(self, trial: DryRun, open: bool) -> None:
         self._trial, self._open = trial, open
         self._known: dict[str, dict[str, Unknown]] = {}
 
@@ -156,7 +156,7 @@ def _unknown_of(spec: Input, *, given: bool) -> Unknown:
     return found.without_null if given else found
 
 
-def _scene(draft: Draft, scope: Scope, open_inputs: _UnknownInputs) -> Scene:
+def _scene(draft: NodeDraft, scope: Scope, open_inputs: _UnknownInputs) -> Scene:
     """Return the names and values for a trial of a step's templates."""
     scene = scene_of(draft.spec, draft.id, scope.recipe.id)
     inputs = open_inputs.of(scope)

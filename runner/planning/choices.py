@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..language.template import TemplateError, evaluate, expressions
-from ..language.template_choices import Needs
+from ..language.template_choices import ReferencedNames
 from ..language.unknowns import (
     A_TEXT,
     AN_INTEGER,
@@ -16,7 +16,7 @@ from ..language.unknowns import (
     of_input,
     unknown,
 )
-from .drafts import Draft, PathValue, Results, Scope, Sketch
+from .drafts import NodeDraft, PathValue, Results, Scope, Sketch
 from .mentions import is_template, templates, walk
 from .pairs import SAME, SameResults
 from .plan import SKIP
@@ -45,12 +45,12 @@ def chooses(leaf: str) -> bool:
     return any(expression.chooses for expression in expressions(leaf))
 
 
-def needs(leaf: str, names: Mapping[str, Any]) -> Needs:
+def needs(leaf: str, names: Mapping[str, Any]) -> ReferencedNames:
     """Return the names that a template certainly or possibly reads with these values.
 
     Raises TemplateError.
     """
-    found = Needs()
+    found = ReferencedNames()
     for expression in expressions(leaf):
         found.add(expression.needs(names))
     found.possible -= found.certain
@@ -102,7 +102,7 @@ def results_of(scope: Scope, matrix: Mapping[str, Any]) -> Results:
     return Results(scope, lambda id: SameResults(scope, id, matrix))
 
 
-class Chosen(NamedTuple):
+class ChoiceNames(NamedTuple):
     """Template names for evaluating a value with conditions at compile time.
 
     `late` is set if the condition can only be decided during the run.
@@ -112,7 +112,9 @@ class Chosen(NamedTuple):
     late: bool
 
 
-def choose_branches(sketch: Sketch, scope: Scope, tree: Any, names: Mapping[str, Any]) -> Chosen:
+def choose_branches(
+    sketch: Sketch, scope: Scope, tree: Any, names: Mapping[str, Any]
+) -> ChoiceNames:
     """Return the names for evaluating a value whose templates may choose among steps.
 
     Outputs of skipped steps are null, unless the value needs them.
@@ -120,15 +122,15 @@ def choose_branches(sketch: Sketch, scope: Scope, tree: Any, names: Mapping[str,
     leaves = [leaf for _, leaf in walk(tree, ()) if is_template(leaf)]
     try:
         if not any(map(chooses, leaves)):
-            return Chosen(names, False)
+            return ChoiceNames(names, False)
     except TemplateError:
-        return Chosen(names, False)  # the evaluation of the value reports the error
+        return ChoiceNames(names, False)  # the evaluation of the value reports the error
     known = {**names, "steps": KnownResults(sketch, scope, names.get("matrix"))}
     _, possible = needed_steps(leaves, known)
     skipped = {id for id in possible if sketch.skip_state(scope.group(id)).skipped}
     results = names["steps"]
     steps = {id: _Any(None) if id in skipped else results[id] for id in results}
-    return Chosen({**names, "steps": steps}, _is_late(leaves, known))
+    return ChoiceNames({**names, "steps": steps}, _is_late(leaves, known))
 
 
 def _is_late(leaves: Iterable[str], known: Mapping[str, Any]) -> bool:
@@ -193,7 +195,7 @@ class _Outputs(Mapping[str, Any]):
 def _known_part(value: Any, doubtful: bool) -> Any:
     """Return an output path, null if its step is skipped, or unknown if its step may be skipped."""
     if isinstance(value, PathValue) and value.kind in ("step", "below"):
-        maker: Draft = value.address[0]
+        maker: NodeDraft = value.address[0]
         if maker.flags & SKIP:
             return None
         return _PERHAPS_A_PATH if maker.doubtful else value
@@ -242,7 +244,7 @@ def needed_steps(leaves: Iterable[str], names: Mapping[str, Any]) -> tuple[set[s
 
     Invalid templates are ignored here and reported elsewhere.
     """
-    found = Needs()
+    found = ReferencedNames()
     for leaf in leaves:
         try:
             found.add(needs(leaf, names))

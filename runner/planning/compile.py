@@ -31,7 +31,7 @@ from ..language.unknowns import Unknown
 from ..paths import escapes, heads
 from .ahead import find_ghost_problems, foresee
 from .assemble import assemble
-from .axes import Axes, Found, instance_id
+from .axes import Axes, GlobOrigin, instance_id
 from .choices import (
     KnownResults,
     axis_leaves,
@@ -44,9 +44,9 @@ from .choices import (
 from .drafts import (
     LATE_NAMES,
     UNKNOWN_PATH,
-    Draft,
     Instance,
     Namespaces,
+    NodeDraft,
     PathValue,
     Results,
     Scope,
@@ -85,12 +85,12 @@ from .step import (
     SyncSpec,
 )
 from .step_order import PathIndex, may_make, order_steps
-from .uses import UsedRecipes
+from .uses import UsesCompiler
 
 if TYPE_CHECKING:
     from ..language.recipe import Glob, Input, Output, Preset, Python, Recipe, State, Step
     from ..language.values import Leaf, Tree, Where
-    from .beforehand import Trial
+    from .beforehand import DryRun
 
 
 def compile_plan(
@@ -103,7 +103,7 @@ def compile_plan(
     bind: Callable[..., dict[str, Tree]],
     kind_of: Callable[[str], str],
     preset: str | None = None,
-    trial: Trial | None = None,
+    trial: DryRun | None = None,
     as_disk: Callable[[str], str] = str,
 ) -> Plan:
     """Compile a recipe and its bound inputs, one value per declared input, into a Plan.
@@ -114,7 +114,7 @@ def compile_plan(
     file on the workspace disk.  `trial` collects templates that no attempt can render.  Raises
     Invalid with all other problems.
     """
-    left_out: dict[str, Found] = {}
+    left_out: dict[str, GlobOrigin] = {}
     while True:
         compiler = _Compiler(used, globs, bind, kind_of, left_out, as_disk)
         compiler.add(recipe, values, prefix="", preset=preset)
@@ -135,7 +135,9 @@ def compile_plan(
     return assemble(sketch, recipe, values, digest, limits)
 
 
-def _report_own_outputs(sketch: Sketch, left_out: Mapping[str, Found], makes: MadePaths) -> None:
+def _report_own_outputs(
+    sketch: Sketch, left_out: Mapping[str, GlobOrigin], makes: MadePaths
+) -> None:
     """Report matrix axes that match an output of their own instances."""
     for path, (recipe, axis, where) in left_out.items():
         if not makes.meets(path):
@@ -166,7 +168,7 @@ class _Compiler:
         self.depth: list[str] = []
         self._axis_steps: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
         """Steps that a matrix needs, and steps that it may need, by prefix and step."""
-        self.uses = UsedRecipes(self.sketch, self.axes, used, bind, self.depth, self.add)
+        self.uses = UsesCompiler(self.sketch, self.axes, used, bind, self.depth, self.add)
 
     def makes(self) -> MadePaths:
         """Return all output paths of the plan, or none if no glob match could be an output."""
@@ -333,9 +335,9 @@ class _Compiler:
         chosen: Preset | None,
         *,
         known: bool,
-    ) -> Draft:
+    ) -> NodeDraft:
         """Add and compile one matrix instance of a step."""
-        draft = Draft(
+        draft = NodeDraft(
             instance_id(scope, step.id, combination),
             step,
             scope.recipe,
@@ -354,7 +356,7 @@ class _Compiler:
         """Compile a sample instance of a step with an unknown matrix, to report problems early."""
         matrix = self.axes.samples.get((scope.prefix, step.id), {})
         id = f"{scope.prefix}{step.id}"
-        draft = Draft(
+        draft = NodeDraft(
             id, step, scope.recipe, scope.home, scope.prefix, scope.inputs, dict(matrix), order=-1
         )
         if step.matrix is not None:
@@ -364,7 +366,7 @@ class _Compiler:
         self._compile_draft(scope, draft, chosen, known=known)
         foresee(scope, draft)
 
-    def _skipped_makers(self, scope: Scope, step: Step) -> list[Draft]:
+    def _skipped_makers(self, scope: Scope, step: Step) -> list[NodeDraft]:
         """Return the skipped steps that should have provided the values of an empty matrix."""
         if maker := self.axes.lost.get((scope.prefix, step.id)):
             return [maker]
@@ -374,11 +376,17 @@ class _Compiler:
         return [d for group in groups if self.sketch.skip_state(group).skipped for d in group]
 
     def _add_skipped_matrix(
-        self, scope: Scope, step: Step, chosen: Preset | None, makers: list[Draft], *, known: bool
+        self,
+        scope: Scope,
+        step: Step,
+        chosen: Preset | None,
+        makers: list[NodeDraft],
+        *,
+        known: bool,
     ) -> None:
         """Add one skipped node for a step whose matrix values come from skipped steps."""
         id = f"{scope.prefix}{step.id}"
-        draft = Draft(
+        draft = NodeDraft(
             id, step, scope.recipe, scope.home, scope.prefix, scope.inputs, {},
             flags=SKIP, order=len(self.sketch.drafts), after=makers, wants=[makers],
         )  # fmt: skip
@@ -389,7 +397,7 @@ class _Compiler:
         self._add_sample(scope, step, chosen, known=known)
         self.sketch.ghosts[-1].flags |= SKIP
 
-    def _set_output_paths(self, scope: Scope, draft: Draft) -> None:
+    def _set_output_paths(self, scope: Scope, draft: NodeDraft) -> None:
         """Render the output paths of a step instance."""
         for n, output in enumerate(draft.step.outputs):
             path = self._output_path(scope, draft, output, n)
@@ -397,7 +405,7 @@ class _Compiler:
             if path != UNKNOWN_PATH:
                 scope.makers[path] = (draft.step.id, output.name)
 
-    def _output_path(self, scope: Scope, draft: Draft, output: Output, n: int) -> str:
+    def _output_path(self, scope: Scope, draft: NodeDraft, output: Output, n: int) -> str:
         """Return the rendered path of output number `n` of a step instance.
 
         An invalid path is reported and replaced by a unique one.
@@ -456,7 +464,7 @@ class _Compiler:
         return str(value)
 
     def _compile_draft(
-        self, scope: Scope, draft: Draft, chosen: Preset | None, *, known: bool
+        self, scope: Scope, draft: NodeDraft, chosen: Preset | None, *, known: bool
     ) -> None:
         """Compile a step instance: its dependencies, flags, cache key content and StepSpec."""
         step = draft.step
@@ -485,7 +493,7 @@ class _Compiler:
     def _read_templates(
         self,
         scope: Scope,
-        draft: Draft,
+        draft: NodeDraft,
         own: _Settled,
         names: Namespaces,
         states: Mapping[str, str],
@@ -501,7 +509,7 @@ class _Compiler:
         return reader
 
     def _author_half(
-        self, scope: Scope, draft: Draft, own: _Settled, reads: Mapping[str, Tree]
+        self, scope: Scope, draft: NodeDraft, own: _Settled, reads: Mapping[str, Tree]
     ) -> Author:
         """Return the part of the cache key that comes from the recipe text and input values."""
         author = _author(draft.step, scope.recipe, own)
@@ -517,7 +525,7 @@ class _Compiler:
         return author
 
     def _set_flags(
-        self, scope: Scope, draft: Draft, names: Mapping[str, Any], *, known: bool
+        self, scope: Scope, draft: NodeDraft, names: Mapping[str, Any], *, known: bool
     ) -> None:
         """Set the flags of a step instance, and record whether the run may still skip it."""
         draft.flags |= _flags_of(draft.step)
@@ -541,7 +549,7 @@ class _Compiler:
             self.sketch.problem(scope.recipe, "useless-key", message, where, fix=fix, key=True)
         return ()
 
-    def _record_needs(self, scope: Scope, draft: Draft) -> None:
+    def _record_needs(self, scope: Scope, draft: NodeDraft) -> None:
         """Record the steps that a step instance depends on or may depend on."""
         step = draft.step
         axes = self._axis_steps.get((scope.prefix, step.id))
@@ -556,7 +564,7 @@ class _Compiler:
         draft.choices += [found for id in perhaps if (found := scope.group(id))]
         draft.choices = [each for each in draft.choices if not any(each is w for w in draft.wants)]
 
-    def _may_be_skipped(self, draft: Draft) -> bool:
+    def _may_be_skipped(self, draft: NodeDraft) -> bool:
         """Return whether the run may still skip a step instance.
 
         Dependencies from `deps` are not known yet.
@@ -589,7 +597,7 @@ class _Compiler:
                             fix="use another variable name",
                         )
 
-    def _add_deps(self, scope: Scope, drafts: list[Draft]) -> None:
+    def _add_deps(self, scope: Scope, drafts: list[NodeDraft]) -> None:
         """Convert the `deps` of all steps of a recipe to dependencies and workspace files.
 
         `drafts` are all step instances of the recipe and of the recipes it uses.
@@ -599,7 +607,7 @@ class _Compiler:
             if draft.recipe is scope.recipe and draft.prefix == scope.prefix:
                 self._convert_deps(scope, draft, made)
 
-    def _convert_deps(self, scope: Scope, draft: Draft, made: _MadeOutputs) -> None:
+    def _convert_deps(self, scope: Scope, draft: NodeDraft, made: _MadeOutputs) -> None:
         """Convert the `deps` of a step instance to dependencies on steps and workspace files."""
         step = draft.step
         given = set(map(as_pattern, draft.upstream)) if step.deps else set()
@@ -640,7 +648,7 @@ class _Compiler:
             )
         return path
 
-    def _add_dep(self, scope: Scope, draft: Draft, made: _MadeOutputs, dep: _Dep) -> None:
+    def _add_dep(self, scope: Scope, draft: NodeDraft, made: _MadeOutputs, dep: _Dep) -> None:
         """Add the steps or workspace files of a `deps` entry as dependencies."""
         if dep.is_pattern:
             makers = made.matches(dep.path, dep.exclude, draft.step)
@@ -674,7 +682,7 @@ class _Compiler:
         )
 
     def _render_dep(
-        self, scope: Scope, draft: Draft, dep: str | Glob, where: Where
+        self, scope: Scope, draft: NodeDraft, dep: str | Glob, where: Where
     ) -> tuple[Any, list[str]]:
         """Return the rendered path or pattern of a `deps` entry, and its excluded patterns."""
         # A glob match is a literal file name, even if it contains wildcard characters.
@@ -697,7 +705,7 @@ class _Compiler:
             str(each) for each in exclude
         ]
 
-    def _decide_when(self, scope: Scope, draft: Draft, names: Mapping[str, Any]) -> None:
+    def _decide_when(self, scope: Scope, draft: NodeDraft, names: Mapping[str, Any]) -> None:
         """Evaluate `when`, or leave the decision to the run if it depends on step results."""
         step = draft.step
         if step.when is None:
@@ -714,7 +722,7 @@ class _Compiler:
         elif value is None and of_steps:
             draft.flags |= WHEN_LATE
 
-    def _node_count(self, scope: Scope, draft: Draft, names: Namespaces) -> int | str | None:
+    def _node_count(self, scope: Scope, draft: NodeDraft, names: Namespaces) -> int | str | None:
         """Return the node count of a step, its expression if it reads metrics, or None."""
         step, where = draft.step, (*draft.step.origin, "nodes")
         value: Any = step.nodes
@@ -752,8 +760,8 @@ class _MadeOutputs:
     Paths are those of a run of the recipe alone.
     """
 
-    def __init__(self, drafts: Iterable[Draft], prefix: str) -> None:
-        self.outputs: dict[str, tuple[Draft, str]] = {}
+    def __init__(self, drafts: Iterable[NodeDraft], prefix: str) -> None:
+        self.outputs: dict[str, tuple[NodeDraft, str]] = {}
         for draft in drafts:
             if draft.flags & SELECT:
                 continue
@@ -810,7 +818,7 @@ class _Settled(NamedTuple):
     metrics: MetricsSpec | None
 
 
-def _record_results(scope: Scope, step: Step, drafts: list[Draft]) -> None:
+def _record_results(scope: Scope, step: Step, drafts: list[NodeDraft]) -> None:
     """Record the instances of a step and their outputs for later templates."""
     scope.groups[step.id] = drafts
     if step.matrix is None:
@@ -855,7 +863,7 @@ def _is_unkeyed(recipe: Recipe, name: str) -> bool:
 
 def _step_spec(
     scope: Scope,
-    draft: Draft,
+    draft: NodeDraft,
     own: _Settled,
     reader: LeafReader,
     states: Mapping[str, str],
@@ -927,7 +935,7 @@ def _state_specs(step: Step, states: Mapping[str, str]) -> list[StateSpec]:
     ]
 
 
-def _continued_inputs(recipe: Recipe, draft: Draft, reader: LeafReader) -> dict[str, Tree]:
+def _continued_inputs(recipe: Recipe, draft: NodeDraft, reader: LeafReader) -> dict[str, Tree]:
     """Return the inputs with `continues` that the step reads, with their values."""
     return {
         name: draft.inputs[name]

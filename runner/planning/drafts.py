@@ -72,7 +72,7 @@ class PathValue(str):
 
 
 @dataclass(slots=True)
-class Draft:
+class NodeDraft:
     """Plan node under construction: one step instance.
 
     Its dependencies are drafts too, until nodes are numbered.
@@ -86,26 +86,26 @@ class Draft:
     inputs: dict[str, Tree]
     matrix: dict[str, Tree]
     outputs: dict[str, tuple[str, int]] = field(default_factory=dict)
-    upstream: dict[str, tuple[Draft, str, str]] = field(
+    upstream: dict[str, tuple[NodeDraft, str, str]] = field(
         default_factory=dict
     )  # path in the attempt -> producer, output, path below the output
     takes: dict[str, Source] = field(default_factory=dict)
-    late: dict[tuple[str, str], Draft] = field(default_factory=dict)
-    asked: dict[tuple[str, str], Draft] = field(
+    late: dict[tuple[str, str], NodeDraft] = field(default_factory=dict)
+    asked: dict[tuple[str, str], NodeDraft] = field(
         default_factory=dict
     )  # metrics that only `when` and `nodes` read, which are not part of the key
-    after: list[Draft] = field(default_factory=list)
-    wants: list[list[Draft]] = field(
+    after: list[NodeDraft] = field(default_factory=list)
+    wants: list[list[NodeDraft]] = field(
         default_factory=list
     )  # drafts of each required step; if all of one step are skipped, this is skipped
     needed: set[str] = field(default_factory=set)  # ids of the required steps
     asked_for: set[str] = field(
         default_factory=set
     )  # ids of the steps among which its templates choose
-    needed_pairs: list[list[Draft]] = field(
+    needed_pairs: list[list[NodeDraft]] = field(
         default_factory=list
     )  # matching instances of required steps
-    choices: list[list[Draft]] = field(default_factory=list)
+    choices: list[list[NodeDraft]] = field(default_factory=list)
     doubtful: bool = False  # only the run knows whether the step is skipped
     author: Author = field(default_factory=Author)
     spec: StepSpec = UNCOMPILED
@@ -133,7 +133,7 @@ class Instance(NamedTuple):
 
     matrix: Mapping[str, Tree]
     outputs: Mapping[str, Tree]
-    drafts: list[Draft]
+    drafts: list[NodeDraft]
 
 
 class Scope:
@@ -156,14 +156,14 @@ class Scope:
         self.used_by: tuple[Scope, Step, Mapping[str, Tree]] | None = (
             None  # the outer scope, the `uses` step and its axis values
         )
-        self.groups: dict[str, list[Draft]] = {}  # plain, matrix and select steps
+        self.groups: dict[str, list[NodeDraft]] = {}  # plain, matrix and select steps
         self.results: dict[
             str, dict[str, Tree]
         ] = {}  # step id -> output name -> PathValue or list of them
         self.pending: set[str] = set()  # steps that wait for an expansion
         self.foreseen: dict[str, dict[str, Any]] = {}  # placeholder outputs of waiting steps
         self.many: set[str] = set()
-        self.inner: dict[str, list[Draft]] = {}  # by `uses` step: every draft below
+        self.inner: dict[str, list[NodeDraft]] = {}  # by `uses` step: every draft below
         self.made: dict[str, list[Instance]] = {}  # by matrix step and `uses` step
         self.pairs: dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], Any]] = {}
         """Instances by their values of some axes, for each step and choice of axes."""
@@ -179,14 +179,14 @@ class Scope:
             for ref in refs
         )
 
-    def group(self, id: str) -> list[Draft]:
+    def group(self, id: str) -> list[NodeDraft]:
         """Return all nodes under construction of a step.
 
         For a `uses` step, these are the nodes of the used recipe.
         """
         return self.groups.get(id) or self.inner.get(id) or []
 
-    def instances(self, step: str) -> list[Draft]:
+    def instances(self, step: str) -> list[NodeDraft]:
         """Return the step instances that a `select` step compares.
 
         `step` is a step of this recipe, such as `train`, or of a used recipe, such as `s/train`.
@@ -213,9 +213,9 @@ class Sketch:
 
     def __init__(self, as_disk: Callable[[str], str] = str) -> None:
         self.as_disk = as_disk  # returns the same text for two paths of one file
-        self.drafts: list[Draft] = []
+        self.drafts: list[NodeDraft] = []
         self.ghosts: list[
-            Draft
+            NodeDraft
         ] = []  # a sample for each waiting step, to report its problems early
         self.scopes: list[Scope] = []
         self.empty: list[tuple[str, str]] = []  # step and pattern of each axis without a value
@@ -235,7 +235,7 @@ class Sketch:
         self.skips = False  # whether a step is, or may be, skipped
         self._standings: dict[int, SkipState] = {}  # by the id of a list of drafts
 
-    def skip_state(self, group: list[Draft]) -> SkipState:
+    def skip_state(self, group: list[NodeDraft]) -> SkipState:
         """Return whether a step is skipped or may be skipped, from all its instances."""
         if not group:
             return SkipState(False, False)
@@ -526,7 +526,7 @@ class Results(Mapping[str, "dict[str, Tree]"]):
         return len({**self._scope.results, **self._scope.foreseen})
 
 
-def producers(draft: Draft) -> list[Draft]:
+def producers(draft: NodeDraft) -> list[NodeDraft]:
     """Return all steps that a step instance depends on, possibly with duplicates."""
     return [
         *(p for p, _, _ in draft.upstream.values()),
@@ -557,7 +557,7 @@ def is_path_value(value: object) -> bool:
     )
 
 
-def output_of(draft: Draft, output: str) -> PathValue:
+def output_of(draft: NodeDraft, output: str) -> PathValue:
     """Return an output path as the templates of downstream steps see it."""
     return PathValue(draft.outputs[output][0], "step", (draft, output))
 

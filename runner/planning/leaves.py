@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from .choices import chooses, needs
 from .drafts import (
     LATE_NAMES,
-    Draft,
     Namespaces,
+    NodeDraft,
     PathValue,
     Scope,
     Sketch,
@@ -28,7 +28,7 @@ from .step import MetricAsked, Source
 
 if TYPE_CHECKING:
     from ..language.template import Reference
-    from ..language.template_choices import Needs
+    from ..language.template_choices import ReferencedNames
     from ..language.values import Tree, Where
 
 
@@ -64,7 +64,7 @@ class LeafReader:
         self,
         sketch: Sketch,
         scope: Scope,
-        draft: Draft,
+        draft: NodeDraft,
         names: Namespaces,
         known_now: Callable[[], Mapping[str, Any]],
         state: Mapping[str, str],
@@ -185,7 +185,7 @@ class LeafReader:
         else:
             self._note_metric(mention, [] if skipped else list(self._scope.groups.get(id, ())))
 
-    def _note_metric(self, mention: _Mention, producers: list[Draft]) -> None:
+    def _note_metric(self, mention: _Mention, producers: list[NodeDraft]) -> None:
         id, metric = mention.ref.path[1], ".".join(mention.ref.path[3:])
         many = id in self._scope.many
         self._add_metric_edges(mention, metric, producers)
@@ -193,12 +193,12 @@ class LeafReader:
             self.reads[f"steps.{id}.metrics.{metric}"] = self._local_ids(producers)
         self.metrics.setdefault(id, []).append(MetricAsked(metric, many))
 
-    def _add_metric_edges(self, mention: _Mention, metric: str, producers: list[Draft]) -> None:
+    def _add_metric_edges(self, mention: _Mention, metric: str, producers: list[NodeDraft]) -> None:
         late = self._draft.late if mention.in_key else self._draft.asked
         for producer in producers:
             late[producer.id, metric] = producer
 
-    def _local_ids(self, producers: list[Draft]) -> list[Tree]:
+    def _local_ids(self, producers: list[NodeDraft]) -> list[Tree]:
         return [producer.id[len(self._scope.prefix) :] for producer in producers]
 
     def _note_output(self, mention: _Mention, skipped: bool) -> None:
@@ -262,7 +262,7 @@ class LeafReader:
         )
 
 
-def take(draft: Draft, value: Tree) -> None:
+def take(draft: NodeDraft, value: Tree) -> None:
     """Add the files in a template value to the dependencies or sources of a step instance."""
     if isinstance(value, list):
         for item in value:
@@ -279,7 +279,7 @@ def take(draft: Draft, value: Tree) -> None:
             draft.takes[value.name] = Source(value.name, value.kind, *value.address)
 
 
-def _is_left_out(ref: Reference, choice: Needs, names: Mapping[str, Any]) -> bool:
+def _is_left_out(ref: Reference, choice: ReferencedNames, names: Mapping[str, Any]) -> bool:
     """Return whether a name occurs only in an unselected branch and would add files to the key."""
     if ref.path in choice.certain or ref.path in choice.possible:
         return False

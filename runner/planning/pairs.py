@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..language.unknowns import ANYTHING, holds_unknown, unknown
-from .drafts import Draft, Instance, Scope
+from .drafts import Instance, NodeDraft, Scope
 from .ids import encode_value
 from .plan import SKIP
 
@@ -28,7 +28,7 @@ class Pair(NamedTuple):
     """
 
     instances: list[Instance]
-    drafts: list[Draft]
+    drafts: list[NodeDraft]
     one: bool
 
     def output(self, name: str) -> Any:

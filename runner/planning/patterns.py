@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from ..language.imports import Start
+from ..language.imports import EntryPoint
 from ..paths import escapes, heads
 
 if TYPE_CHECKING:
@@ -44,18 +44,18 @@ AUTO: Final = "/auto"
 """Pattern that stands for `code: auto`.  No path of a recipe begins with a slash."""
 
 
-def encode_automatic(starts: Iterable[Start], path: Iterable[str]) -> str:
+def encode_automatic(starts: Iterable[EntryPoint], path: Iterable[str]) -> str:
     """Encode `code: auto` for storage: started scripts and modules, and PYTHONPATH directories."""
     return encode_pattern(
         AUTO, [*(f"{kind} {name}" for kind, name in starts), *(f"path {folder}" for folder in path)]
     )
 
 
-def decode_automatic(text: str) -> tuple[list[Start], list[str]]:
+def decode_automatic(text: str) -> tuple[list[EntryPoint], list[str]]:
     """Decode a stored `code: auto`: started scripts and modules, and PYTHONPATH directories."""
     parts = [part.partition(" ") for part in decode_pattern(text)[1]]
     starts = [
-        Start("script" if kind == "script" else "module", name)
+        EntryPoint("script" if kind == "script" else "module", name)
         for kind, _, name in parts
         if kind != "path"
     ]

@@ -41,7 +41,7 @@ _HALTED: Final = ("FAILED", "CANCELLED", "PAUSED")
 """States of a stopped run in which the partial work of its steps still counts as progress."""
 
 
-class Run(Protocol):
+class RunColumns(Protocol):
     """Protocol of a run's database row, with the columns that the run view reads."""
 
     @property
@@ -90,7 +90,7 @@ class Moved(Protocol):
     def data(self) -> Mapping[str, Any]: ...
 
 
-class Training(NamedTuple):
+class TrainingReport(NamedTuple):
     """Last training report of a step: training step, total, remaining seconds and other metrics."""
 
     step: float | None = None
@@ -163,7 +163,7 @@ class StepView(NamedTuple):
     """Running time by host, in seconds."""
     expected: float | None = None
     """Duration in an earlier run, in seconds."""
-    training: Training | None = None
+    training: TrainingReport | None = None
     failure: Failure | None = None
     warnings: Sequence[str] = ()
 
@@ -225,7 +225,7 @@ class Standing(NamedTuple):
     """Duration of steps in an earlier run, in seconds."""
     elapsed: Mapping[str, float] = {}
     """Seconds from the start of an attempt until now, or until its last report if it has ended."""
-    trainings: Mapping[str, Training] = {}
+    trainings: Mapping[str, TrainingReport] = {}
     """Last training report of each step that is unfinished or ended badly."""
     others: Mapping[str, int] = {}
     """Number of further steps with unknown ids, by state."""
@@ -265,7 +265,7 @@ class RunView(NamedTuple):
     """
     trains: str
     """Id of the training step, or an empty string if unknown."""
-    training: Training | None
+    training: TrainingReport | None
     """Last report of the training step, from an earlier run if it was up to date."""
 
     @property
@@ -275,7 +275,7 @@ class RunView(NamedTuple):
 
 
 def fold(
-    run: Run,
+    run: RunColumns,
     rows: Mapping[str, Row],
     moves: Iterable[Moved] = (),
     *,
@@ -401,7 +401,7 @@ def training_from(
     *,
     eta: float | None = None,
     at: float | None = None,
-) -> Training:
+) -> TrainingReport:
     """Build a training report from the last metrics of a step.
 
     `total` is the number of training steps from its inputs.
@@ -415,7 +415,7 @@ def training_from(
         for name, value in numbers.items()
         if name not in ("step", *TOTALS) and len(name) <= LONGEST_NAME
     }
-    return Training(
+    return TrainingReport(
         numbers.get("step"),
         total if total is not None and total > 0 else None,
         eta,
@@ -426,7 +426,7 @@ def training_from(
 
 def stored_training(
     text: str, *, now: float | None = None
-) -> tuple[Training | None, Sequence[str]]:
+) -> tuple[TrainingReport | None, Sequence[str]]:
     """Parse a stored training report and the step's warnings.
 
     With `now`, the remaining time is reduced by the age of the report.
@@ -439,7 +439,7 @@ def stored_training(
         return None, ()
     said = found.get("warnings")
     warnings = [str(each) for each in said] if isinstance(said, list) else []
-    training = Training(
+    training = TrainingReport(
         **_numbers_of(found, ("step", "total", "eta", "at")),
         values=_numbers_of(found.get("values")),
     )
@@ -497,7 +497,7 @@ def _in_order(rows: Mapping[str, Row], planned: Planned) -> dict[str, Row]:
 
 
 def _word(
-    run: Run,
+    run: RunColumns,
     begun: str,
     standing: Standing,
     steps: Mapping[str, StepView],
@@ -515,7 +515,7 @@ def _word(
 
 
 def _standing_of(
-    run: Run,
+    run: RunColumns,
     steps: Mapping[str, StepView],
     planned: Planned,
     expected: Mapping[str, float],
@@ -568,7 +568,7 @@ def _counts(standing: Standing, steps: Mapping[str, StepView]) -> dict[str, int]
     return {str(state): number for state, number in counts.items()}
 
 
-def _find_failure(run: Run, steps: Iterable[StepView]) -> Failure | None:
+def _find_failure(run: RunColumns, steps: Iterable[StepView]) -> Failure | None:
     """Return the failure that ended a run, or the first failure of an unfinished run."""
     if run.state == "COMPLETED":
         return None
@@ -588,7 +588,7 @@ def _failures_in_order(steps: Iterable[StepView]) -> list[Failure]:
     return [step.failure for step in in_order if step.failure is not None]
 
 
-def _training(step: StepView | None, planned: Planned) -> Training | None:
+def _training(step: StepView | None, planned: Planned) -> TrainingReport | None:
     if step is not None and (step.training is not None or step.state != State.FRESH):
         return step.training
     return stored_training(planned.reported)[0]
@@ -611,7 +611,7 @@ def _trains(steps: Mapping[str, StepView], planned: Planned) -> str:
         return planned.trains
 
     def rank(step: StepView) -> tuple[bool, bool, bool, float]:
-        training = step.training or Training()
+        training = step.training or TrainingReport()
         running = step.state == State.RUNNING
         left = training.eta if training.eta is not None else training.total
         return (

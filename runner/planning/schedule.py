@@ -115,7 +115,7 @@ class Task(NamedTuple):
     priority: float = 0.0
 
 
-class Outcome(NamedTuple):
+class AttemptOutcome(NamedTuple):
     """Result of a step's attempt.
 
     `reason` is exit, signal, oom, timeout, idle, stopped, busy (never began), orphaned, lost,
@@ -132,14 +132,14 @@ class Outcome(NamedTuple):
     )
 
 
-class Spent(NamedTuple):
+class SpentRetries(NamedTuple):
     """Used amounts of a step's two retry budgets: failures and preemptions."""
 
     failures: int = 0
     preemptions: int = 0
 
 
-def budget_used(reasons: Iterable[str]) -> Spent:
+def budget_used(reasons: Iterable[str]) -> SpentRetries:
     """Return the retry budgets used by attempts that failed for the given reasons.
 
     Requested stops, orphaned attempts and attempts that never began are free.
@@ -150,7 +150,7 @@ def budget_used(reasons: Iterable[str]) -> Spent:
             preemptions += 1
         elif reason not in _FREE:
             failures += 1
-    return Spent(failures, preemptions)
+    return SpentRetries(failures, preemptions)
 
 
 def backoff(attempt: int) -> float:
@@ -237,7 +237,7 @@ class Scheduler:
         jobs: int,
         keep_going: bool,
         states: Mapping[str, State] | None = None,
-        attempts: Mapping[str, Spent] | None = None,
+        attempts: Mapping[str, SpentRetries] | None = None,
     ) -> None:
         self._jobs = max(1, jobs)
         self._keep_going = keep_going
@@ -283,7 +283,7 @@ class Scheduler:
         self._board.room.let_past(node)
         return move
 
-    def end(self, id: str, outcome: Outcome) -> list[Move]:
+    def end(self, id: str, outcome: AttemptOutcome) -> list[Move]:
         """Record the result of a RUNNING step's attempt, and return all state changes.
 
         The step is done, retried or failed.
@@ -317,7 +317,7 @@ class Scheduler:
             return _S.QUEUED
         return _S.CANCELLED if self._draining else _S.FAILED
 
-    def _use_budget(self, node: _Node, outcome: Outcome) -> bool:
+    def _use_budget(self, node: _Node, outcome: AttemptOutcome) -> bool:
         """Charge a failed attempt to its retry budget, and return whether it may be retried."""
         if outcome.adjusted:
             return not self._draining
@@ -435,7 +435,10 @@ class Scheduler:
         return moves
 
     def _add(
-        self, tasks: Iterable[Task], states: Mapping[str, State], attempts: Mapping[str, Spent]
+        self,
+        tasks: Iterable[Task],
+        states: Mapping[str, State],
+        attempts: Mapping[str, SpentRetries],
     ) -> list[Move]:
         nodes = self._board.nodes
         added: list[_Node] = []
@@ -728,7 +731,7 @@ class _Node:
         "unmet",
     )
 
-    def __init__(self, task: Task, order: int, state: State, used: Spent | None) -> None:
+    def __init__(self, task: Task, order: int, state: State, used: SpentRetries | None) -> None:
         self.order = order
         self.state = state
         self.failures = used.failures if used else 0

@@ -6,7 +6,7 @@ import posixpath
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from .drafts import Draft, Results, Scope, Sketch, output_flags, output_of, resource_spec
+from .drafts import NodeDraft, Results, Scope, Sketch, output_flags, output_of, resource_spec
 from .mentions import Misnamed, find_selected, steps_of
 from .plan import SELECT, SKIP
 from .step import SelectSpec, StepSpec
@@ -37,7 +37,7 @@ def add_select(sketch: Sketch, used: Mapping[str, Recipe], scope: Scope, step: S
     if compared is None or isinstance(compared, Misnamed):
         return
     source = scope.instances(step.select.step)
-    draft = Draft(
+    draft = NodeDraft(
         f"{scope.prefix}{step.id}",
         step,
         scope.recipe,

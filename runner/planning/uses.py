@@ -21,7 +21,16 @@ from .choices import (
     results_of,
     wanted_steps,
 )
-from .drafts import LATE_NAMES, Draft, Instance, PathValue, Results, Scope, Sketch, is_path_value
+from .drafts import (
+    LATE_NAMES,
+    Instance,
+    NodeDraft,
+    PathValue,
+    Results,
+    Scope,
+    Sketch,
+    is_path_value,
+)
 from .mentions import resolve_recipe, templates, walk
 from .plan import SKIP
 
@@ -31,7 +40,7 @@ if TYPE_CHECKING:
     from ..language.values import Tree, Where
 
 
-class UsedRecipes:
+class UsesCompiler:
     """Compiler of the recipes in `uses` steps of one plan.
 
     `used` maps `resolve_recipe` names to recipes.  `depth` holds the ids of the recipes under
@@ -137,7 +146,7 @@ class UsedRecipes:
 
     def _required_groups(
         self, scope: Scope, step: Step, names: Mapping[str, Any]
-    ) -> list[list[Draft]]:
+    ) -> list[list[NodeDraft]]:
         """Return the nodes of each step that an instance of a `uses` step certainly depends on."""
         leaves = [*(leaf for _, leaf in templates(step, {})), *axis_leaves(step)]
         known = {**names, "steps": KnownResults(self.sketch, scope, names["matrix"])}

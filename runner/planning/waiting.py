@@ -34,7 +34,7 @@ class WaitKind(StrEnum):
     """`recipe run` started the run, so workers do not claim it."""
 
 
-class Waiting(NamedTuple):
+class WaitingRun(NamedTuple):
     """Queued run that is not being executed."""
 
     run: str
@@ -74,7 +74,7 @@ _Refusal = tuple[WaitKind, str, str]
 
 
 def explain_waits(
-    runs: Sequence[Waiting], takers: Sequence[Taker], worked_on: Sequence[Waiting], now: float
+    runs: Sequence[WaitingRun], takers: Sequence[Taker], worked_on: Sequence[WaitingRun], now: float
 ) -> list[Wait]:
     """Return the queued runs in the order in which workers claim them, with reasons to wait.
 
@@ -92,7 +92,7 @@ def explain_waits(
     return waits
 
 
-def _order(run: Waiting, now: float) -> tuple[int, int, float, str]:
+def _order(run: WaitingRun, now: float) -> tuple[int, int, float, str]:
     """Return the sort key of a run in the queue.
 
     Queued runs come first, then runs that start later, then runs that workers do not claim.
@@ -105,7 +105,7 @@ def _order(run: Waiting, now: float) -> tuple[int, int, float, str]:
 
 
 def _reason(
-    run: Waiting,
+    run: WaitingRun,
     takers: Sequence[Taker],
     free: Sequence[Taker],
     busy: Counter[tuple[str, str]],
@@ -134,7 +134,7 @@ def _reason(
     )
 
 
-def _workers_for(run: Waiting, takers: Sequence[Taker]) -> tuple[_Refusal | None, list[Taker]]:
+def _workers_for(run: WaitingRun, takers: Sequence[Taker]) -> tuple[_Refusal | None, list[Taker]]:
     """Return the workers that accept a run, or the reason why none does."""
     of_store = [taker for taker in takers if taker.store == run.store]
     if not of_store:
@@ -163,13 +163,13 @@ def _no_worker_with(labels: Mapping[str, str]) -> _Refusal:
     return WaitKind.LABELS, words, f"start one with `recipe worker {flags}`"
 
 
-def _able(run: Waiting, takers: Sequence[Taker], busy: Counter[tuple[str, str]]) -> list[Taker]:
+def _able(run: WaitingRun, takers: Sequence[Taker], busy: Counter[tuple[str, str]]) -> list[Taker]:
     """Return the workers that can claim a run now, within their concurrency limits."""
     _, fitting = _workers_for(run, takers)
     return [taker for taker in fitting if not _over(run, taker, busy)]
 
 
-def _over(run: Waiting, taker: Taker, busy: Counter[tuple[str, str]]) -> str:
+def _over(run: WaitingRun, taker: Taker, busy: Counter[tuple[str, str]]) -> str:
     """Return the concurrency limit that stops a worker from claiming a run, or an empty string.
 
     For example `user=2`.
@@ -182,7 +182,7 @@ def _over(run: Waiting, taker: Taker, busy: Counter[tuple[str, str]]) -> str:
 
 
 def _limit_reached(
-    run: Waiting, fitting: Sequence[Taker], busy: Counter[tuple[str, str]]
+    run: WaitingRun, fitting: Sequence[Taker], busy: Counter[tuple[str, str]]
 ) -> _Refusal:
     limit = _over(run, fitting[0], busy)
     kind = limit.partition("=")[0]
@@ -195,6 +195,6 @@ def _limit_reached(
     )
 
 
-def _limit_groups(run: Waiting) -> list[tuple[str, str]]:
+def _limit_groups(run: WaitingRun) -> list[tuple[str, str]]:
     """Return the (kind, value) groups of a run that count towards workers' concurrency limits."""
     return [("user", run.user), ("recipe", run.recipe), ("driver", run.driver)]

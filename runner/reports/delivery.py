@@ -15,12 +15,12 @@ from ..errors import NotFound, RecipeError
 from ..failures import DeliveryFailure, of_answer
 from ..logs import Log
 from ..storage.crash import crashpoint
-from ..storage.records.outbox import HOLD, Outbox, Waiting
+from ..storage.records.outbox import HOLD, Outbox, PendingDelivery
 from ..storage.records.runs import RunRow
 from ..storage.workspace import Workspace
 from .receivers import Receivers, Try
 from .rules import Watch
-from .sending import PATIENCE, Answer
+from .sending import PATIENCE, ReceiverResponse
 
 BACKOFF: Final = (5.0, 30.0, 300.0, 1800.0, 7200.0, 28800.0, 86400.0)
 """Seconds before the second and each further attempt."""
@@ -38,7 +38,7 @@ AT_ONCE: Final = 8
 _log = Log("reports")
 
 
-class Verdict(NamedTuple):
+class DeliveryOutcome(NamedTuple):
     """Outcome of an attempt: `wait` is None if the delivery is not retried."""
 
     delivered: bool = False
@@ -51,30 +51,32 @@ class Verdict(NamedTuple):
     """Kind of failure for `reason`."""
 
 
-def judge_answer(answer: Answer, letter: Waiting, now: float, chance: float) -> Verdict:
+def judge_answer(
+    answer: ReceiverResponse, letter: PendingDelivery, now: float, chance: float
+) -> DeliveryOutcome:
     """Return the outcome of a response. `chance` is a random number from 0 to 1."""
     if 200 <= answer.status < 300:
-        return Verdict(delivered=True)
+        return DeliveryOutcome(delivered=True)
     reason = f"HTTP {answer.status} {answer.words}".strip() if answer.status else answer.words
     failure = of_answer(answer.status)
     if failure == DeliveryFailure.GONE:
-        return Verdict(stops=True, reason=reason, failure=failure)
+        return DeliveryOutcome(stops=True, reason=reason, failure=failure)
     if (
         answer.status in (429, 503)
         and answer.retry_after is not None
         and now - letter.created < GIVE_UP
     ):
         wait = min(answer.retry_after, BACKOFF[-1])
-        return Verdict(wait=wait, counts=False, reason=reason, failure=failure)
+        return DeliveryOutcome(wait=wait, counts=False, reason=reason, failure=failure)
     if letter.tries >= len(BACKOFF):
-        return Verdict(reason=reason, failure=failure)
+        return DeliveryOutcome(reason=reason, failure=failure)
     wait = BACKOFF[letter.tries] * (1 - JITTER / 2 + JITTER * chance)
-    return Verdict(wait=wait, reason=reason, failure=failure)
+    return DeliveryOutcome(wait=wait, reason=reason, failure=failure)
 
 
 class _FinishedTry(NamedTuple):
-    letter: Waiting
-    answer: Answer | None  # None if the time ran out
+    letter: PendingDelivery
+    answer: ReceiverResponse | None  # None if the time ran out
 
 
 class Delivery(Thread):
@@ -86,7 +88,9 @@ class Delivery(Thread):
         self,
         root: Path,
         environ: Mapping[str, str],
-        backoff: Callable[[Answer, Waiting, float, float], Verdict] = judge_answer,
+        backoff: Callable[
+            [ReceiverResponse, PendingDelivery, float, float], DeliveryOutcome
+        ] = judge_answer,
     ) -> None:
         super().__init__(name="delivery", daemon=True)
         self._root, self._environ, self._verdict = root, environ, backoff
@@ -138,7 +142,7 @@ class Delivery(Thread):
 
     def _send(self, ws: Workspace, receivers: Receivers, outbox: Outbox) -> None:
         """Send due deliveries to free receivers."""
-        by_receiver: dict[str, list[tuple[Waiting, Try]]] = defaultdict(list)
+        by_receiver: dict[str, list[tuple[PendingDelivery, Try]]] = defaultdict(list)
         rows: dict[str, RunRow | None] = {}
         for letter in outbox.take(receivers.known, self._busy):
             if letter.run not in rows:
@@ -152,18 +156,18 @@ class Delivery(Thread):
                 target=self._try, args=(receiver, letters), name="delivery", daemon=True
             ).start()  # the process does not wait for this thread at exit
 
-    def _try(self, receiver: str, letters: Sequence[tuple[Waiting, Try]]) -> None:
+    def _try(self, receiver: str, letters: Sequence[tuple[PendingDelivery, Try]]) -> None:
         """Send the deliveries of one receiver in order, in a separate thread."""
         deadline = time.monotonic() + HOLD - 2 * PATIENCE
         for letter, attempt in letters:
-            answer: Answer | None = None
+            answer: ReceiverResponse | None = None
             if time.monotonic() < deadline:
                 try:
                     answer = attempt()
                 # errors of third-party libraries affect only this receiver; their text may contain
                 # a secret
                 except Exception as error:
-                    answer = Answer(0, f"sending failed: {type(error).__name__}")
+                    answer = ReceiverResponse(0, f"sending failed: {type(error).__name__}")
             self._tried.put(_FinishedTry(letter, answer))
         self._tried.put(receiver)
 

@@ -18,7 +18,7 @@ from typing import Final
 from ..failures import DeliveryFailure
 from ..storage.crash import crashpoint
 from ..storage.workspace import Workspace
-from .sending import Answer
+from .sending import ReceiverResponse
 
 PATIENCE: Final = 30.0
 """Timeout of the program in seconds."""
@@ -62,7 +62,7 @@ def receiver(argv: Sequence[str]) -> str:
     return f"spend {shlex.join(argv)}"
 
 
-def ask(argv: Sequence[str], body: str, root: Path, environ: Mapping[str, str]) -> Answer:
+def ask(argv: Sequence[str], body: str, root: Path, environ: Mapping[str, str]) -> ReceiverResponse:
     """Call the program in the directory `root`.
 
     A nonzero exit status is a refusal, with the output as its reason.
@@ -73,12 +73,12 @@ def ask(argv: Sequence[str], body: str, root: Path, environ: Mapping[str, str]) 
             env=dict(environ), check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return Answer(0, f"the command did not finish within {PATIENCE:g} s")
+        return ReceiverResponse(0, f"the command did not finish within {PATIENCE:g} s")
     except OSError as error:
-        return Answer(0, f"cannot start {argv[0]}: {error.strerror}")
+        return ReceiverResponse(0, f"cannot start {argv[0]}: {error.strerror}")
     words = " ".join(done.stdout.split())[:_WORDS]
     return (
-        Answer(GIVEN)
+        ReceiverResponse(GIVEN)
         if done.returncode == 0
-        else Answer(REFUSED, words or f"the command exited with {done.returncode}")
+        else ReceiverResponse(REFUSED, words or f"the command exited with {done.returncode}")
     )

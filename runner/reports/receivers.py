@@ -13,12 +13,12 @@ from drivers import install_line
 
 from ..errors import CannotRun, Infrastructure, RecipeError
 from ..storage.records.letters import LOCAL
-from ..storage.records.outbox import Waiting
+from ..storage.records.outbox import PendingDelivery
 from ..storage.records.runs import RunRow
 from ..storage.workspace import Workspace
 from . import addresses, points
 from .sealing import unseal
-from .sending import Answer, send
+from .sending import ReceiverResponse, send
 
 if TYPE_CHECKING:
     from ..settings import Receiver
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DONE: Final = 200
 TOKEN: Final = "the reporting token of a job"  # noqa: S105
 SECRET: Final = "the secret of a webhook"  # noqa: S105
-Try: TypeAlias = Callable[[], Answer]
+Try: TypeAlias = Callable[[], ReceiverResponse]
 """One attempt, callable in any thread."""
 
 
@@ -58,7 +58,7 @@ class Receivers:
         if self._spend:
             yield f"{points.receiver(self._spend)} "
 
-    def to_send(self, letter: Waiting, run: RunRow | None) -> Try:
+    def to_send(self, letter: PendingDelivery, run: RunRow | None) -> Try:
         """Return the send function for a delivery; `run` is None if it is no longer stored."""
         kind, _, rest = letter.receiver.partition(" ")
         if kind == "notify":
@@ -69,8 +69,8 @@ class Receivers:
         return lambda: self._send(letter, run, kind, method, url)
 
     def _send(
-        self, letter: Waiting, run: RunRow | None, kind: str, method: str, url: str
-    ) -> Answer:
+        self, letter: PendingDelivery, run: RunRow | None, kind: str, method: str, url: str
+    ) -> ReceiverResponse:
         try:
             endpoint = addresses.public_endpoint(url) if kind == "hook" else None
             secrets = self._secrets(kind, url, run)
@@ -80,7 +80,7 @@ class Receivers:
                 **_headers(kind, letter, secrets),
             }
         except RecipeError as error:
-            return Answer(0, str(error))
+            return ReceiverResponse(0, str(error))
         return send(method, url, headers, letter.body.encode(), endpoint)
 
     def _secrets(self, kind: str, url: str, run: RunRow | None) -> Sequence[str]:
@@ -107,21 +107,21 @@ class Receivers:
             raise CannotRun(f"the webhook secret {name} is not set in this environment")
         return secrets.split()
 
-    def _notify(self, letter: Waiting, name: str) -> Answer:
+    def _notify(self, letter: PendingDelivery, name: str) -> ReceiverResponse:
         """Send a message by chat or mail to the address in the variable `name`."""
         address = self._environ.get(name, "")
         if not address:
-            return Answer(0, f"{name} is not set in this environment")
+            return ReceiverResponse(0, f"{name} is not set in this environment")
         try:
             import apprise
         except ImportError:
-            return Answer(0, f"apprise is not installed: {install_line('notify')}")
+            return ReceiverResponse(0, f"apprise is not installed: {install_line('notify')}")
         service = apprise.Apprise()
         if not service.add(address):
-            return Answer(0, f"{name} is not an apprise URL")
+            return ReceiverResponse(0, f"{name} is not an apprise URL")
         if not service.notify(title=letter.type, body=_describe(letter)):
-            return Answer(0, "the service rejected the message")
-        return Answer(DONE)
+            return ReceiverResponse(0, "the service rejected the message")
+        return ReceiverResponse(DONE)
 
 
 def _sealed_secret(run: RunRow | None, url: str) -> str:
@@ -143,7 +143,7 @@ def _sealed_token(run: RunRow | None) -> str:
 _NAMED: Final = (("metrics", "METRICS_API_URL"), ("alert", "ALERT_API_URL"))
 
 
-def _headers(kind: str, letter: Waiting, secrets: Sequence[str]) -> dict[str, str]:
+def _headers(kind: str, letter: PendingDelivery, secrets: Sequence[str]) -> dict[str, str]:
     if kind in ("webhook", "hook"):
         now = datetime.now(UTC)
         headers = {"webhook-id": letter.id, "webhook-timestamp": str(int(now.timestamp()))}
@@ -157,7 +157,7 @@ def _headers(kind: str, letter: Waiting, secrets: Sequence[str]) -> dict[str, st
     return {"Authorization": f"Bearer {secrets[0]}"} if secrets[0] else {}
 
 
-def _signature(secret: str, letter: Waiting, now: datetime) -> str:
+def _signature(secret: str, letter: PendingDelivery, now: datetime) -> str:
     """Sign a message. Raises CannotRun for an invalid secret."""
     try:
         from standardwebhooks.webhooks import Webhook
@@ -171,7 +171,7 @@ def _signature(secret: str, letter: Waiting, now: datetime) -> str:
         raise CannotRun("invalid webhook secret: expected whsec_ followed by base64") from error
 
 
-def _describe(letter: Waiting) -> str:
+def _describe(letter: PendingDelivery) -> str:
     """Format a message as a sentence."""
     facts = json.loads(letter.body)["data"]
     state = facts.get("state") or facts.get("alert")

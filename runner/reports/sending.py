@@ -22,7 +22,7 @@ PATIENCE: Final = 10.0
 """Total timeout of a request in seconds."""
 
 
-class Answer(NamedTuple):
+class ReceiverResponse(NamedTuple):
     """The response of a receiver. `status` is 0 without a response; `retry_after` is in seconds."""
 
     status: int
@@ -37,7 +37,7 @@ def send(
     body: bytes,
     endpoint: Endpoint | None = None,
     patience: float = PATIENCE,
-) -> Answer:
+) -> ReceiverResponse:
     """Send a request, to the IP address of `endpoint` if given."""
     parts = urlsplit(url)
     host, secure = parts.hostname or "", parts.scheme == "https"
@@ -49,7 +49,7 @@ def send(
             (endpoint.address if endpoint else host, port), timeout=patience
         )
     except OSError as error:
-        return Answer(0, f"cannot connect: {error.strerror or error}")
+        return ReceiverResponse(0, f"cannot connect: {error.strerror or error}")
     wires: list[socket.socket] = [wire]
     late = threading.Timer(
         max(0.0, deadline - time.monotonic()), _cut, [wires]
@@ -66,12 +66,12 @@ def send(
         connection.sock = wire
         connection.request(method, path, body, {**headers, "Connection": "close"})
         answer = connection.getresponse()
-        return Answer(
+        return ReceiverResponse(
             answer.status, answer.reason[:80], _retry_after(answer.getheader("Retry-After", ""))
         )
     except (OSError, http.client.HTTPException) as error:
         gone = time.monotonic() >= deadline - 0.01
-        return Answer(
+        return ReceiverResponse(
             0,
             f"no response within {patience:g} s"
             if gone

@@ -41,7 +41,7 @@ class ErrorView(BaseModel):
 
 
 class Refused(Exception):
-    """An error response with this HTTP status."""
+    """An exception that becomes an error response with this HTTP status."""
 
     def __init__(
         self, status: int, code: str, message: str, fix: str = "", problems: Sequence[Problem] = ()
@@ -58,7 +58,7 @@ class Refused(Exception):
 
 
 class NoSuchRun(Refused):
-    """The run does not exist, or the token gives no access to it."""
+    """Error response for a run that does not exist, or that the token may not access."""
 
     def __init__(self) -> None:
         super().__init__(404, "not-found", "unknown run", "list the runs with GET /v1/runs")
@@ -79,7 +79,7 @@ STATUS: Final[Mapping[type[RecipeError], tuple[int, str]]] = {
 
 
 def hide_local_paths(text: str, root: Path) -> str:
-    """Remove local directories from a text.
+    """Remove local directories from a text for clients.
 
     Paths in the workspace become relative. Other absolute paths are reduced to their last
     component.

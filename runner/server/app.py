@@ -24,7 +24,7 @@ from starlette.types import ASGIApp
 from ..api.queue import LOOKED_AT
 from ..errors import Problem, RecipeError, did_you_mean
 from ..paths import VERSION
-from ..storage.records.runs import Wanted
+from ..storage.records.runs import RunFilter
 from . import (
     answers,
     artifacts,
@@ -82,19 +82,19 @@ def health(request: Request, room: InRoom) -> Health:
     if request.scope["state"]["caller"] is None:
         return Health(status="ok")
     with room.borrow_workspace() as ws:
-        active = len(ws.store.runs.page(Wanted(states=["ACTIVE"]), LOOKED_AT))
+        active = len(ws.store.runs.page(RunFilter(states=["ACTIVE"]), LOOKED_AT))
     return Health(status="ok", version=VERSION, gpu=platform.gpu(), active_jobs=active)
 
 
 def application(room: Room, hosts: Set[str], feed: Feed | None = None) -> ASGIApp:
-    """Return the guarded application, which accepts requests for these `hosts` (with ports) only."""
+    """Return the guarded ASGI application for requests to these `hosts` (with ports)."""
     tickets = Tickets(room.tokens)
     app = routes(room, feed or Feed(room), tickets)
     return Guard(app, room.root, room.tokens, tickets, hosts)
 
 
 def routes(room: Room, feed: Feed, tickets: Tickets) -> FastAPI:
-    """Return the application with all routes, for requests that have passed the guard."""
+    """Return the FastAPI application with all routes, for requests that passed the guard."""
     planner = Planner()
     previewer = Planner(PREVIEW_SECONDS, PREVIEW_MEMORY, PREVIEWS)
 
@@ -172,7 +172,7 @@ def routes(room: Room, feed: Feed, tickets: Tickets) -> FastAPI:
 
 
 def _methods(app: FastAPI, path: str) -> list[str]:
-    """Return the HTTP methods of a path. Several routes may share the path."""
+    """Return the HTTP methods allowed for a path."""
     found: dict[str, object] = {}
     for template, methods in app.openapi()["paths"].items():
         if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", template), path):
@@ -181,7 +181,7 @@ def _methods(app: FastAPI, path: str) -> list[str]:
 
 
 def _refusal_of(error: Exception, request: HTTPConnection) -> Refused:
-    """Convert any exception to an error response. Details of unexpected errors are only logged."""
+    """Convert an exception to an error response. Details of unexpected errors are only logged."""
     match error:
         case Refused():
             return error
@@ -208,7 +208,7 @@ def _refusal_of(error: Exception, request: HTTPConnection) -> Refused:
 
 
 def _fields(request: HTTPConnection) -> list[str]:
-    """Return the field names accepted in the body of a request."""
+    """Return the field names accepted in a request's body."""
     kinds = [each.field_info.annotation for each in request.scope["route"].dependant.body_params]
     models = [
         kind
@@ -233,7 +233,7 @@ _WORDS = {
 
 
 def _validation_refusal(error: ValidationException, fields: Sequence[str]) -> Refused:
-    """Return an error response with all validation problems.
+    """Return an error response with all validation problems of a request.
 
     It never repeats the values in the request.
 

@@ -114,7 +114,7 @@ def _send_file(room: Room, run: str, name: str, path: str, range: str) -> Respon
 
 
 def draw_image(room: ServedWorkspace, run: str, name: str, path: str, width: int) -> bytes:
-    """Return an image output re-encoded as WebP. Raises Refused, or a RecipeError."""
+    """Re-encode an image output of a run as WebP. Raises Refused, or a RecipeError."""
     with room.open_workspace() as ws:
         found = find_file(ws, run_of(ws, run), name, path)
         with open_stored(ws, found.place) as file:
@@ -167,7 +167,7 @@ async def preview(
 
 
 def _size_and_type(room: Room, run: str, name: str, path: str) -> tuple[int, str]:
-    """Return the size of a file in bytes, and its media type by name."""
+    """Return the size of an output file in bytes, and its media type by name."""
     with room.borrow_workspace() as ws:
         found = find_file(ws, run_of(ws, run), name, path)
         with open_stored(ws, found.place) as file:
@@ -175,7 +175,7 @@ def _size_and_type(room: Room, run: str, name: str, path: str) -> tuple[int, str
 
 
 def preview_file(room: ServedWorkspace, run: str, name: str, path: str) -> Preview:
-    """Return the preview of a file. Raises Refused, or a RecipeError."""
+    """Return the preview of an output file. Raises Refused, or a RecipeError."""
     with room.open_workspace() as ws:
         found = find_file(ws, run_of(ws, run), name, path)
         with open_stored(ws, found.place) as file:

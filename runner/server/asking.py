@@ -25,13 +25,13 @@ _log = logging.getLogger("uvicorn.error")
 
 
 class BackgroundRequests:
-    """The running requests of a server. Use only in its event loop."""
+    """Long requests that are running on this server. Use only in the event loop."""
 
     def __init__(self) -> None:
         self._pending: dict[tuple[str, str], asyncio.Future[Outcome]] = {}
 
     async def ask(self, room: Room, run: str, verb: str, request: Asked) -> Outcome:
-        """Send a request to a run.
+        """Send a request such as cancel to a run, and wait up to `WAIT` seconds for the outcome.
 
         If it takes longer than `WAIT`, return an outcome that is not done.
 
@@ -74,7 +74,7 @@ def _read_outcome(room: Room, run: str) -> Outcome:
 
 
 def _log_late_error(pending: asyncio.Future[Outcome], run: str, verb: str) -> None:
-    """Log the error of a request that was answered before it finished."""
+    """Log the error of a request that failed after its response was sent."""
     if not pending.cancelled() and (error := pending.exception()) is not None:
         _log.error("%s of run %s, which was answered before, failed: %s", verb, run, error)
 

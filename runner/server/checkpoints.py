@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 from ..api.checkpoints import NotHere, find_checkpoints, resume_from
 from .answers import Refused, hide_paths_in_value
 from .planner import InPlanner
-from .room import OPERATE_RUN, READ_RUN, Given, InRoom, ServedWorkspace, Whole, run_of
+from .room import OPERATE_RUN, READ_RUN, InRoom, RequestBody, ServedWorkspace, Whole, run_of
 
 router = APIRouter(prefix="/v1/runs/{run}/checkpoints", tags=["runs"])
 
@@ -41,7 +41,7 @@ class CheckpointList(BaseModel):
     )
 
 
-class Chosen(Given):
+class Chosen(RequestBody):
     """The checkpoint from which the next run resumes."""
 
     step: str = Field(max_length=400)
@@ -65,7 +65,7 @@ async def checkpoints(run: str, room: InRoom, planner: InPlanner) -> CheckpointL
 
 
 def read_checkpoints(room: ServedWorkspace, run: str) -> CheckpointList:
-    """Return the checkpoints of a run in this workspace. Raises Refused, or a RecipeError."""
+    """Return the checkpoints of a run. Raises Refused, or a RecipeError."""
     with room.open_workspace() as ws:
         try:
             found = find_checkpoints(ws, run_of(ws, run)).facts()
@@ -84,7 +84,7 @@ async def resume(run: str, room: InRoom, planner: InPlanner, chosen: Chosen) -> 
 
 
 def set_checkpoint(room: ServedWorkspace, run: str, chosen: Chosen) -> ChosenView:
-    """Set aside newer checkpoints. Raises Refused, or a RecipeError."""
+    """Set aside checkpoints newer than the chosen checkpoint. Raises Refused, or a RecipeError."""
     with room.open_workspace() as ws:
         row = run_of(ws, run)
         try:

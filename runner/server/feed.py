@@ -74,7 +74,7 @@ _log = logging.getLogger("uvicorn.error")
 
 
 class RunSnapshot(NamedTuple):
-    """The latest state of a run, and its started attempts."""
+    """The latest known state of a run, with its started attempts."""
 
     row: RunRow
     parts: Sequence[AttemptLog]
@@ -85,7 +85,7 @@ class RunSnapshot(NamedTuple):
 
 
 class ReadRequest(NamedTuple):
-    """A read request: the runs to read, with the wanted kinds of messages.
+    """The runs to read next, with the wanted kinds of messages.
 
     `every` are the kinds wanted of all other runs, or None if no client follows all runs.
     """
@@ -109,8 +109,8 @@ class RunUpdate(NamedTuple):
     """The latest progress and metrics, and all warnings."""
 
 
-class Reader:
-    """Reader of the store for all followers. Use in one thread."""
+class FeedReader:
+    """Reader of run updates from the store, for all followers. Use in one thread."""
 
     def __init__(self, room: Room, upcoming: Mapping[str, int] | None) -> None:
         self._room = room
@@ -124,7 +124,7 @@ class Reader:
 
     @property
     def next_events(self) -> Mapping[str, int] | None:
-        """Number of the next event of each run, or None if not all runs are followed."""
+        """Number of the next event of each run, or None if no client follows all runs."""
         return self._next
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class Reader:
             self._ws = None
 
     def look(self, look: ReadRequest) -> dict[str, RunUpdate | None]:
-        """Return the new messages of each run, or None for a run that does not exist.
+        """Read the new messages of each run. None stands for a run that does not exist.
 
         Raises RecipeError.
         """
@@ -191,7 +191,7 @@ class Reader:
             self.behind = self.behind or reader.behind
 
     def _begin_at(self, ws: Workspace, run: str) -> RunReader:
-        """Start reading a run at the position of the stream of all runs."""
+        """Start reading a run at the position of the all-runs stream."""
         assert self._next is not None
         reader = RunReader(ws.store.runs.get(run), self._next[run] - 1)
         reader.begin(ws, 0)
@@ -199,7 +199,7 @@ class Reader:
         return reader
 
     def _find_changed_runs(self, ws: Workspace, look: ReadRequest) -> list[str]:
-        """Return the runs with unread events, and active runs that are not followed yet."""
+        """Return the runs with unread events, and active runs without a reader."""
         runs = ws.store.runs
         version, now = runs.news(), time.time()
         is_same = not runs.shared and version == self._version and not self.behind
@@ -245,7 +245,7 @@ class Reader:
     def _read_live(
         self, ws: Workspace, look: ReadRequest, messages: dict[str, list[Message]]
     ) -> None:
-        """Read metrics and logs of runs within the time budget.
+        """Read metrics and logs of followed runs within the time budget.
 
         The next call starts with other runs.
         """
@@ -261,7 +261,7 @@ class Reader:
                 return
 
     def _drop(self, look: ReadRequest) -> None:
-        """Close the readers of runs without followers."""
+        """Close the readers of runs that no client follows."""
         for run, reader in list(self._readers.items()):
             if self._next is not None:
                 self._next[run] = reader.seen + 1
@@ -272,7 +272,7 @@ class Reader:
 
 
 class Follower:
-    """A client of a stream, with its unsent messages."""
+    """A client connected to a live stream, with its unsent messages."""
 
     def __init__(
         self, caller: Token, form: Form, kinds: frozenset[str], cut: Callable[[], None]
@@ -292,7 +292,7 @@ class Follower:
         self._last = time.monotonic()
 
     def texts(self, messages: Iterable[Message]) -> list[bytes]:
-        """Return the encoded events that this client has not received and may see."""
+        """Encode the events that this client may see and has not received."""
         only = self.caller.run
         return [
             each.text(self.form)
@@ -318,7 +318,7 @@ class Follower:
                 self.end(TOO_SLOW)
 
     def tell(self, kind: str, **data: object) -> None:
-        """Queue a message of the server itself, regardless of the followed kinds."""
+        """Queue a server message, regardless of the followed kinds."""
         if not self.ended:
             self._add(Message(kind, "", data))
             self.wake()
@@ -334,7 +334,7 @@ class Follower:
             self._sleeping.set_result(None)
 
     def end(self, end: End) -> None:
-        """Send the reason for the end, and no further messages."""
+        """Send the reason for the end of the stream, and no further messages."""
         if self.ended:
             return
         self.tell("end", **end._asdict())
@@ -343,7 +343,7 @@ class Follower:
         self.wake()
 
     def leave(self) -> None:
-        """Handle the disconnect of the client."""
+        """Clean up after the client has disconnected."""
         self.ended = True
         self._waiting.clear()
         if self._cutting is not None:
@@ -351,7 +351,7 @@ class Follower:
         self.wake()
 
     def send_alive(self, now: float) -> None:
-        """Send an `alive` event after a long time without messages."""
+        """Send an `alive` event if no message was sent for a long time."""
         if not self._waiting and now - self._last >= QUIET:
             self.tell("alive", at=moment(time.time()))
 
@@ -376,7 +376,7 @@ class Follower:
 
 
 class Channel:
-    """A followed run and its followers."""
+    """The live updates of one run, with the followers of the run."""
 
     def __init__(self) -> None:
         self.ready = _future()
@@ -393,37 +393,37 @@ class Channel:
         self._followed: Counter[str] = Counter()
 
     def behind(self, number: int) -> list[Message]:
-        """Return the next batch of recent events with a higher number; [] if only the store has them."""
+        """Return the next batch of recent events above `number`, or [] if only the store has them."""
         if not self.recent or number < self.recent[0].seq - 1:
             return []
         return _first_batch(islice(self.recent, number + 1 - self.recent[0].seq, None))
 
     @property
     def kinds(self) -> frozenset[str]:
-        """The kinds of messages that current and expected followers want."""
+        """The message kinds wanted by current and expected followers."""
         asked = self._asked if time.monotonic() < self.wanted_until else frozenset()
         return asked | {"move"} | self._followed.keys()
 
     def join(self, follower: Follower) -> None:
-        """Send all further messages to a follower."""
+        """Add a follower, which receives all further messages."""
         self.followers.add(follower)
         self._followed.update(follower.kinds)
 
     def leave(self, follower: Follower) -> None:
-        """Stop sending messages to a follower."""
+        """Remove a follower."""
         if follower in self.followers:
             self.followers.remove(follower)
             self._followed -= Counter(follower.kinds)  # drop kinds without followers
 
     def want(self, kinds: frozenset[str]) -> None:
-        """Start reading these kinds of messages. `ready` completes after the first read."""
+        """Start reading these message kinds. `ready` completes after the first read."""
         if self.ready.done() and not kinds <= self.kinds:
             self.ready = _future()
         self._asked = self.kinds | kinds
         self.wanted_until = time.monotonic() + GRACE
 
     def take(self, news: RunUpdate, kinds: frozenset[str]) -> None:
-        """Record new messages before followers receive them.
+        """Record new messages of the run before they are sent to followers.
 
         `kinds` are the kinds that were read.
         """
@@ -436,7 +436,7 @@ class Channel:
 
 
 class AllRuns:
-    """The stream of all runs. It keeps the latest events for clients that reconnect."""
+    """The live stream of all runs. Recent events are kept for clients that reconnect."""
 
     def __init__(self, before: StreamState | None) -> None:
         self.followers: set[Follower] = set()
@@ -448,7 +448,7 @@ class AllRuns:
             self._restore(before)
 
     def _restore(self, before: StreamState) -> None:
-        """Restore the position of the previous server process."""
+        """Restore the stream position saved by the previous server process."""
         self._epoch, self.number = before.epoch, before.number
         for each in before.sent:
             message = Message("move", each.run, each.data, seq=each.seq)
@@ -458,7 +458,7 @@ class AllRuns:
         self._until, self._is_read = time.monotonic() + LINGER, True
 
     def to_state(self, upcoming: Mapping[str, int]) -> StreamState:
-        """Return the state that the next server process needs."""
+        """Return the stream state for the next server process."""
         sent = [
             SentEvent(number, each.place, each.run, each.seq, each.data)
             for number, each in self._kept
@@ -480,37 +480,37 @@ class AllRuns:
         return self._ready
 
     def place(self, number: int, at: float) -> str:
-        """Return the stream position after event `number`, which was read at time `at`."""
+        """Return the stream position after event `number`, read at time `at`."""
         return f"{self._epoch}-{number}-{int(at * 1000)}"
 
     def number_of(self, place: str) -> int:
         return int(place.split("-")[1])
 
     def has(self, place: str) -> bool:
-        """Return True if all events after a position are kept."""
+        """Return True if all events after a stream position are still in memory."""
         oldest = self._kept[0][0] if self._kept else self.number + 1
         number = self.number_of(place)
         return place.startswith(self._epoch) and oldest - 1 <= number <= self.number
 
     def want(self, follower: Follower) -> None:
-        """Announce a new follower."""
+        """Register an expected follower, so that reading starts."""
         self._coming.add(follower)
         self._until = time.monotonic() + LINGER
 
     def behind(self, number: int) -> list[Message]:
-        """Return the next batch of recent events with a higher number."""
+        """Return the next batch of recent events above `number`."""
         first = self._kept[0][0] if self._kept else 0
         return _first_batch(
             each for _, each in islice(self._kept, max(0, number + 1 - first), None)
         )
 
     def join(self, follower: Follower) -> None:
-        """Send a follower the progress of all runs and all further messages."""
+        """Add a follower, and send the current progress of all runs."""
         self.followers.add(follower)
         self.give(follower, self._progress.values())
 
     def give(self, follower: Follower, messages: Iterable[Message]) -> None:
-        """Send a follower the messages that its token may see."""
+        """Send a follower those messages that its token may see."""
         only = follower.caller.run
         follower.put(each for each in messages if only in ("", each.run))
 
@@ -521,7 +521,7 @@ class AllRuns:
         self.followers.discard(follower)
 
     def kinds(self, now: float) -> frozenset[str] | None:
-        """Return the wanted kinds of messages, or None if no client follows all runs."""
+        """Return the wanted message kinds, or None if no client follows all runs."""
         if not self._coming and now > self._until:
             if self._is_read:
                 self._reset()
@@ -530,7 +530,7 @@ class AllRuns:
         return frozenset({"move"}).union(*(each.kinds for each in self._coming))
 
     def take(self, run: str, messages: Sequence[Message], over: bool, at: float) -> None:
-        """Record new messages of a run before followers receive them."""
+        """Record new messages of a run before they are sent to followers."""
         for message in messages:
             if message.kind == "move":
                 self.number += 1
@@ -542,24 +542,24 @@ class AllRuns:
             self._progress.pop(run, None)
 
     def fail(self, error: Exception) -> None:
-        """Report a read error to waiting followers and start over."""
+        """Report a read error to waiting followers, and start over."""
         if not self.ready.done():
             self.ready.set_exception(error)
         self._reset()
 
 
 def _future() -> asyncio.Future[None]:
-    """Return a future whose exception may stay unread without a warning."""
+    """Create a future whose exception may stay unread without a warning."""
     future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
     return future
 
 
 class Feed:
-    """All followers of a server. Use only in its event loop."""
+    """Live updates of a server, with all followers. Use only in the event loop."""
 
     def __init__(self, room: Room, followed: Path | None = None) -> None:
-        """Restore the stream position from file `followed`, written by the previous server process."""
+        """Restore the stream position from the file `followed` of the previous process."""
         self._room, self._path = room, followed
         before = None if followed is None else load_state(followed)
         self._upcoming = None if before is None else before.upcoming
@@ -642,7 +642,7 @@ class Feed:
     async def stream_run(
         self, run: str, after: int, follower: Follower
     ) -> AsyncIterator[list[bytes]]:
-        """Yield the messages of one run after event `after`, until the run finishes.
+        """Yield the encoded messages of one run after event `after`, until the run finishes.
 
         Raises Refused.
         """
@@ -668,7 +668,7 @@ class Feed:
             yield found
 
     async def stream_all(self, after: str, follower: Follower) -> AsyncIterator[list[bytes]]:
-        """Yield the messages of all runs visible to the token, after position `after` or from now on."""
+        """Yield encoded messages of all visible runs, after position `after` or from now on."""
         channels = self._all
         channels.want(follower)
         self._read_now()
@@ -720,7 +720,7 @@ class Feed:
             self._read_now()
 
     def _next_request(self) -> ReadRequest | None:
-        """Return the next read request, or None if there are no followers."""
+        """Return the next read request for the store, or None without followers."""
         now = time.monotonic()
         for run, channel in list(self._channels.items()):
             if not channel.followers and channel.wanted_until < now:
@@ -733,7 +733,7 @@ class Feed:
         return ReadRequest(runs, every, frozenset(first))
 
     async def _read(self) -> None:
-        loop, reader = asyncio.get_running_loop(), Reader(self._room, self._upcoming)
+        loop, reader = asyncio.get_running_loop(), FeedReader(self._room, self._upcoming)
         self._upcoming = None
         with ThreadPoolExecutor(1, "feed") as thread:
             try:
@@ -763,7 +763,7 @@ class Feed:
                 await loop.run_in_executor(thread, reader.close)
 
     async def _wait_until_drained(self) -> None:
-        """Wait at most `LOOK` seconds until followers have received most of their messages."""
+        """Wait at most `LOOK` seconds until followers have received most queued messages."""
         deadline = time.monotonic() + LOOK
         while time.monotonic() < deadline:
             await asyncio.sleep(LOOK / 20)
@@ -799,7 +799,7 @@ class Feed:
             follower.end(End("failed", "the run was deleted", "list the runs with GET /v1/runs"))
 
     def _fail(self, error: Exception) -> None:
-        """End all streams because the store cannot be read."""
+        """End all streams because the store is unreadable."""
         if isinstance(error, RecipeError):
             words = hide_local_paths(str(error), self._room.root)
         else:
@@ -814,7 +814,7 @@ class Feed:
             follower.end(End("failed", words, "reconnect; check the server with GET /health"))
 
     async def _check(self, thread: ThreadPoolExecutor) -> None:
-        """End streams of removed or expired tokens, and send `alive` events to the others."""
+        """End streams with removed or expired tokens, and send `alive` events on quiet streams."""
         now = time.monotonic()
         if now - self._checked < CHECK:
             return
@@ -835,7 +835,7 @@ class Feed:
     # -- the end
 
     async def stop(self) -> None:
-        """End every stream with the message that the server stops."""
+        """End all streams because the server stops."""
         self._is_stopping = True
         self._woken.set()
         for follower in list(self._followers):
@@ -844,7 +844,7 @@ class Feed:
             await asyncio.wait_for(self._left.wait(), LAST_WORDS)
 
     async def close(self) -> None:
-        """Stop reading, and save the position of the stream of all runs."""
+        """Stop reading, and save the position of the all-runs stream."""
         self._is_stopping = True
         self._woken.set()
         if self._reading is not None:
@@ -857,7 +857,7 @@ class Feed:
 
 
 def _first_batch(messages: Iterable[Message]) -> list[Message]:
-    """Return the first messages, up to about `PIECE` bytes."""
+    """Return the first messages, about `PIECE` bytes at most."""
     found, size = [], 0
     for message in messages:
         found.append(message)
@@ -868,7 +868,7 @@ def _first_batch(messages: Iterable[Message]) -> list[Message]:
 
 
 async def _call_for_each(followers: Sequence[Follower], what: Callable[[Follower], None]) -> None:
-    """Call a function for each follower, with regular turns for other tasks."""
+    """Call a function for each follower, yielding regularly to other tasks."""
     for number, follower in enumerate(followers, 1):
         what(follower)
         follower.wake()

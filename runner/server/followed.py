@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 
 class SentEvent(NamedTuple):
-    """An event that may have been sent to followers."""
+    """An event of the all-runs stream that may have been sent already."""
 
     number: int
     place: str
@@ -23,7 +23,7 @@ class SentEvent(NamedTuple):
 
 
 class StreamState(NamedTuple):
-    """State of the stream of all runs."""
+    """Saved state of the all-runs stream."""
 
     epoch: str
     number: int
@@ -34,7 +34,7 @@ class StreamState(NamedTuple):
 
 
 def save_state(path: Path, followed: StreamState) -> None:
-    """Save the state for the next server process, readable by its owner only.
+    """Save the stream state for the next server process, readable by its owner only.
 
     Raises OSError if the file cannot be written.
     """
@@ -47,7 +47,7 @@ def save_state(path: Path, followed: StreamState) -> None:
 
 
 def load_state(path: Path) -> StreamState | None:
-    """Read and delete the state of the previous server process.
+    """Load and delete the stream state saved by the previous server process.
 
     None if no readable state exists, for example because the process was killed. Deletion prevents
     the use of an outdated state after a later kill.

@@ -45,7 +45,7 @@ _SAFE: Final = {
 
 
 class Turns:
-    """Start requests a few at a time, in order of arrival.
+    """Queue that starts only a few requests at a time, in order of arrival.
 
     After a restart, all followers reconnect at once. Connected clients are served in between.
     """
@@ -55,7 +55,7 @@ class Turns:
         self._begun = 0
 
     async def take(self) -> None:
-        """Wait for a turn."""
+        """Wait for this request's turn."""
         loop = asyncio.get_running_loop()
         if not self._begun:
             loop.call_soon(self._next)
@@ -117,7 +117,7 @@ class Guard:
         await self._app(scope, replay_body, _add_security_headers(send))
 
     async def _open(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Accept a WebSocket with a token, or with a ticket, because browsers cannot send a token."""
+        """Accept a WebSocket with a token or a ticket. Browsers cannot send a token."""
         try:
             headers = self._headers(scope)
             secret, scope["query_string"] = _without_ticket(scope["query_string"])
@@ -137,7 +137,7 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _headers(self, scope: Scope) -> Mapping[bytes, bytes]:
-        """Return the headers by name.
+        """Return the headers of a request by name.
 
         Raises Refused for too many or repeated headers, an unknown host or origin, and an invalid
         path.
@@ -185,7 +185,7 @@ class Guard:
         return headers
 
     def _caller(self, path: str, headers: Mapping[bytes, bytes]) -> Token | None:
-        """Return the token of a request.
+        """Return the access token of a request.
 
         None for /health without a token and for the files of the web page, which contain no data.
         Raises Refused for other requests without a valid token.
@@ -207,7 +207,7 @@ class Guard:
 
 
 async def _body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:
-    """Read the body of a request. Raises Refused if it is too large or not JSON."""
+    """Read the JSON body of a request. Raises Refused if it is too large or not JSON."""
     length = headers.get(b"content-length", b"0")
     if length == b"0" and b"transfer-encoding" not in headers:
         return None

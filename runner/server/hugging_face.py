@@ -19,7 +19,7 @@ def _unchanged(value: object) -> object:
 
 
 class _Untranslatable(Exception):
-    """The argument's value has no equivalent input value."""
+    """Raised for an argument value without an equivalent input value."""
 
 
 def _optimizer(value: object) -> object:
@@ -34,7 +34,7 @@ def _optimizer(value: object) -> object:
 
 
 def _precision(word: str) -> Callable[[object], object]:
-    """Return a converter in which `true` selects the precision `word`, and `false` selects none."""
+    """Return a converter for a precision flag: `true` selects `word`, `false` is untranslatable."""
 
     def precision(value: object) -> object:
         if value is False:
@@ -59,7 +59,7 @@ def _tracker(value: object) -> object:
 
 
 class InputName(NamedTuple):
-    """The recipe input for a Hugging Face argument."""
+    """The recipe input that corresponds to a Hugging Face argument."""
 
     input: str
     read: Callable[[object], object] = _unchanged
@@ -157,7 +157,7 @@ NO_PRESET: Final[Mapping[str, Any]] = {}
 
 
 class TranslatedConfig(NamedTuple):
-    """A `config` translated to the inputs of a recipe."""
+    """Recipe inputs translated from Hugging Face arguments."""
 
     inputs: Mapping[str, Any]
     ignored: Mapping[str, str]
@@ -178,7 +178,7 @@ def input_of(recipe: Recipe, name: str) -> str:
 def translate(
     recipe: Recipe, config: Mapping[str, Any], gpus: int, preset: Mapping[str, Any] = NO_PRESET
 ) -> TranslatedConfig:
-    """Translate a `config` to recipe inputs.
+    """Translate Hugging Face arguments to recipe inputs.
 
     `gpus` is the number of GPUs of the training, a factor of the global batch size. `preset` holds
     the inputs set by the preset. Unknown names stay unchanged, and the check of inputs reports
@@ -193,7 +193,7 @@ def translate(
 
 
 class _Draft:
-    """A `config` during its translation to the inputs of a recipe."""
+    """A translation of Hugging Face arguments in progress."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
@@ -204,7 +204,7 @@ class _Draft:
         self.every = 1
 
     def add(self, name: str, value: object) -> None:
-        """Translate one argument of the config."""
+        """Translate one Hugging Face argument."""
         recipe = self._recipe
         if name == "max_steps" and value == -1:
             self.ignored[name] = "-1 leaves the number of steps to the epochs, or to the recipe"

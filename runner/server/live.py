@@ -13,9 +13,9 @@ from pydantic import BaseModel, Field
 from . import messages
 from .answers import Refused
 from .messages import KINDS, Kind
-from .room import READ_ANY, READ_RUN, Caller, Needs, Nothing, caller_of
+from .room import READ_ANY, READ_RUN, Caller, Nothing, RequiresScope, caller_of
 from .runs import EventView
-from .sending import EVENTS, Stream, send_frames
+from .sending import EVENTS, StreamResponse, send_frames
 from .streams import feed_of
 from .tickets import LIFE, Tickets
 
@@ -108,7 +108,7 @@ async def of_run(
     kinds = frozenset(kind or KINDS)
     await feed.channel(run, kinds)
     source = partial(feed.stream_run, run, last or after)
-    return Stream(feed, caller, messages.event_of_run, kinds, source)
+    return StreamResponse(feed, caller, messages.event_of_run, kinds, source)
 
 
 @router.get(
@@ -128,14 +128,14 @@ async def of_all(
 ) -> Response:
     feed = feed_of(request)
     source = partial(feed.stream_all, last or after)
-    return Stream(feed, caller, messages.event_of_all, frozenset(kind or KINDS), source)
+    return StreamResponse(feed, caller, messages.event_of_all, frozenset(kind or KINDS), source)
 
 
 @router.websocket("/runs/{run}/stream")
 async def frames_of_run(
     websocket: WebSocket, run: str, kind: Kinds = None, after: After = 0, last: LastMove = 0
 ) -> None:
-    await Needs("read", run=True)(websocket)
+    await RequiresScope("read", run=True)(websocket)
     feed = feed_of(websocket)
     kinds = frozenset(kind or KINDS)
     await feed.channel(run, kinds)
@@ -147,7 +147,7 @@ async def frames_of_run(
 async def frames_of_all(
     websocket: WebSocket, kind: Kinds = None, after: AfterPlace = "", last: LastPlace = ""
 ) -> None:
-    await Needs("read", any_run=True)(websocket)
+    await RequiresScope("read", any_run=True)(websocket)
     feed = feed_of(websocket)
     source = partial(feed.stream_all, last or after)
     kinds = frozenset(kind or KINDS)

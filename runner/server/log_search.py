@@ -104,7 +104,7 @@ def _line_list(part: AttemptLog, nodes: int, page: LogPage) -> LineList:
 
 
 def _count_nodes(ws: Workspace, run: str, part: AttemptLog) -> int:
-    """Return the number of nodes that have a log of this attempt here."""
+    """Return the number of nodes with a local log of this attempt."""
     for node in range(1, NODES):
         other = on_node(part, node)
         if not stored_log_path(ws, run, other).exists() and not Path(other.raw).exists():
@@ -113,7 +113,7 @@ def _count_nodes(ws: Workspace, run: str, part: AttemptLog) -> int:
 
 
 def _read_log(room: Room, run: str, part: AttemptLog) -> Iterator[bytes]:
-    """Yield the masked log of an attempt.
+    """Yield an attempt's log with secrets masked.
 
     Raises Refused if a growing log cannot be masked.
     """

@@ -37,7 +37,7 @@ Ask = tuple[str, Wish]
 
 
 class CachedOffers(NamedTuple):
-    """Cached offers, and the drivers that rent machines.
+    """Cached GPU offers, and the drivers that rent machines.
 
     `renting` tells for each of these drivers if it allocates nodes of a cluster.
     """
@@ -47,7 +47,7 @@ class CachedOffers(NamedTuple):
 
 
 class MarketLookup(NamedTuple):
-    """The cached offers for the steps of a plan, and the missing queries."""
+    """Cached offers for each step of a plan, and the driver queries still missing."""
 
     by_step: dict[str, list[Shelf]]
     missing: list[Ask]
@@ -56,7 +56,7 @@ class MarketLookup(NamedTuple):
 def look_up(
     ws: Workspace, found: Survey, names: Iterable[str], known: CachedOffers
 ) -> MarketLookup:
-    """Look up cached offers for the steps to run, from the drivers that rent machines."""
+    """Return cached offers for the steps to run, from the drivers that rent machines."""
     looked = MarketLookup({}, [])
     names = [name for name in names if name in known.renting]
     by_kind = {
@@ -86,7 +86,7 @@ def _key(name: str, wish: Wish) -> tuple[str, str]:
 
 
 class Market:
-    """The cached offers of one server. Thread-safe."""
+    """Offer cache of one server. Thread-safe."""
 
     def __init__(self) -> None:
         self._offered: dict[tuple[str, str], tuple[float, Shelf]] = {}
@@ -100,7 +100,7 @@ class Market:
         *args: P.args,
         **more: P.kwargs,
     ) -> T:
-        """Call `function` with the cached offers in a separate process, and return its result.
+        """Call `function` with the cached offers in a separate process, and return the result.
 
         If the function reports missing queries, query the drivers and call the function again.
         """
@@ -113,7 +113,7 @@ class Market:
         return made
 
     def read_cache(self, room: ServedWorkspace) -> CachedOffers:
-        """Return the cached offers, without drivers that cannot be loaded here."""
+        """Return the cached offers, without drivers that cannot be loaded."""
         with room.open_workspace() as ws:
             renters = offering.find_renters(ws)
         return CachedOffers(
@@ -121,7 +121,7 @@ class Market:
         )
 
     def ask(self, room: ServedWorkspace, asked: Iterable[Ask]) -> list[Shelf]:
-        """Return the offers for these queries, cached or new.
+        """Return offers for these driver queries, cached or new.
 
         Errors of a query are part of its result.
         """

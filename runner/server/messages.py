@@ -16,7 +16,7 @@ Form: TypeAlias = Callable[["Message"], bytes]
 
 
 class Message:
-    """A message of a stream. Its text is encoded once per form, for all clients."""
+    """A message of a live stream, encoded once per form for all clients."""
 
     __slots__ = ("_forms", "_json", "data", "kind", "place", "run", "seq")
 
@@ -117,7 +117,7 @@ class Ended(BaseModel):
 
 
 class End(NamedTuple):
-    """The reason for the end of a stream."""
+    """The reason for the end of a live stream."""
 
     code: str
     message: str
@@ -174,7 +174,7 @@ def frame_of_all(message: Message) -> bytes:
 
 
 def event_by_subject(message: Message) -> bytes:
-    """Encode a message for `…/events`: events named by their subject, and comments for other messages."""
+    """Encode a message for an `…/events` stream, as an event named by subject or as a comment."""
     match message.kind:
         case "move":
             return _event(str(message.data["subject"]), message.json, _number(message))
@@ -186,5 +186,5 @@ def event_by_subject(message: Message) -> bytes:
 
 
 def log_text(message: Message) -> bytes:
-    """Return b"", because a log stream contains only the text of the log."""
+    """Return b"", because a log stream contains only log text."""
     return b""

@@ -23,7 +23,7 @@ _PREFIX: Final = "#/components/schemas/"
 
 
 def document_of(app: FastAPI) -> Callable[[], dict[str, Any]]:
-    """Return a function that builds the OpenAPI document once and returns it."""
+    """Return a function that builds the OpenAPI document once and caches it."""
     made: dict[str, Any] = {}
 
     def document() -> dict[str, Any]:
@@ -36,7 +36,7 @@ def document_of(app: FastAPI) -> Callable[[], dict[str, Any]]:
 
 
 def _forbid_nul(document: dict[str, Any]) -> None:
-    """Add to the schemas of all parameters and bodies that a text contains no NUL character."""
+    """Add to all parameter and body schemas that texts contain no NUL character."""
     operations = [each for methods in document["paths"].values() for each in methods.values()]
     for operation in operations:
         _restrict(operation.get("parameters", []))
@@ -53,7 +53,7 @@ def _forbid_nul(document: dict[str, Any]) -> None:
 
 
 def _references(schema: object) -> Iterator[str]:
-    """Yield the names of the component schemas that a schema refers to."""
+    """Yield the names of component schemas referenced by a schema."""
     for each in _inner(schema):
         yield from _references(each)
     if isinstance(schema, dict) and isinstance(schema.get("$ref"), str):
@@ -80,7 +80,7 @@ def _restrict(schema: object) -> None:
 
 
 def _inner(schema: object) -> list[object]:
-    """Return the values directly inside a part of a document."""
+    """Return the values directly inside a part of the OpenAPI document."""
     if isinstance(schema, dict):
         return list(schema.values())
     return list(schema) if isinstance(schema, list) else []

@@ -54,7 +54,7 @@ PARTS: Final[Mapping[str, str]] = {
 """File name by URL path."""
 
 
-class File(NamedTuple):
+class StaticFile(NamedTuple):
     """A static file: content, gzip-compressed content, and ETag."""
 
     data: bytes
@@ -63,9 +63,11 @@ class File(NamedTuple):
 
 
 @functools.cache
-def _file(name: str) -> File:
+def _file(name: str) -> StaticFile:
     data = _MADE[name]().encode()
-    return File(data, gzip.compress(data, 9, mtime=0), f'"{hashlib.sha256(data).hexdigest()[:32]}"')
+    return StaticFile(
+        data, gzip.compress(data, 9, mtime=0), f'"{hashlib.sha256(data).hexdigest()[:32]}"'
+    )
 
 
 def part(request: Request) -> Response:
@@ -97,7 +99,7 @@ SMALL: Final = 1024
 
 
 def accepts_gzip(request: Request) -> bool:
-    """Return True if the client accepts gzip."""
+    """Return True if the client accepts gzip compression."""
     offered = request.headers.get("accept-encoding", "").split(",")
     return any(
         word.strip().lower() == "gzip" and quality.replace(" ", "") not in ("q=0", "q=0.0")

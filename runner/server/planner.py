@@ -50,7 +50,7 @@ NICENESS: Final = 5
 
 
 class Subject(NamedTuple):
-    """The kind of result that is computed, for error messages."""
+    """The kind of computed result, such as plans or previews, for error messages."""
 
     name: str
     many: str
@@ -75,7 +75,7 @@ class _Failure(NamedTuple):
 
 
 class Planner:
-    """Compute plans, or results of another `subject`, in child processes.
+    """Runner of computations in limited child processes, by default for plans.
 
     Use only in the event loop.
     """
@@ -97,7 +97,7 @@ class Planner:
         *args: P.args,
         **more: P.kwargs,
     ) -> T:
-        """Call `function` in a child process and return its result.
+        """Call `function` in a child process and return the result.
 
         The function must be a module-level function, and its arguments and result picklable. Raises
         Refused from the function, 503 if too many calls are waiting, and 422 if the call exceeds
@@ -137,7 +137,7 @@ class Planner:
         forkserver.ensure_running()
 
     def close(self) -> None:
-        """Kill running plans and start no others."""
+        """Kill running child processes and start no others."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for child in tuple(self._children):
             child.kill()
@@ -218,7 +218,10 @@ def _run_call(pipe: Connection, call: _Call, seconds: float, memory: int) -> Non
 
 
 def _limit_resources(seconds: float, memory: int) -> None:
-    """Limit the time and memory of this process, in case the server is killed and cannot stop it."""
+    """Limit the time and memory of this process.
+
+    The limits apply even if the server is killed and cannot stop this process.
+    """
     signal.alarm(int(seconds) + 5)
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
     whole = int(seconds) + 1
@@ -230,7 +233,7 @@ def _limit_resources(seconds: float, memory: int) -> None:
 
 
 def _data_bytes() -> int:
-    """Return the bytes that RLIMIT_DATA counts for this process now (proc_pid_status(5))."""
+    """Return the bytes that RLIMIT_DATA counts for this process (proc_pid_status(5))."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmData:"):
             return int(line.split()[1]) << 10

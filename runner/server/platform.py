@@ -29,13 +29,13 @@ from ..reports.receivers import TOKEN
 from ..reports.sealing import seal
 from ..settings import load
 from ..storage.records.letters import STATUS
-from ..storage.records.runs import RunRow, Wanted
+from ..storage.records.runs import RunFilter, RunRow
 from ..storage.workspace import Workspace
 from . import hugging_face, recipes, runs, streams
 from .answers import Refused, hide_local_paths
 from .asking import InRequests
 from .planner import InPlanner
-from .room import OPERATE, READ, Caller, Given, InRoom, Nothing, Room, ServedWorkspace, Whole
+from .room import OPERATE, READ, Caller, InRoom, Nothing, RequestBody, Room, ServedWorkspace, Whole
 from .runs import NewRun
 
 _log = Log("server")
@@ -112,7 +112,7 @@ class Deploy(Job):
     driver: Literal["runpod"] = "runpod"
 
 
-class Resume(Given):
+class Resume(RequestBody):
     """The checkpoint from which a job resumes. Without a path, the newest checkpoint."""
 
     checkpoint_path: str = Field(
@@ -179,7 +179,7 @@ async def deploy(asked: Deploy, room: InRoom, planner: InPlanner) -> Executed:
 
 
 def _log_ignored(done: Executed) -> Executed:
-    """Log the ignored fields of a stored job, and return the job."""
+    """Log the ignored fields of a stored platform job, and return the job."""
     if done.ignored:
         _log.warning("job %s: ignored: %s", done.job_id, "; ".join(done.ignored))
     return done
@@ -245,12 +245,12 @@ def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
 
 
 def _printable(name: str) -> str:
-    """Return the start of a received name, with unprintable characters replaced for the log."""
+    """Return the start of a received name, with unprintable characters replaced."""
     return "".join(each if each.isprintable() else "?" for each in name[:200])
 
 
 def _training_gpus(recipe: Recipe, chosen: Preset | None, asked: Job) -> int:
-    """Return the number of GPUs of a job's training step."""
+    """Return the GPU count of a platform job's training step."""
     if asked.resources.gpus is not None:
         return asked.resources.gpus
     shared = recipe.resources
@@ -260,7 +260,7 @@ def _training_gpus(recipe: Recipe, chosen: Preset | None, asked: Job) -> int:
 
 
 def _input_for(recipe: Recipe, kinds: tuple[str, ...], field: str) -> str:
-    """Return the first recipe input for the value of a job field. Raises Refused."""
+    """Return the first recipe input suitable for a job field. Raises Refused."""
     found = pod.first_input(recipe, kinds)
     if found is None:
         raise Refused(
@@ -277,7 +277,7 @@ def _input_for(recipe: Recipe, kinds: tuple[str, ...], field: str) -> str:
 )
 def jobs(room: InRoom) -> JobList:
     with room.borrow_workspace() as ws:
-        rows = ws.store.runs.page(Wanted(), _LISTED)
+        rows = ws.store.runs.page(RunFilter(), _LISTED)
         found = [
             Accepted(job_id=row.idempotency.removeprefix(_KEY), status=_STATUS[row.state])
             for row in rows
@@ -346,7 +346,7 @@ async def resume(
 
 
 def go_back(room: ServedWorkspace, run: str, path: str) -> None:
-    """Set aside checkpoints of a paused run that are newer than the checkpoint at `path`.
+    """Set aside a paused run's checkpoints that are newer than the checkpoint at `path`.
 
     `path` may be the end of a path. Raises Refused.
     """
@@ -401,7 +401,7 @@ async def logs(
 
 
 def _find_job(ws: Workspace, job_id: str) -> RunRow:
-    found = ws.store.runs.page(Wanted(key=f"{_KEY}{job_id}"), 1)
+    found = ws.store.runs.page(RunFilter(key=f"{_KEY}{job_id}"), 1)
     if not found:
         raise Refused(404, "not-found", "unknown job", "list the jobs with GET /api/training/jobs")
     return found[0]

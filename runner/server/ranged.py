@@ -17,7 +17,7 @@ _RANGE: Final = re.compile(r"bytes=(?:([0-9]{1,18})-([0-9]{0,18})|-([0-9]{1,18})
 
 
 def parse_range(asked: str, size: int) -> tuple[int, int] | None:
-    """Return the start and end offset of a Range header, or None for the whole file.
+    """Parse a Range header to start and end offset, or None for the whole file.
 
     Raises Refused for several ranges, and for a range after the end of the file.
     """
@@ -41,7 +41,7 @@ def parse_range(asked: str, size: int) -> tuple[int, int] | None:
 def file_response(
     file: BinaryIO, asked: str, name: str, kind: str, *, tag: str = "", offset: int = 0
 ) -> StreamingResponse:
-    """Return a response with the requested range of a file, or the content from `offset`.
+    """Return a response with the requested range of a file, or with its content from `offset`.
 
     Sending the response closes the file.
     """

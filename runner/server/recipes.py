@@ -43,7 +43,7 @@ from ..survey.summaries import selected_directions
 from .answers import Refused, hide_local_paths, hide_paths_in_value
 from .market import Ask, CachedOffers, InMarket, look_up
 from .planner import InPlanner
-from .room import READ, Given, InRoom, ServedWorkspace, Whole, integer, run_of
+from .room import READ, InRoom, RequestBody, ServedWorkspace, Whole, integer, run_of
 
 if TYPE_CHECKING:
     from ..survey.survey import Survey
@@ -95,7 +95,7 @@ _Bytes = Annotated[
 ]
 
 
-class Need(Given):
+class Need(RequestBody):
     """Resources of each step's machine, which override the recipe and its preset."""
 
     gpus: Annotated[int, Field(ge=0, le=1024), BeforeValidator(integer)] | None = Field(
@@ -130,7 +130,7 @@ def _named_by(one: str, other: str) -> dict[str, Any]:
     }
 
 
-class Asked(Given):
+class Asked(RequestBody):
     """A recipe to run, or an earlier run to repeat with changes."""
 
     model_config = ConfigDict(
@@ -193,7 +193,7 @@ class MemoryView(BaseModel):
     words: str
 
 
-class Limits(Given):
+class Limits(RequestBody):
     """Limits of a run, if its recipe has no lower limits."""
 
     time: float | None = Field(
@@ -212,7 +212,7 @@ class Limits(Given):
     )
 
 
-class AskedSearch(Given):
+class AskedSearch(RequestBody):
     """A search over `sweep`. Numeric inputs may have one text, LOW..HIGH or LOW..HIGH:log."""
 
     trials: Whole = Field(ge=1, le=1000)
@@ -284,17 +284,17 @@ class PlanView(BaseModel):
 
 
 def list_available(room: ServedWorkspace) -> list[AvailableRecipe]:
-    """Return all recipes that can be requested. Raises Invalid as `list_recipes` does."""
+    """Return all recipes available by name. Raises Invalid as `list_recipes` does."""
     return list_recipes(room.root, room.environ, in_folder=room.for_owner)
 
 
 def find_available(room: ServedWorkspace, name: str) -> AvailableRecipe:
-    """Return the recipe with this name. Raises NotFound."""
+    """Find an available recipe by name. Raises NotFound."""
     return find_recipe(list_available(room), name)
 
 
 class CheckedRequest(NamedTuple):
-    """A checked request: the recipe and the run to start."""
+    """A checked request, with the recipe and the run to start."""
 
     offered: AvailableRecipe
     start: Start
@@ -303,7 +303,7 @@ class CheckedRequest(NamedTuple):
 def check_request(
     room: ServedWorkspace, asked: AskedWhere, search: starting.Search | None = None
 ) -> CheckedRequest:
-    """Check a request. Raises NotFound, Refused, and Invalid with all input problems.
+    """Check a run request. Raises NotFound, Refused, and Invalid with all input problems.
 
     The check is fast for any request, so it needs no separate process.
     """
@@ -327,7 +327,7 @@ def check_request(
 
 
 def require_driver(name: str) -> None:
-    """Raise NotFound for the name of no driver."""
+    """Raise NotFound if no driver has this name."""
     from .. import extensions
 
     if name not in (known := extensions.drivers(name)):
@@ -335,7 +335,7 @@ def require_driver(name: str) -> None:
 
 
 def _read_request(room: ServedWorkspace, asked: Asked) -> CheckedRequest:
-    """Return the recipe and inputs of an unchecked request. Raises NotFound, Refused."""
+    """Read the recipe and inputs of a run request, without checking. Raises NotFound, Refused."""
     from ..survey.request import Request
 
     resources = asked.resources.resources
@@ -355,7 +355,7 @@ def _read_request(room: ServedWorkspace, asked: Asked) -> CheckedRequest:
 
 
 def _find_recipe_of_run(room: ServedWorkspace, word: str) -> AvailableRecipe:
-    """Return the recipe of an earlier run, if the server provides it. Raises Refused."""
+    """Return the recipe of an earlier run, if available on this server. Raises Refused."""
     with suppress(NotFound, Invalid):
         path = os.path.realpath(library.find(word, room.root))
         for each in list_available(room):
@@ -426,14 +426,14 @@ def _check_addresses(
 
 
 def _find_keyed_resources(recipe: Recipe) -> str:
-    """Return the name of the step or recipe whose resources are part of its cache key, or ""."""
+    """Return the name of a step or recipe whose resources are part of the cache key, or ""."""
     if recipe.resources.key:
         return recipe.id
     return next((f"step {each.id}" for each in recipe.steps.values() if each.resources.key), "")
 
 
 def _is_packed(room: ServedWorkspace, name: str, address: str, problems: list[Problem]) -> bool:
-    """Return True if an input names a dataset archive.
+    """Return True if an input's address is a dataset archive.
 
     If the store lacks the archive, add a problem.
     """
@@ -451,7 +451,7 @@ def _is_packed(room: ServedWorkspace, name: str, address: str, problems: list[Pr
 
 
 def _addresses(recipe: Recipe, given: Iterable[tuple[str, object]]) -> Iterator[tuple[str, str]]:
-    """Yield the name and value of inputs that are addresses or paths."""
+    """Yield name and value of each input that is an address or path."""
     for name, value in given:
         spec = recipe.inputs.get(name)
         if spec is None or not {spec.type, spec.items} & set(ADDRESSES):
@@ -550,7 +550,7 @@ async def offers(asked: Asked, room: InRoom, planner: InPlanner, market: InMarke
 def offers_for(
     room: ServedWorkspace, known: CachedOffers, wanted: CheckedRequest
 ) -> tuple[OfferList, list[Ask]]:
-    """Return the cached offers for a run, and the missing queries."""
+    """Return the cached offers for a run, and the missing driver queries."""
     with survey_request(room, wanted) as (ws, found):
         looked = look_up(ws, found, known.renting, known)
         shown = [
@@ -567,7 +567,7 @@ def offers_for(
 def survey_request(
     room: ServedWorkspace, wanted: CheckedRequest
 ) -> Iterator[tuple[Workspace, Survey]]:
-    """Survey a run in a separate workspace object.
+    """Provide the survey of a run request, in a separate workspace object.
 
     Raises Refused, or a RecipeError with all problems.
     """
@@ -582,7 +582,7 @@ def survey_request(
 def plan_request(
     room: ServedWorkspace, known: CachedOffers, wanted: CheckedRequest, asked: AskedPlan
 ) -> tuple[PlanView, list[Ask]]:
-    """Return the plan of a run, and missing driver queries.
+    """Return the plan of a run, and the missing driver queries.
 
     Raises Refused, or a RecipeError with all problems.
     """
@@ -592,7 +592,9 @@ def plan_request(
         names = driver_names(ws.config, asked.driver)
         looked = look_up(ws, found, names if found.todo else [], known)
         limits = asked.limits.model_dump(exclude_none=True)
-        what = forecasts.Asked(read_recipe(wanted.offered), wanted.start, asked.driver, limits)
+        what = forecasts.ForecastRequest(
+            read_recipe(wanted.offered), wanted.start, asked.driver, limits
+        )
         facts = forecasts.forecast_run(ws, found, what, looked.by_step)
         view = PlanView.model_validate(_without_folders(ws, facts))
     return view, looked.missing

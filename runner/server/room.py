@@ -27,7 +27,7 @@ _MOMENT = re.compile(
 
 
 class ServedWorkspace:
-    """The directory and environment served by a server. Child processes can create it, too.
+    """The directory and environment of a served workspace, also usable in child processes.
 
     `for_owner` is set for `recipe ui`, which listens on loopback and provides all recipes in the
     directory.
@@ -38,12 +38,12 @@ class ServedWorkspace:
         self.for_owner = for_owner
 
     def open_workspace(self) -> Workspace:
-        """Open the workspace for planning. The caller closes it."""
+        """Open the workspace for planning. The caller must close it."""
         return Workspace.open(self.root, environ=self.environ)
 
 
 class Room(ServedWorkspace):
-    """The workspace of a server and its tokens. Thread-safe."""
+    """The workspace of a server, with its access tokens. Thread-safe."""
 
     def __init__(
         self, root: Path, environ: Mapping[str, str], tokens: Tokens, *, for_owner: bool = False
@@ -54,7 +54,7 @@ class Room(ServedWorkspace):
 
     @contextmanager
     def borrow_workspace(self) -> Iterator[Workspace]:
-        """Provide a workspace for reading runs.
+        """Provide an open workspace for reading runs.
 
         It is reused by later requests, and not used for planning.
         """
@@ -82,7 +82,7 @@ async def _get_room(request: HTTPConnection) -> Room:
 
 
 def caller_of(request: HTTPConnection) -> Token:
-    """Return the token of a request. Raises Refused without a token."""
+    """Return the access token of a request. Raises Refused without a token."""
     caller = request.scope["state"]["caller"]
     if caller is None:
         raise Refused(
@@ -99,7 +99,7 @@ async def _get_caller(request: HTTPConnection) -> Token:
 
 
 def _check_query(request: HTTPConnection) -> None:
-    """Raise Refused for unknown or repeated query parameters of /v1.
+    """Raise Refused for unknown or repeated query parameters.
 
     A misspelled filter would otherwise return all runs.
     """
@@ -132,8 +132,8 @@ def _check_query(request: HTTPConnection) -> None:
         )
 
 
-class Needs:
-    """A check that the caller's token has this scope.
+class RequiresScope:
+    """Dependency that checks whether the caller's token has a scope.
 
     A token of one run may only use paths with this run, and with `any_run` also paths that hide
     other runs.
@@ -175,21 +175,21 @@ BEARER = Depends(
         description="A token from the first `recipe serve`, or from POST /v1/tokens.",
     )
 )
-READ = [BEARER, Depends(Needs("read"))]
-OPERATE = [BEARER, Depends(Needs("operate"))]
-ADMIN = [BEARER, Depends(Needs("admin"))]
-READ_ANY = [BEARER, Depends(Needs("read", any_run=True))]
-READ_RUN = [BEARER, Depends(Needs("read", run=True))]
-OPERATE_RUN = [BEARER, Depends(Needs("operate", run=True))]
+READ = [BEARER, Depends(RequiresScope("read"))]
+OPERATE = [BEARER, Depends(RequiresScope("operate"))]
+ADMIN = [BEARER, Depends(RequiresScope("admin"))]
+READ_ANY = [BEARER, Depends(RequiresScope("read", any_run=True))]
+READ_RUN = [BEARER, Depends(RequiresScope("read", run=True))]
+OPERATE_RUN = [BEARER, Depends(RequiresScope("operate", run=True))]
 
 
-class Given(BaseModel):
+class RequestBody(BaseModel):
     """A request body with these fields only, without type conversion."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Nothing(Given):
+class Nothing(RequestBody):
     """An empty body: {}, or no body."""
 
 
@@ -204,7 +204,7 @@ Moment = Annotated[AwareDatetime, Strict(False), BeforeValidator(_rfc_3339)]
 
 
 def integer(value: object) -> object:
-    """Convert 1.0 to 1, which JSON Schema also allows as an integer."""
+    """Convert a whole float such as 1.0 to int, because JSON Schema accepts it as an integer."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -213,7 +213,7 @@ Whole = Annotated[int, BeforeValidator(integer)]
 
 
 def run_of(ws: Workspace, id: str) -> RunRow:
-    """Return a run of this workspace. Raises Refused."""
+    """Return a run of this workspace by ID. Raises Refused."""
     from ..errors import NotFound
 
     try:

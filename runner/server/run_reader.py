@@ -51,8 +51,8 @@ POINTS: Final = 64
 MORE_WARNINGS: Final = "more warnings are in the step's log"
 
 
-class Lines:
-    """New lines of a growing text, with line ends. With `from_start`, include existing lines."""
+class NewLines:
+    """Reader of new lines in a growing text. With `from_start`, existing lines are included."""
 
     def __init__(self, tail: LogTail, *, from_start: bool) -> None:
         self._tail = tail
@@ -64,7 +64,7 @@ class Lines:
         """True if the text has ended and was read completely."""
 
     def read(self, *, ended: bool) -> list[bytes]:
-        """Return the new lines. With `ended`, include a last line without a line end."""
+        """Return new lines with line ends. With `ended`, include an incomplete last line."""
         data = self._rest
         while len(data) < AT_ONCE:
             piece = self._tail.read()
@@ -91,7 +91,7 @@ class Lines:
         return lines
 
     def _skip_existing(self, data: bytes) -> bytes:
-        """Skip the existing lines, except an incomplete last line."""
+        """Skip existing lines, except an incomplete last line."""
         before = data.rfind(b"\n") + 1
         self.offset += before
         return data[before:]
@@ -106,7 +106,7 @@ def _split_lines(data: bytes) -> list[bytes]:
 
 
 class BarLines:
-    """A log in which carriage returns of progress bars count as line ends."""
+    """A log in which carriage returns, as used by progress bars, count as line ends."""
 
     def __init__(self, tail: LogTail) -> None:
         self._tail = tail
@@ -122,13 +122,13 @@ class BarLines:
 
 
 class AttemptReader:
-    """A reader of an attempt that is running or has just ended."""
+    """Reader of an attempt that is running or has just ended."""
 
     def __init__(self, part: AttemptLog, *, from_start: bool) -> None:
         self.part = part
         self._from_start = from_start
-        self._log: Lines | None = None
-        self._metrics: Lines | None = None
+        self._log: NewLines | None = None
+        self._metrics: NewLines | None = None
         self._points = 0
         self._values: dict[str, metrics.Value] = {}
         self._warned: dict[str, None] = {}
@@ -138,7 +138,7 @@ class AttemptReader:
 
     @property
     def over(self) -> bool:
-        """True if the attempt has ended and was read completely."""
+        """True if the attempt has ended and all its data was read."""
         return self.part.ended and all(
             lines is None or lines.done for lines in (self._log, self._metrics)
         )
@@ -149,7 +149,7 @@ class AttemptReader:
                 lines.close()
 
     def read(self, ws: Workspace, run: str, kinds: Set[str]) -> list[Message]:
-        """Return new messages of the followed kinds."""
+        """Return new messages of the followed kinds about this attempt."""
         if "log" not in kinds:
             self._log = self._close(self._log)
             self._from_start = False  # later followers receive only new lines
@@ -178,7 +178,7 @@ class AttemptReader:
         return Message(kind, run, {**name, **data})
 
     @staticmethod
-    def _close(lines: Lines | None) -> None:
+    def _close(lines: NewLines | None) -> None:
         if lines is not None:
             lines.close()
 
@@ -199,7 +199,7 @@ class AttemptReader:
             tail = open_tail(ws, run, self.part)
             if tail is None:
                 return []
-            self._log = Lines(tail, from_start=self._from_start)
+            self._log = NewLines(tail, from_start=self._from_start)
         lines = self._log.read(ended=self.part.ended)
         if not lines:
             return []
@@ -215,7 +215,7 @@ class AttemptReader:
 
     def _report(self, ws: Workspace, run: str, elsewhere: bool) -> list[Message]:
         if self._metrics is None:
-            self._metrics = Lines(self._metrics_tail(ws, run, elsewhere), from_start=True)
+            self._metrics = NewLines(self._metrics_tail(ws, run, elsewhere), from_start=True)
         found: list[Message] = []
         lines = self._metrics.read(ended=self.part.ended)
         for line in lines if not self.part.pattern else ():
@@ -231,7 +231,7 @@ class AttemptReader:
         return found
 
     def _points_in(self, lines: Sequence[bytes]) -> Sequence[Mapping[str, metrics.Value]]:
-        """Return the metric points in these lines, or nothing if matching exceeded its time limit."""
+        """Return the metric points in log lines, or none if regex matching timed out."""
         if not self.part.pattern:
             return [point for line in lines if (point := metrics.parse(line))]
         if not self._is_slow:
@@ -242,7 +242,7 @@ class AttemptReader:
         return ()
 
     def _warning(self, text: str) -> str:
-        """Return the text to send for a warning, or "" for a repeated warning or too many warnings."""
+        """Return the warning text to send, or "" for repeated or too many warnings."""
         line = " ".join(text.split())[: metrics.LONGEST_WARNING]
         if not line or line in self._warned or len(self._warned) > metrics.MOST_WARNINGS:
             return ""
@@ -250,7 +250,7 @@ class AttemptReader:
         return line if len(self._warned) <= metrics.MOST_WARNINGS else MORE_WARNINGS
 
     def _metrics_tail(self, ws: Workspace, run: str, elsewhere: bool) -> LogTail:
-        """Open the metrics of an attempt. Raises FileNotFoundError if there are no metrics yet."""
+        """Open the metrics of an attempt. Raises FileNotFoundError if none exist yet."""
         if self.part.pattern:
             tail = open_tail(ws, run, self.part)
             if tail is None:
@@ -273,12 +273,12 @@ def _pick_evenly(points: Sequence[T], most: int) -> Sequence[T]:
 
 
 def _line_text(line: bytes) -> str:
-    """Return a line without its line end, at most `LINES` bytes."""
+    """Return a log line without its line end, at most `LINES` bytes."""
     return whole(line[:LINES].decode(errors="replace").removesuffix("\n").removesuffix("\r"))
 
 
 class RunReader:
-    """A reader of one run. Events up to number `seen` were sent before."""
+    """Reader of one run's events. Events up to number `seen` were sent before."""
 
     def __init__(self, row: RunRow, seen: int) -> None:
         self.row, self.seen = row, seen
@@ -296,7 +296,7 @@ class RunReader:
             attempt.close()
 
     def begin(self, ws: Workspace, recent: int) -> list[Message]:
-        """Read the earlier events, and return the last `recent` events."""
+        """Read the earlier events of a run, and return the last `recent` of them."""
         run = self.row.id
         last: list[Event] = []
         while self._heard < self.seen and (page := ws.store.runs.events(run, self._heard, PAGE)):
@@ -310,7 +310,7 @@ class RunReader:
         return [event_message(ws, event) for event in last]
 
     def read_events(self, ws: Workspace) -> list[Message]:
-        """Return new events, at most about `PIECE` bytes.
+        """Return new events of a run, at most about `PIECE` bytes.
 
         Raises NotFound if the run was deleted.
         """
@@ -339,7 +339,7 @@ class RunReader:
         return found
 
     def read_live(self, ws: Workspace, kinds: Set[str]) -> list[Message]:
-        """Return new log lines, metrics, warnings and progress."""
+        """Return new log lines, metrics, warnings and progress of a run."""
         run = self.row.id
         found: list[Message] = []
         size = 0
@@ -372,7 +372,7 @@ class RunReader:
 
     @property
     def last(self) -> Sequence[Message]:
-        """The latest progress, the latest metrics of each step, and the warnings of running steps."""
+        """Latest progress, latest metrics of each step, and warnings of running steps."""
         return list(self._last.values())
 
     def _remember(self, messages: Sequence[Message]) -> None:
@@ -394,7 +394,7 @@ class RunReader:
 
     @property
     def works(self) -> bool:
-        """True if the run is active, or has attempts that are not read completely."""
+        """True if the run is active, or has attempts with unread data."""
         return self.row.state == "ACTIVE" or bool(self._attempts)
 
     def _all_moves_read(self) -> bool:
@@ -402,6 +402,6 @@ class RunReader:
 
 
 def event_message(ws: Workspace, event: Event) -> Message:
-    """Convert an event to a message."""
+    """Convert an event to a stream message."""
     view = event_view(ws, event)
     return Message("move", event.run, view.model_dump(), seq=event.seq)

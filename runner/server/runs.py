@@ -21,7 +21,7 @@ from ..api.differences import compare_runs, difference_facts
 from ..api.events import event_facts, read_events
 from ..api.outcomes import Outcome
 from ..api.runs import list_facts, list_runs, read_run
-from ..api.submitting import PRIORITY, Ticket, submit
+from ..api.submitting import PRIORITY, QueueSettings, submit
 from ..api.values import Facts
 from ..execution.terms import (
     Choice,
@@ -33,7 +33,7 @@ from ..reports.addresses import public_endpoint
 from ..reports.receivers import SECRET
 from ..reports.sealing import seal
 from ..storage.records.runs import Event, RunRow
-from ..storage.records.runs import Wanted as RunsWanted
+from ..storage.records.runs import RunFilter as RunsWanted
 from ..storage.workspace import Workspace
 from . import recipes
 from .answers import hide_local_paths, hide_paths_in_value
@@ -46,10 +46,10 @@ from .room import (
     OPERATE_RUN,
     READ,
     READ_RUN,
-    Given,
     InRoom,
     Moment,
     Nothing,
+    RequestBody,
     Room,
     ServedWorkspace,
     Whole,
@@ -73,7 +73,7 @@ _Tag: TypeAlias = Annotated[str, Field(max_length=60, pattern=f"^[^{_BLANKS}#,][
 _Label: TypeAlias = Annotated[str, Field(max_length=100, pattern=NAME)]
 
 
-class Hook(Given):
+class Hook(RequestBody):
     """A webhook endpoint for reports of the run, signed according to Standard Webhooks."""
 
     url: str = Field(
@@ -414,7 +414,7 @@ class Done(BaseModel):
     event: EventView = Field(description="The latest event of the run.")
 
 
-class Retry(Given):
+class Retry(RequestBody):
     begin: str | None = Field(
         default=None,
         alias="from",
@@ -423,7 +423,7 @@ class Retry(Given):
     )
 
 
-class Description(Given):
+class Description(RequestBody):
     """Name, tags and note of a run. Omitted fields are unchanged, and null removes a value."""
 
     name: Annotated[str, Field(max_length=100)] | None = None
@@ -464,7 +464,7 @@ async def create(
 
 
 class StoredRun(NamedTuple):
-    """A queued run. `is_new` is False if an earlier request with the same key created it."""
+    """A queued run. `is_new` is False if an earlier request with the same key created the run."""
 
     view: RunView
     is_new: bool
@@ -488,7 +488,7 @@ def store_run(
     job: Mapping[str, object] | None = None,
     out: Path | None = None,
 ) -> StoredRun:
-    """Queue the run of a checked request.
+    """Queue a run for a checked request.
 
     `job` is a platform's job, which receives reports in addition to the webhooks of the settings.
     `out` is the directory of results.
@@ -500,7 +500,7 @@ def store_run(
     with room.open_workspace() as ws:
         # Without a shared store, only workers of this workspace have the run's files.
         reach = ws.config.lists.get("data.allow", ())
-        ticket = Ticket(
+        ticket = QueueSettings(
             asked.priority,
             due,
             key,
@@ -580,13 +580,13 @@ def differences(
 
 
 def run_views(ws: Workspace, rows: Sequence[RunRow]) -> list[RunView]:
-    """Return runs as list entries of the API."""
+    """Convert runs to list entries of the API."""
     found = list_facts(ws, rows, numbers=False)
     return [RunView.model_validate(_without_folders(ws, each)) for each in found]
 
 
 def run_detail(ws: Workspace, row: RunRow) -> RunDetail:
-    """Return all details of a run for the API."""
+    """Return all details of a run in API form."""
     found = read_run(ws, row)
     told = {
         name: hide_paths_in_value(found[name], ws.root) for name in ("failed", "warnings", "sweep")
@@ -609,7 +609,7 @@ def _without_folders(ws: Workspace, found: Facts) -> Mapping[str, object]:
 
 
 def event_view(ws: Workspace, event: Event) -> EventView:
-    """Return an event for the API."""
+    """Convert an event to its API form."""
     found = event_facts(event)
     return EventView.model_validate(
         {
@@ -639,7 +639,7 @@ def describe(run: str, room: InRoom, said: Description) -> RunDetail:
 
 
 def _done_of(ws: Workspace, outcome: Outcome) -> Done:
-    """Return an outcome with the latest event of its run."""
+    """Return the outcome of a request, with the latest event of the run."""
     last = ws.store.runs.get(outcome.run).next_event - 2
     event = event_view(ws, read_events(ws, outcome.run, last)[-1])
     said = [hide_local_paths(text, ws.root) for text in outcome.said]
@@ -695,7 +695,7 @@ async def retry(run: str, room: InRoom, planner: InPlanner, asked: Retry | None 
 
 
 def store_again(room: ServedWorkspace, run: str, asked: Retry | None) -> Done:
-    """Queue a new run with the request of a finished run. Raises Refused, or a RecipeError."""
+    """Queue a new run that repeats a finished run. Raises Refused, or a RecipeError."""
     with room.open_workspace() as ws:
         begin = asked.begin if asked else None
         reach = ws.config.lists.get("data.allow", ())

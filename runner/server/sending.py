@@ -33,8 +33,8 @@ Source: TypeAlias = Callable[[Follower], AsyncIterator[list[bytes]]]
 """A function that yields the messages for a follower in batches."""
 
 
-class Stream(Response):
-    """A response that continues until the stream ends.
+class StreamResponse(Response):
+    """An endless HTTP response for a live stream.
 
     It counts as a stream of its token until it is closed. No await separates checking and
     increasing the count, so concurrent requests cannot exceed the limit.
@@ -72,7 +72,7 @@ class Stream(Response):
 
 
 async def _pieces(source: Source, follower: Follower) -> AsyncIterator[list[bytes]]:
-    """Yield the batches of encoded messages from `source`.
+    """Yield batches of encoded messages from `source`.
 
     If the store cannot be read, end the stream with the error.
     """
@@ -98,7 +98,7 @@ async def send_frames(
     kinds: frozenset[str],
     source: Source,
 ) -> None:
-    """Send messages as WebSocket text frames, one message per frame.
+    """Send live stream messages as WebSocket text frames, one message per frame.
 
     Received frames are ignored.
 
@@ -128,7 +128,7 @@ async def _leave_frames(websocket: WebSocket, follower: Follower) -> None:
 
 
 def _limit_send_buffer(scope: Mapping[str, Any]) -> Callable[[], None]:
-    """Limit the send buffer of a client's connection, and return a function that closes the connection."""
+    """Limit a connection's send buffer, and return a function that closes the connection."""
     transport: asyncio.Transport | None = scope.get("state", {}).get("transport")
     if transport is None:
         return lambda: None

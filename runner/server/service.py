@@ -23,12 +23,12 @@ from ..hosts.renting import offering
 from ..interface import shelves
 from ..interface.pairs import filters
 from ..storage.records.ledger import Ledger, of_user
-from ..storage.records.runs import FINAL, RunRow, Wanted
+from ..storage.records.runs import FINAL, RunFilter, RunRow
 from ..storage.workspace import Workspace
 from .answers import Refused, hide_local_paths, hide_paths_in_value
 from .market import InMarket
 from .recipes import OfferList, OfferShelf, require_driver
-from .room import ADMIN, OPERATE, READ, Given, InRoom, Moment, Nothing, run_of
+from .room import ADMIN, OPERATE, READ, InRoom, Moment, Nothing, RequestBody, run_of
 from .runs import WaitView
 from .streams import feed_of
 from .tokens import Scope, Token
@@ -88,7 +88,7 @@ class Queue(BaseModel):
     runs: list[QueuedRun]
 
 
-class NewToken(Given):
+class NewToken(RequestBody):
     scope: Scope
     name: str = Field(default="", max_length=100, pattern=r"^([A-Za-z0-9][A-Za-z0-9._@+-]*)?$")
     run: str = Field(default="", max_length=40, description="Restrict the token to this run.")
@@ -367,7 +367,7 @@ def figures(room: InRoom, request: Request) -> Response:
 def collect_metrics(ws: Workspace, streams: int) -> CollectorRegistry:
     """Return the current values of all Prometheus metrics."""
     registry, runs = CollectorRegistry(), ws.store.runs
-    rows = runs.page(Wanted(states=OPEN), LOOKED_AT)
+    rows = runs.page(RunFilter(states=OPEN), LOOKED_AT)
     count = Gauge("recipe_open_runs", "Unfinished runs", ["state"], registry=registry)
     oldest: dict[str, float] = {}
     begun = [row for row in rows if row.state == "ACTIVE" or row.claim]
@@ -430,7 +430,7 @@ def _count_machines(ws: Workspace, registry: CollectorRegistry) -> None:
 
 
 def _count_seconds(ws: Workspace, registry: CollectorRegistry) -> None:
-    """Measure the time in each state of the latest runs."""
+    """Measure the time that the latest runs spent in each state."""
     spent = Gauge(
         "recipe_state_seconds",
         f"Total seconds of the latest {LATEST} runs in each state",
@@ -444,7 +444,7 @@ def _count_seconds(ws: Workspace, registry: CollectorRegistry) -> None:
         registry=registry,
     )
     now = time.time()
-    rows = ws.store.runs.page(Wanted(), LATEST)
+    rows = ws.store.runs.page(RunFilter(), LATEST)
     for moves in ws.store.runs.run_moves([row.id for row in rows]).values():
         ends = [at for at, _ in moves[1:]] + [now]
         stayed: dict[str, float] = {}
@@ -481,7 +481,7 @@ def _count_artifacts(ws: Workspace, registry: CollectorRegistry) -> None:
         registry=registry,
     )
     last: dict[str, RunRow] = {}
-    for row in ws.store.runs.page(Wanted(states=("COMPLETED",)), LATEST):
+    for row in ws.store.runs.page(RunFilter(states=("COMPLETED",)), LATEST):
         last.setdefault(row.recipe, row)
     for recipe, row in list(last.items())[:MEASURED]:
         for each in list_outputs(ws, row):

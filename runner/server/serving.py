@@ -93,7 +93,7 @@ class Patient(H11Protocol):
         self._late = self.loop.call_later(PATIENCE, self.transport.abort)
 
 
-class Frames(WebSocketsSansIOProtocol):
+class QuietWebSocket(WebSocketsSansIOProtocol):
     """WebSocket protocol. A rejected handshake is not logged as an error, unlike in uvicorn."""
 
     async def send(self, message: ASGISendEvent) -> None:
@@ -123,7 +123,7 @@ def serve(
     new_token: bool = False,
     for_owner: bool = False,
 ) -> None:
-    """Serve the workspace at `root` until SIGINT or SIGTERM.
+    """Serve the workspace at `root` over HTTP until SIGINT or SIGTERM.
 
     `ready` receives the URL, and the token if one was created. A token is created with `new_token`,
     or if no admin token exists. `for_owner` is as in ServedWorkspace; no token is created
@@ -181,7 +181,7 @@ def serve(
             config = uvicorn.Config(
                 application(room, hosts, feed), http=Patient, lifespan="on", log_level="error", access_log=False, server_header=False,
                 limit_concurrency=CONNECTIONS, h11_max_incomplete_event_size=LONGEST_HEAD, timeout_graceful_shutdown=3, proxy_headers=False,
-                ws=Frames, ws_max_size=LONGEST_HEAD, ws_per_message_deflate=False,
+                ws=QuietWebSocket, ws_max_size=LONGEST_HEAD, ws_per_message_deflate=False,
                 ssl_certfile=where.certificate or None, ssl_keyfile=where.key or None,
             )  # fmt: skip
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -222,7 +222,7 @@ def _address_file(ws: Workspace) -> Path:
 
 
 def find_server(root: Path) -> tuple[str, str] | None:
-    """Return the URL of the workspace's running server and a new page token.
+    """Return the URL of the workspace's running server, and a new web page token.
 
     None without a server.
 
@@ -245,7 +245,7 @@ def find_server(root: Path) -> tuple[str, str] | None:
 
 
 def page_token(tokens: Tokens) -> str:
-    """Create a token for the web page, valid for a day, and remove expired ones.
+    """Create an access token for the web page, valid for a day, and remove expired page tokens.
 
     It has the scope `operate`.
     """
@@ -258,7 +258,7 @@ def page_token(tokens: Tokens) -> str:
 
 @contextmanager
 def _run_worker(root: Path) -> Iterator[None]:
-    """Run a worker of the workspace, restart it if it exits, and stop it together with this process."""
+    """Run a worker process for the workspace, restarted on exit, until the context ends."""
     over = threading.Event()
     command = [
         sys.executable,

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from ..api.values import moment
 from .answers import Refused
-from .room import OPERATE_RUN, Given, InRoom, Whole, run_of
+from .room import OPERATE_RUN, InRoom, RequestBody, Whole, run_of
 from .tokens import Token
 
 router = APIRouter(prefix="/v1/runs/{run}/shares", tags=["runs"])
@@ -24,7 +24,7 @@ LONGEST: Final = 90
 A_DAY: Final = 86400
 
 
-class NewShare(Given):
+class NewShare(RequestBody):
     days: Whole = Field(default=7, ge=1, le=LONGEST, description="Lifetime of the link in days.")
 
 

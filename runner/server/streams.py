@@ -37,7 +37,7 @@ from .messages import event_by_subject, log_text
 from .page import compressed_response
 from .room import READ_RUN, Caller, InRoom, Room, run_of
 from .runs import EventView, event_view
-from .sending import EVENTS, Stream
+from .sending import EVENTS, StreamResponse
 
 router = APIRouter(prefix="/v1/runs/{run}", tags=["runs"])
 
@@ -56,7 +56,7 @@ class EventList(BaseModel):
 
 
 def feed_of(request: HTTPConnection) -> Feed:
-    """Return the live updates of the server."""
+    """Return the live updates (Feed) of the server."""
     found: Feed = request.app.state.feed
     return found
 
@@ -91,7 +91,9 @@ async def events(
         feed = feed_of(request)
         await feed.channel(run)
         kinds = frozenset({"move"})
-        return Stream(feed, caller, event_by_subject, kinds, partial(feed.stream_run, run, after))
+        return StreamResponse(
+            feed, caller, event_by_subject, kinds, partial(feed.stream_run, run, after)
+        )
 
     def read_page() -> list[EventView]:
         with room.borrow_workspace() as ws:
@@ -107,13 +109,16 @@ async def events(
 
 
 class DatabaseLog:
-    """A log in the database, written by another machine. Any workspace connection can read it."""
+    """A log in the run database, written by another machine.
+
+    Any workspace connection can read the log.
+    """
 
     def __init__(self, room: Room, run: str, part: AttemptLog) -> None:
         self._room, self._run, self._part, self._offset = room, run, part, 0
 
     def read(self) -> bytes:
-        """Return new data, at most one chunk. Raises Infrastructure if the store fails."""
+        """Return new log data, at most one chunk. Raises Infrastructure if the store fails."""
         with self._room.borrow_workspace() as ws:
             rows = StoredStream(
                 ws, self._run, stored_log_path(ws, self._run, self._part).stem, "log"
@@ -124,7 +129,7 @@ class DatabaseLog:
             return data
 
     def rest(self, write: Callable[[bytes], object]) -> None:
-        """Write the remaining data to `write`."""
+        """Write the remaining log data to `write`."""
         while data := self.read():
             write(data)
 
@@ -133,7 +138,7 @@ class DatabaseLog:
 
 
 def open_log(room: Room, run: str, part: AttemptLog) -> Tail | DatabaseLog | None:
-    """Open the masked log of an attempt. None if the log does not exist yet, or no longer.
+    """Open an attempt's log with secrets masked. None if the log does not exist yet, or no longer.
 
     Raises Refused if a growing log cannot be masked.
     """
@@ -150,7 +155,7 @@ def open_log(room: Room, run: str, part: AttemptLog) -> Tail | DatabaseLog | Non
 
 
 def find_attempt(beat: RunSnapshot, step: str, attempt: int) -> AttemptLog | None:
-    """Return the requested attempt, if it has started."""
+    """Return the requested attempt from a run snapshot, or None if it has not started."""
     found = [
         part
         for part in beat.parts
@@ -218,7 +223,7 @@ async def logs(
             offset,
             lambda found: on_node(find_attempt(found, step, number), node),
         )
-        return Stream(feed, caller, log_text, frozenset(), source, _TEXT)
+        return StreamResponse(feed, caller, log_text, frozenset(), source, _TEXT)
     tail = await run_in_threadpool(open_log, room, run, part) if part is not None else None
     return StreamingResponse(
         _read_so_far(tail, offset) if tail is not None else (), media_type=_TEXT
@@ -242,7 +247,7 @@ async def _follow_log(
     which: Callable[[RunSnapshot], AttemptLog | None],
     follower: Follower,
 ) -> AsyncIterator[list[bytes]]:
-    """Yield a growing log until its attempt ends."""
+    """Yield batches of a growing log until its attempt ends."""
     tail: Tail | DatabaseLog | None = None
     passed = 0
     channel = await feed.channel(run)
@@ -358,7 +363,7 @@ def _curve_lines(
 
 
 def _line(point: Point) -> str:
-    """Return a point as a JSON line."""
+    """Encode a metric point as a JSON line."""
     found = point._asdict()
     source = found.pop("source")
     return f"{json.dumps({**found, 'from': source} if source else found)}\n"

@@ -17,7 +17,7 @@ HEAD: Final = "rct_"
 
 
 class Tickets:
-    """The tickets of one server, kept in memory. Use only in its event loop."""
+    """Store of one-time WebSocket tickets, in memory. Use only in the event loop."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
@@ -38,7 +38,7 @@ class Tickets:
         return secret
 
     def use(self, secret: str) -> Token | None:
-        """Consume a ticket and return its token.
+        """Redeem a ticket and return its token.
 
         None if the ticket is used, expired, or its token removed.
         """

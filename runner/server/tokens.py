@@ -23,7 +23,7 @@ _HEAD: Final = "rcp_"
 
 
 class Token(NamedTuple):
-    """A stored token.
+    """A stored access token.
 
     With `run`, it gives access to this run only. Times are seconds since the epoch.
     """
@@ -41,12 +41,12 @@ class Token(NamedTuple):
         return self.expires is not None and self.expires <= time.time()
 
     def allows(self, scope: Scope) -> bool:
-        """Return True if the token includes this scope."""
+        """Return True if the token's scope includes `scope`."""
         return SCOPES.index(self.scope) >= SCOPES.index(scope)
 
 
 class Tokens:
-    """The tokens of a workspace, in `FOLDER/tokens.json`.
+    """Access tokens of a workspace, in `FOLDER/tokens.json`.
 
     Changes by other processes are seen at once.
     """
@@ -57,7 +57,7 @@ class Tokens:
         """Version and tokens of the file at the last read. Each change replaces the file."""
 
     def all(self) -> tuple[Token, ...]:
-        """Return all tokens, oldest first. Raises Unusable if the file is damaged."""
+        """Return all access tokens, oldest first. Raises Unusable if the file is damaged."""
         try:
             found = os.stat(self._path)
             version = (found.st_ino, found.st_size, found.st_mtime_ns)
@@ -74,7 +74,7 @@ class Tokens:
             ) from error
 
     def find(self, secret: str) -> Token | None:
-        """Return the unexpired token for a secret, or None. Takes constant time for any secret."""
+        """Find the unexpired token for a secret, in constant time."""
         digest, found = _digest(secret), None
         for token in self.all():
             if compare_digest(token.digest, digest):
@@ -88,7 +88,7 @@ class Tokens:
     def create(
         self, scope: Scope, name: str = "", run: str = "", expires: float | None = None
     ) -> tuple[Token, str]:
-        """Create a token. Return the token and its secret, which is shown once."""
+        """Create an access token. Returns the token and its secret, which is shown once."""
         secret = _HEAD + token_urlsafe(32)
         token = Token(os.urandom(6).hex(), _digest(secret), scope, name, run, time.time(), expires)
         with self._locks.hold("tokens"):
@@ -104,7 +104,7 @@ class Tokens:
         )
 
     def remove(self, id: str) -> bool:
-        """Delete a token. Return False if it does not exist."""
+        """Delete an access token. Returns False if no such token exists."""
         with self._locks.hold("tokens"):
             left = tuple(token for token in self.all() if token.id != id)
             if len(left) == len(self.all()):

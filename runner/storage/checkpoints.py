@@ -56,7 +56,7 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckpointValidity:
     """Validity of a checkpoint, with its layout, step and process count."""
 
     ok: bool
@@ -72,7 +72,7 @@ class Newest:
     """Checkpoint to resume from, and the newer rejected checkpoints."""
 
     name: str | None = None
-    verdict: Verdict | None = None
+    verdict: CheckpointValidity | None = None
     passed: tuple[tuple[str, str], ...] = ()  # (name, reason) of each newer checkpoint
 
     @property
@@ -243,7 +243,7 @@ def newest(
 
 def judge_checkpoints(
     folder: Path, pattern: str | None, *, world: int | None = None, thorough: bool = False
-) -> Iterator[tuple[str, Verdict]]:
+) -> Iterator[tuple[str, CheckpointValidity]]:
     """Yield every checkpoint in a directory with its validity, newest first.
 
     Each is examined on demand. Without a known layout, a checkpoint must have the same kinds of
@@ -279,7 +279,7 @@ def prune(folder: Path, pattern: str | None, keep: int | None) -> list[str]:
     return surplus
 
 
-def examine(path: Path, *, world: int | None = None, thorough: bool = False) -> Verdict:
+def examine(path: Path, *, world: int | None = None, thorough: bool = False) -> CheckpointValidity:
     """Check the validity of a checkpoint by its layout and, if given, its process count.
 
     With `thorough`, also verify all checksums. A vanished file counts as incomplete; raises
@@ -292,7 +292,7 @@ def examine(path: Path, *, world: int | None = None, thorough: bool = False) -> 
             else _folder(path, files(path), thorough=thorough)
         )
     except OSError as error:
-        verdict = Verdict(
+        verdict = CheckpointValidity(
             False, "files", step_of(path.name), None, f"cannot be read ({error.strerror})"
         )
     if verdict.ok and world is not None and verdict.world not in (None, world):
@@ -301,7 +301,9 @@ def examine(path: Path, *, world: int | None = None, thorough: bool = False) -> 
     return verdict
 
 
-def unlike(names: Sequence[str], before: Sequence[str], called: str, verdict: Verdict) -> str:
+def unlike(
+    names: Sequence[str], before: Sequence[str], called: str, verdict: CheckpointValidity
+) -> str:
     """Describe a kind of file that the previous checkpoint has and this checkpoint lacks.
 
     Returns "" if none is missing, or if a layout defines the files.
@@ -393,14 +395,14 @@ def _time(path: Path) -> int:
         return 0
 
 
-def _file(path: Path, *, thorough: bool) -> Verdict:
+def _file(path: Path, *, thorough: bool) -> CheckpointValidity:
     wrong = flaw(path, thorough=thorough) or ("" if path.stat().st_size else "is empty")
-    return Verdict(not wrong, "file", step_of(path.name), None, wrong and f"it {wrong}")
+    return CheckpointValidity(not wrong, "file", step_of(path.name), None, wrong and f"it {wrong}")
 
 
-def _folder(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict:
+def _folder(path: Path, names: Sequence[str], *, thorough: bool) -> CheckpointValidity:
     if not names:
-        return Verdict(False, "files", step_of(path.name), None, "is empty")
+        return CheckpointValidity(False, "files", step_of(path.name), None, "is empty")
     found = recognize_layout(names, folder=path.name)
     wrong = (
         _why_unfinished(path.name, names)
@@ -413,7 +415,7 @@ def _folder(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict:
             return ours
     is_trained = found.kind == "transformers" and not wrong
     step = _trained_steps(path) if is_trained else step_of(path.name)
-    return Verdict(not wrong, found.kind, step, found.world, wrong)
+    return CheckpointValidity(not wrong, found.kind, step, found.world, wrong)
 
 
 def _why_lacking(missing: Sequence[str]) -> str:
@@ -494,7 +496,7 @@ def _why_incomplete(path: Path, name: str, names: Sequence[str]) -> str:
     )
 
 
-def _ours(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict | None:
+def _ours(path: Path, names: Sequence[str], *, thorough: bool) -> CheckpointValidity | None:
     """Return the validity of a checkpoint according to its own metadata file.
 
     Return None if that file is of another kind.
@@ -515,7 +517,9 @@ def _ours(path: Path, names: Sequence[str], *, thorough: bool) -> Verdict | None
             ),
             "",
         )
-    return Verdict(not wrong, "recipe", step, world if isinstance(world, int) else None, wrong)
+    return CheckpointValidity(
+        not wrong, "recipe", step, world if isinstance(world, int) else None, wrong
+    )
 
 
 def _trained_steps(path: Path) -> int | None:

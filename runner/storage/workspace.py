@@ -189,13 +189,13 @@ class Workspace:
         if settings is None:
             return None
         from .buckets import opening as buckets
-        from .remote.cache import RemoteCache, Uses
+        from .remote.cache import CachedParts, RemoteCache
         from .remote.remote import Remote
 
         remote = Remote(buckets.open(settings, self.own))
         push = settings.push if push is None else push
         self.remote_cache = RemoteCache(
-            Uses(self.objects, self.knows, self.learn),
+            CachedParts(self.objects, self.knows, self.learn),
             remote,
             settings.name,
             push=push,

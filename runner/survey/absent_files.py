@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def absent_files(recipe: Recipe, root: Path) -> Iterator[Problem]:
-    """Yield a problem for each missing file, except for steps that may be skipped."""
+    """Yield a problem for each missing `code` or `deps` file, except for steps that may be skipped."""
     base = recipe.home or os.path.dirname(recipe.document.name) or "."
     skipped = _perhaps_skipped(recipe)
     steps = [step for step in recipe.steps.values() if step.id not in skipped]
@@ -39,7 +39,7 @@ def _has_recipe_code(step: Step) -> bool:
 
 
 def _perhaps_skipped(recipe: Recipe) -> set[str]:
-    """Return the steps with a `when`, and their downstream steps."""
+    """Return the steps with a `when` condition, and their downstream steps."""
     found = {step.id for step in recipe.steps.values() if step.when is not None}
     while True:
         more = {
@@ -85,7 +85,7 @@ def _absent_deps(recipe: Recipe, step: Step, root: Path) -> Iterator[Problem]:
 
 
 def _may_be_made(recipe: Recipe, path: str) -> bool:
-    """Return True if a step may create the path or a file below it, judging by the text alone."""
+    """Return True if a step's text suggests that it creates the path or a file below it."""
     top = heads(posixpath.normpath(path))[-1]
     if top in recipe.steps and recipe.steps[top].uses:
         return True

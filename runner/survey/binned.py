@@ -25,14 +25,14 @@ _BESIDE = frozenset({*TOTALS, "step", "epoch", "timestamp", "time"})
 
 
 class Curve(NamedTuple):
-    """The values of one metric, sorted along the axis."""
+    """The values of one metric, sorted by position on the axis."""
 
     x: Sequence[float]
     y: Sequence[float]
 
 
 def build_curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, Curve]:
-    """Return the curve of each metric.
+    """Build the curve of each metric from its points.
 
     For several values at one position, the last value counts. The `seconds` axis requires
     `time_step`.
@@ -60,7 +60,7 @@ def build_curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, C
 
 
 class Span(NamedTuple):
-    """Start and end of an attempt in seconds since the epoch; None if unknown."""
+    """Start and end of an attempt in seconds since the epoch. None means unknown."""
 
     started: float | None = None
     ended: float | None = None
@@ -69,7 +69,7 @@ class Span(NamedTuple):
 def time_points(
     points: Sequence[Mapping[str, Any]], samples: Iterable[Mapping[str, Any]], span: Span
 ) -> list[dict[str, Any]]:
-    """Return the points of an attempt with `at`; empty if no time is known.
+    """Add estimated times `at` to the metric points of an attempt, or return [] without any time.
 
     Points have no time of their own. The host samples record the current step every 5 seconds.
     Times between two samples, or to the attempt's start and end, are interpolated.
@@ -88,7 +88,7 @@ def time_points(
 def _moments(
     places: Sequence[float], samples: Iterable[Mapping[str, Any]], span: Span
 ) -> list[tuple[float, float]]:
-    """Return steps and the time of their first observation, both strictly increasing."""
+    """Return training steps with the time of their first observation, both strictly increasing."""
     found: list[tuple[float, float]] = []
     loaded = span.started
     for sample in samples:
@@ -109,7 +109,7 @@ def _moments(
 
 
 def _between(known: Sequence[tuple[float, float]], n: int, x: float) -> float:
-    """Return the time of a step; `n` is the number of known steps up to it."""
+    """Interpolate the time of a training step. `n` is the number of known steps up to it."""
     if n in (0, len(known)):
         return known[0 if n == 0 else -1][1]
     (a, begin), (b, end) = known[n - 1 : n + 1]
@@ -119,7 +119,7 @@ def _between(known: Sequence[tuple[float, float]], n: int, x: float) -> float:
 def _places(
     points: Iterable[Mapping[str, Any]], axis: Axis
 ) -> Iterator[tuple[float, Mapping[str, Any]]]:
-    """Yield the position of each point on the axis. Points without a position are skipped."""
+    """Yield the axis position of each metric point. Points without a position are skipped."""
     seconds = 0.0
     for n, point in enumerate(points):
         if axis == "seconds":
@@ -145,7 +145,7 @@ def _in_order(by_x: Mapping[float, float]) -> Curve:
 
 
 def _regular_curves(points: Sequence[Mapping[str, Any]]) -> dict[str, Curve] | None:
-    """Return the curves column by column, which is fast.
+    """Build curves column by column, a fast path for regular points.
 
     Returns None unless all points have the same metrics at increasing steps, as most trainers
     write.
@@ -173,9 +173,10 @@ def _is_curve(name: str) -> bool:
 
 
 def bin_curve(curve: Curve, bins: int, low: float | None, high: float | None) -> Curve:
-    """Return the minimum and maximum of each of `bins` parts between `low` and `high`.
+    """Downsample a curve to the minimum and maximum of each of `bins` bins.
 
-    The nearest outside values are kept, so that a line extends to the border.
+    The bins divide the range from `low` to `high`. The nearest outside values are kept, so that a
+    line extends to the border.
     """
     begin = max(0, bisect_left(curve.x, low) - 1) if low is not None else 0
     end = bisect_right(curve.x, high) + 1 if high is not None else len(curve.x)

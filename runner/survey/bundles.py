@@ -49,7 +49,7 @@ _MADE: Final = 315532800
 
 
 class Bundle(NamedTuple):
-    """An archive and its SHA-256.
+    """A bundle archive and its SHA-256.
 
     `bound` has the inputs with their paths on the worker. `contents` maps contents for the shared
     store to local paths.
@@ -66,7 +66,7 @@ def pack(
     request: Request,
     holds: Callable[[list[Content]], set[Content]] = lambda _contents: set(),
 ) -> Bundle:
-    """Return the bundle of a request.
+    """Bundle the files that a run needs on a worker.
 
     `holds` returns which contents the shared store has, for inputs given by digest. Raises
     NotFound, and Invalid with all problems of the inputs and files.
@@ -90,7 +90,7 @@ def pack(
 def unpack(
     ws: Workspace, digest: str, data: bytes, bring: Callable[[list[Content]], set[Content]]
 ) -> Path:
-    """Unpack a bundle once into the worker's store, and return its directory.
+    """Unpack a bundle once into the worker's store, and return the bundle's directory.
 
     `bring` fetches contents into the workspace's objects, and returns the missing ones. Raises
     Corrupt, CannotRun.
@@ -144,7 +144,7 @@ def _place_inputs(
 
 
 def find_packed(ws: Workspace, address: str) -> Content | None:
-    """Return the content for `pack:SHA256`, None for any other address.
+    """Return the stored content for a `pack:SHA256` address, or None for any other address.
 
     Raises CannotRun if the shared store lacks the content.
     """
@@ -195,7 +195,7 @@ def fetch_packed_inputs(ws: Workspace, request: Request) -> Request:
 
 
 class _BundleBuilder:
-    """Collects the files of a bundle by their path in the bundle, and all problems."""
+    """Builder that collects a bundle's files by bundle path, and all problems."""
 
     def __init__(
         self,
@@ -226,7 +226,7 @@ class _BundleBuilder:
             )
 
     def add_recipes(self) -> None:
-        """Add the recipe and the recipes that it uses."""
+        """Add the recipe and its used recipes."""
         for path in self._recipe_files():
             name = str(path)
             place = self._place(name)
@@ -243,7 +243,7 @@ class _BundleBuilder:
                 self._files[f"{BUNDLED}/{word}.yaml"] = name
 
     def add_inputs(self, facts: Facts) -> None:
-        """Add inputs that are local files or directories, by content."""
+        """Add local input files and directories, by content."""
         given = {value: name for name, values in self._compiled.paths.items() for value in values}
         taken = {asked[1] for asked in facts.takes if asked[0] == "path"}
         places = {}
@@ -258,7 +258,7 @@ class _BundleBuilder:
             self._bind_moved(name, values, places)
 
     def _add_packed(self, address: str) -> str | None:
-        """Add an input given by its content digest, and return its path in the bundle."""
+        """Add an input given as `pack:SHA256`, and return its path in the bundle."""
         digest = address.removeprefix("pack:")
         found = self._holds([Content(f"{kind}:{digest}") for kind in "tfx"])
         if not found:
@@ -297,7 +297,7 @@ class _BundleBuilder:
         return place
 
     def _bind_moved(self, name: str, values: Sequence[str], places: Mapping[str, str]) -> None:
-        """Set the new value of an input whose files have another path in the bundle."""
+        """Set the new value of an input whose files move to another path in the bundle."""
         moved = {
             value: f"./{places[value]}"
             for value in values
@@ -312,7 +312,7 @@ class _BundleBuilder:
             self._bound[name] = _relocate(str(value), moved)
 
     def add_dependencies(self, facts: Facts) -> None:
-        """Add the files of `deps`, large ones by content."""
+        """Add the files of `deps`. Large files are added by content."""
         for dep, content in facts.files.items():
             path = str(self._ws.root / dep)
             if content is None:
@@ -333,7 +333,7 @@ class _BundleBuilder:
                 self._add_file(f"{os.path.realpath(homes[home])}/{name}")
 
     def add_locks(self, facts: Facts) -> None:
-        """Add locks and their requirements files."""
+        """Add lock files and their requirements files."""
         for home, name in facts.locks:
             named = Path(self._compiled.plan.homes[home], name)
             for path in dict.fromkeys((named, locks.lock_file(named))):
@@ -358,7 +358,7 @@ class _BundleBuilder:
                     )
 
     def add_glob_matches(self) -> None:
-        """Add the matches of the recipe's globs, so that the globs match them on the worker too."""
+        """Add all files matched by the recipe's globs, so that they match on the worker too."""
         for match in self._glob_matches():
             if match not in self._files and match not in self._inputs:
                 self._files[match] = str(self._ws.root / match)
@@ -369,7 +369,7 @@ class _BundleBuilder:
         }
 
     def build(self, facts: Facts) -> Bundle:
-        """Return the archive of the collected files."""
+        """Build the archive of the collected files."""
         inputs = {"inputs": sorted(self._inputs.items())}
         texts = {_LISTED: json.dumps(inputs, separators=(",", ":")).encode()}
         pinned = self._pinned_revisions(facts)
@@ -391,7 +391,7 @@ class _BundleBuilder:
         return Bundle(hashlib.sha256(data).hexdigest(), data, self._bound, self._sources)
 
     def _pinned_revisions(self, facts: Facts) -> dict[str, object]:
-        """Return the entries of recipe.lock for the plan."""
+        """Return the plan's pinned revisions from recipe.lock."""
         from ..storage.sources import read_lock
 
         known = read_lock(self._ws)
@@ -413,14 +413,14 @@ class _BundleBuilder:
         return path == self._compiled.source and is_path(self._compiled.asked)
 
     def _below_root(self, path: str) -> str | None:
-        """Return a path relative to the workspace; None if it is outside."""
+        """Return a path relative to the workspace, or None if it is outside."""
         for root in (str(self._ws.root), os.path.realpath(self._ws.root)):
             if path.startswith(f"{root}/"):
                 return os.path.normpath(path.removeprefix(f"{root}/"))
         return None
 
     def _place(self, path: str) -> str | None:
-        """Return the path in the bundle; None if the file cannot be bundled."""
+        """Return a file's path in the bundle, or None if the file cannot be bundled."""
         below = self._below_root(path)
         if below is not None:
             return below
@@ -435,7 +435,7 @@ class _BundleBuilder:
 
 
 def _relocate(value: str, places: Mapping[str, str]) -> str:
-    """Return an input value with its file's new path, keeping suffixes as in `FILE.py:NAME`."""
+    """Return an input value with the new path of its file, keeping suffixes such as `:NAME`."""
     for file in (value, value.rpartition(":")[0]):
         if file in places:
             return places[file] + value.removeprefix(file)
@@ -443,7 +443,7 @@ def _relocate(value: str, places: Mapping[str, str]) -> str:
 
 
 def _walk(place: str, path: str, *, empty: bool) -> Iterator[tuple[str, str]]:
-    """Yield a file, or a directory and everything below; with `empty`, only the path itself."""
+    """Yield a file, or a directory with its contents. With `empty`, yield only the path itself."""
     yield place, path
     if not os.path.isdir(path) or empty:
         return

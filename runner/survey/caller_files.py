@@ -24,7 +24,7 @@ from ..storage.workspace import Workspace
 
 
 class GlobMatcher:
-    """Match glob patterns below a directory.
+    """Matcher of glob patterns below a directory.
 
     Each directory is listed once and must not change meanwhile.
     """
@@ -68,7 +68,7 @@ class GlobMatcher:
 
 
 class EarlierOutputs:
-    """Outputs of a recipe's earlier runs below the workspace.
+    """Outputs of a recipe's earlier runs in the workspace.
 
     An adopted or edited output counts as the caller's file.
     """
@@ -78,7 +78,7 @@ class EarlierOutputs:
 
     @cached_property
     def _rows(self) -> dict[str, tuple[str, str]]:
-        """Published paths below the workspace: the stored path, and the published content."""
+        """Stored path and published content of each published path in the workspace."""
         head = f"{self._ws.root}/"
         return {
             path.removeprefix(head): (path, row.content)
@@ -91,7 +91,7 @@ class EarlierOutputs:
         return {above for path in self._rows for above in heads(path)[1:]}
 
     def among(self, paths: Iterable[str]) -> set[str]:
-        """Return the paths that are unchanged outputs of earlier runs.
+        """Return those of `paths` that are unchanged outputs of earlier runs.
 
         This includes paths inside such an output, and directories with only such outputs.
         """
@@ -108,7 +108,7 @@ class EarlierOutputs:
         return found
 
     def _output_above(self, path: str) -> str | None:
-        """Return the topmost published path that is `path` or above it; None if there is none."""
+        """Return the topmost published path at or above `path`, or None."""
         above = [head for head in heads(path) if head in self._rows]
         return above[-1] if above else None
 
@@ -177,7 +177,7 @@ class CallerFiles:
         )
 
     def matches(self, dep: str) -> list[str]:
-        """Return the sorted matches of a glob of `deps`."""
+        """Return the sorted caller's files matching a glob of `deps`."""
         pattern, exclude = decode_pattern(dep)
         matches = self._matcher.matches(pattern)
         return self.among(
@@ -185,7 +185,7 @@ class CallerFiles:
         )
 
     def among(self, paths: list[str]) -> list[str]:
-        """Return the caller's files among `paths`, in order."""
+        """Return the caller's own files among `paths`, in order."""
         others = [path for path in paths if not self._outputs.meets(path)]
         earlier = self._earlier.among(others)
         return [path for path in others if path not in earlier]

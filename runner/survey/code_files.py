@@ -17,9 +17,7 @@ HEAVY = 10_000_000
 
 
 def code_matches(base: str, text: str) -> list[str]:
-    """Return the sorted files below `base` of a `code` entry: the matches of a glob, or the
-    relevant files of a directory.
-    """
+    """Return the sorted files of a `code` entry: glob matches, or a directory's relevant files."""
     pattern, exclude = decode_pattern(text)
     found = glob.glob(pattern, root_dir=base, recursive=True) if is_glob(pattern) else [pattern]
     names: set[str] = set()
@@ -34,8 +32,7 @@ def code_matches(base: str, text: str) -> list[str]:
 
 
 def files_below(base: str, folder: str) -> Iterator[str]:
-    """Yield the files of a directory, without hidden files, compiled files and virtual
-    environments.
+    """Yield a directory's files, except hidden files, compiled files and virtual environments.
 
     Links to directories are not followed.
     """

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..language.imports import Imports, Start, find_starts
+from ..language.imports import EntryPoint, Imports, find_starts
 from ..language.recipe import AutoCode, GitCode
 from ..language.units import about
 from ..paths import escapes, heads
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
 
 class _StepCode(NamedTuple):
-    """The code of one step: its location in the recipe, its listed files, and whether it uses
-    `auto`.
-    """
+    """The code of one step: recipe location, listed files, and whether `code: auto` is used."""
 
     where: Where
     files: list[str]
@@ -78,11 +76,9 @@ _STARTERS = re.compile(r"(?:.*/)?(?:python[\d.]*|sh|bash|torchrun|accelerate)")
 
 
 def _absent_start(
-    base: str, recipe: Recipe, step: Step, starts: Sequence[Start], made: Collection[str]
+    base: str, recipe: Recipe, step: Step, starts: Sequence[EntryPoint], made: Collection[str]
 ) -> Iterator[Problem]:
-    """Yield a problem for a script that a command starts, if neither the workspace nor the step has
-    it.
-    """
+    """Yield a problem for a started script that is neither in the workspace nor in the step."""
     program = next(_words(step.run), "") if step.run is not None else "accelerate"
     if step.deps or not _STARTERS.fullmatch(program):
         return  # another step may create the files of `deps`
@@ -101,13 +97,13 @@ def _absent_start(
 
 
 def _words(run: object) -> Iterator[str]:
-    """Yield the words of a command, including nested lists."""
+    """Yield the words of a command, including words in nested lists."""
     for item in run if isinstance(run, list) else ():
         yield from [item] if isinstance(item, str) else _words(item)
 
 
 def _file_as_program(recipe: Recipe, step: Step, listed: _StepCode) -> Iterator[Problem]:
-    """Yield a problem for a command that starts with a file of `code` without a slash."""
+    """Yield a problem for a command whose program is a `code` file without a slash."""
     program = next(_words(step.run), "")
     if program and "/" not in program and program in listed.files:
         message = (

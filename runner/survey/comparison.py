@@ -56,7 +56,7 @@ OWN: Final = ("best", "step", "run", "label", "made", "state", "reason", "time",
 
 
 class Result(NamedTuple):
-    """The result of a step instance under one key, or its failure.
+    """The result of a step instance under one cache key, or its failure.
 
     `values`: inputs and matrix values. `where`: empty for this machine.
     """
@@ -74,7 +74,7 @@ class Result(NamedTuple):
 
 
 class Criterion(NamedTuple):
-    """The metric for comparing results, and whether the lowest value is best."""
+    """The comparison metric, and whether lower values are better."""
 
     metric: str
     least: bool
@@ -87,7 +87,7 @@ class Criterion(NamedTuple):
 def collect_results(
     ws: Workspace, recipe: str, keys: Collection[str] | None = None
 ) -> list[Result]:
-    """Return the locally known results of a recipe's runs, the newest last.
+    """Return all locally known results of a recipe's runs, newest last.
 
     A result is a step instance that reported metrics, or failed while reporting any. Several runs
     with one key give one result, of the run that created it last. Cached results from another
@@ -145,7 +145,7 @@ class _RunsOfRecipe:
     def result_of_attempts(
         self, step: str, attempts: Sequence[AttemptRow], trace: Trace | None
     ) -> Result:
-        """Return the result of one key from its attempts in the deciding run."""
+        """Return the result for one cache key from its attempts in the deciding run."""
         row = self._rows[_deciding_attempt(attempts).run]
         given = {name: value for name, value in row.inputs.items() if name in self._inputs_read}
         own = [each for each in attempts if each.run == row.id]
@@ -154,7 +154,7 @@ class _RunsOfRecipe:
 
 
 def _deciding_attempt(attempts: Sequence[AttemptRow]) -> AttemptRow:
-    """Return the last successful attempt, else the last attempt."""
+    """Return the last successful attempt, or else the last attempt."""
     return next((each for each in reversed(attempts) if each.outcome == "done"), attempts[-1])
 
 
@@ -169,7 +169,7 @@ def attempt_result(
     trace: Trace | None,
     given: Mapping[str, object],
 ) -> tuple[Result, Sequence[Point]]:
-    """Return the result of one key from its attempts, and all reported points.
+    """Return the result for one cache key from its attempts, with all reported metric points.
 
     `given` are inputs of the run. Values that the step itself read take precedence.
     """
@@ -211,7 +211,7 @@ def attempt_result(
 
 
 def found_result(ws: Workspace, step: str, trace: Trace) -> tuple[Result, Sequence[Point]]:
-    """Return the result for a step's key, from any run.
+    """Return the result and metric points for a step's cache key, from any run.
 
     Uses the attempts if they are known locally, else the trace.
     """
@@ -233,7 +233,7 @@ def found_result(ws: Workspace, step: str, trace: Trace) -> tuple[Result, Sequen
 
 
 def _label(row: RunRow) -> str:
-    """Return the name and the tags of a run at its start."""
+    """Return the name and tags of a run, as set at its start."""
     name = str(row.data.get("name", ""))
     tags = row.data.get("tags")
     words = [name] if name else []
@@ -243,7 +243,7 @@ def _label(row: RunRow) -> str:
 
 
 def _reads(attempt: AttemptRow) -> Mapping[str, object]:
-    """Return the values that the step's templates read, by name."""
+    """Return the values read by the step's templates, by name."""
     reads = in_author(attempt, "reads")
     return reads if isinstance(reads, dict) else {}
 
@@ -254,9 +254,7 @@ def _reports(attempt: AttemptRow) -> bool:
 
 
 def matrix_values(step: str) -> dict[str, str]:
-    """Return the matrix values in a stored step id as text, for example rank and lr of
-    `s[rank=4]/train[lr=1]`.
-    """
+    """Parse the matrix values in a step ID, such as rank and lr in `s[rank=4]/train[lr=1]`."""
     pairs = (pair.partition("=") for inside in _MATRIX.findall(step) for pair in inside.split(","))
     return {name: unquote(value) for name, equals, value in pairs if equals}
 
@@ -304,8 +302,9 @@ def metric_names(found: Iterable[Result]) -> list[str]:
 
 
 def read_criteria(ws: Workspace, recipe: str) -> dict[str, Criterion]:
-    """Return the criteria of a recipe's `select` steps, by compared step, from the current recipe
-    file; empty if unreadable.
+    """Return the comparison criteria of a recipe's `select` steps, by compared step.
+
+    They are read from the current recipe file, and empty if it is unreadable.
     """
     from ..language import parse
 
@@ -321,7 +320,7 @@ def read_criteria(ws: Workspace, recipe: str) -> dict[str, Criterion]:
 
 
 def choose_criterion(found: Sequence[Result], chosen: Mapping[str, Criterion]) -> Criterion | None:
-    """Return the criterion for the results of one step; None without a comparable metric.
+    """Choose the comparison criterion for the results of one step, or None without a metric.
 
     Prefers the step's `select`, then a validation metric, a loss, or the first metric.
     """
@@ -342,13 +341,13 @@ def choose_criterion(found: Sequence[Result], chosen: Mapping[str, Criterion]) -
 
 
 def last_number(result: Result, metric: str) -> float | None:
-    """Return the last number of a metric; None without one."""
+    """Return the last value of a metric if it is a number, or else None."""
     last = result.metrics[metric].last if metric in result.metrics else None
     return float(last) if is_comparable(last) else None
 
 
 def find_best(found: Sequence[Result], by: Criterion | None) -> Result | None:
-    """Return the best finished result with the metric; None if there is none."""
+    """Return the best finished result by a criterion, or None."""
     if by is None:
         return None
     for result in rank(found, by):
@@ -358,7 +357,7 @@ def find_best(found: Sequence[Result], by: Criterion | None) -> Result | None:
 
 
 def rank(found: Sequence[Result], by: Criterion) -> list[Result]:
-    """Sort results from best to worst, then those without the metric, then failed ones."""
+    """Sort results from best to worst, followed by results without the metric and failed results."""
 
     def place(result: Result) -> tuple[bool, bool, float]:
         number = last_number(result, by.metric)
@@ -368,7 +367,7 @@ def rank(found: Sequence[Result], by: Criterion) -> list[Result]:
 
 
 def as_row(result: Result, *, is_best: bool) -> dict[str, Cell]:
-    """Return a result as a table row.
+    """Convert a result to a table row.
 
     The row has the columns `OWN`, the inputs by name, and the last and best value of each metric
     (`min loss`, `max acc`). A metric with the name of an input or column is called `metrics.NAME`.
@@ -395,19 +394,19 @@ def as_row(result: Result, *, is_best: bool) -> dict[str, Cell]:
 
 
 def best_column(metric: str) -> str:
-    """Return the column name for a metric's best value."""
+    """Return the column name for a metric's best value, such as `min loss`."""
     return f"{'min' if lower_is_better(metric) else 'max'} {metric}"
 
 
 class Comparison(NamedTuple):
-    """The sorted results of one step, their criterion, and the best result."""
+    """The sorted results of one step, the comparison criterion, and the best result."""
 
     results: Sequence[Result]
     by: Criterion | None
     best: Result | None
 
     def has(self, name: str) -> bool:
-        """Return True if a result has a column, input or metric with this name."""
+        """Return True if any result has a column, input or metric with this name."""
         return name in OWN or any(
             name in result.values or name in result.metrics for result in self.results
         )
@@ -423,7 +422,7 @@ def compare(
     sort: str | None = None,
     least: bool | None = None,
 ) -> list[Comparison]:
-    """Compare the results of each step by the metric `sort`, else by the chosen criteria.
+    """Compare the results of each step by the metric `sort`, or else by the chosen criteria.
 
     If `sort` is an input or column, only the order changes.
     """
@@ -458,7 +457,7 @@ def _is_metric(found: Sequence[Result], name: str) -> bool:
 
 
 def _order(cell: Cell) -> tuple[int, float, str]:
-    """Return a sort key: numbers, then text, then missing values."""
+    """Return a sort key for a table cell: numbers first, then text, then missing values."""
     if is_comparable(cell):
         return 0, float(cell), ""
     return (2, 0.0, "") if cell is None else (1, 0.0, str(cell))

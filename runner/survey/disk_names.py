@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def as_disk(root: Path) -> Callable[[str], str]:
-    """Return a function that maps paths of the same file below `root` to the same text."""
+    """Return a function that normalizes paths below `root`, so that equal files have equal paths."""
     return _fold_path if _ignores_case(root) else str
 
 
@@ -18,7 +18,7 @@ def _fold_path(path: str) -> str:
 
 
 def _ignores_case(root: Path) -> bool:
-    """Test with the swapped-case name of a directory entry, or of the directory itself."""
+    """Test case sensitivity with the swapped-case name of a directory entry or of the directory."""
     try:
         names = [*sorted(os.listdir(root))[:50], ""]
     except OSError:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class EmptyGlob(NamedTuple):
-    """A pattern without matches."""
+    """A glob pattern without matches."""
 
     step: str
     pattern: str
@@ -25,14 +25,14 @@ class EmptyGlob(NamedTuple):
 
     @property
     def warning(self) -> str:
-        """The warning, with a fix."""
+        """Warning about the empty glob, with a fix."""
         result = ", so the step has no instances" if self.axis else ""
         fix = "correct the pattern, or set `{glob: …, allow_empty: true}`"
         return f'{self.step}: nothing matches "{self.pattern}"{result} ({fix})'
 
 
 def empty_globs(ws: Workspace, found: Survey) -> Iterator[EmptyGlob]:
-    """Yield the patterns of requested steps that match nothing.
+    """Yield the glob patterns of requested steps that match nothing.
 
     Patterns with `allow_empty: true` are skipped.
     """

@@ -23,7 +23,10 @@ _ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 def parse_env(text: str) -> dict[str, str]:
-    """Parse `NAME=value` lines. Raises ValueError with the line number, never its text."""
+    """Parse `NAME=value` lines. Errors contain the line number, but never the line's text.
+
+    Raises ValueError.
+    """
     found: dict[str, str] = {}
     whole_blank, whole_line = re.compile(_BLANK), re.compile(_LINE)
     text, at = text.removeprefix("\ufeff").replace("\r\n", "\n"), 0
@@ -53,14 +56,14 @@ def _value(line: re.Match[str]) -> str:
 
 
 class EnvFiles:
-    """The env files of one workspace, each read once."""
+    """Cache of a workspace's env files, each read once."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._read: dict[str, Mapping[str, str]] = {}
 
     def values(self, paths: Iterable[str]) -> dict[str, str]:
-        """Return the combined variables of the files at these relative paths; later files win.
+        """Return the merged variables of env files. Later files take precedence.
 
         Raises CannotRun.
         """
@@ -72,13 +75,13 @@ class EnvFiles:
         return found
 
     def names(self, path: str) -> Collection[str]:
-        """Return the variable names of an optional file; empty if it cannot be read."""
+        """Return the variable names of an optional env file, or none if it cannot be read."""
         with contextlib.suppress(CannotRun):
             return self.values([path]).keys()
         return ()
 
     def faults(self, paths: Iterable[str]) -> Iterator[str]:
-        """Yield a message for each unreadable file."""
+        """Yield a message for each unreadable env file."""
         for path in paths:
             try:
                 self.values([path])

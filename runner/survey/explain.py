@@ -20,7 +20,7 @@ from .survey import Survey
 
 
 def preimage_of(found: Survey, n: int) -> dict[str, Any] | None:
-    """Return the pre-image of a step's key; None while a dependency is unknown."""
+    """Return the pre-image of a step's cache key, or None while a dependency is unknown."""
     node = found.plan.nodes[n]
     if node.flags & SELECT or any(need not in found.made for need in found.plan.needs(n)):
         return None
@@ -29,7 +29,7 @@ def preimage_of(found: Survey, n: int) -> dict[str, Any] | None:
 
 
 def find_changes(ws: Workspace, found: Survey, numbers: Iterable[int]) -> dict[int, list[str]]:
-    """Describe all changes of each step since its last attempt in any run of this recipe."""
+    """Describe all changes of each step since the step's last attempt in any run of the recipe."""
     numbers = list(numbers)
     nodes = found.plan.nodes
     before = ws.store.runs.latest_attempts(found.plan.recipe, [nodes[n].id for n in numbers])
@@ -49,7 +49,7 @@ def find_changes(ws: Workspace, found: Survey, numbers: Iterable[int]) -> dict[i
 
 
 def describe_end(row: AttemptRow) -> str:
-    """Describe the end of an unsuccessful attempt in a sentence."""
+    """Describe the end of an unsuccessful attempt."""
     if row.outcome == STOPPED:
         return f"it was {row.reason}"
     if row.reason == "stopped":
@@ -59,8 +59,9 @@ def describe_end(row: AttemptRow) -> str:
 
 
 def describe_resume(ws: Workspace, found: Survey, n: int) -> str:
-    """Describe the checkpoint from which a step would resume, without reading the files; empty if
-    the step starts over.
+    """Describe the checkpoint from which a step would resume, or "" if it starts over.
+
+    Reads no files of checkpoints.
     """
     spec, image = found.plan.specs()[n], preimage_of(found, n)
     if not spec.state or image is None:
@@ -78,9 +79,7 @@ def describe_resume(ws: Workspace, found: Survey, n: int) -> str:
 
 
 def describe_replaced(ws: Workspace, paths: Iterable[str]) -> list[str]:
-    """Describe the conflicting file at each path: edited, of another recipe, or not created by
-    recipe.
-    """
+    """Describe the conflicting file at each path: edited, of another recipe, or foreign."""
     published = ws.store.index.list_published()
     return [f"{path}, {_whose(published, path)}" for path in paths]
 

@@ -25,7 +25,7 @@ from .request import Request
 
 
 def collect_facts(ws: Workspace, plan: Plan, request: Request) -> Facts:
-    """Return the contents of all files, code, sources and locks of a plan. Raises CannotRun."""
+    """Collect the content IDs of all files, code, sources and locks of a plan. Raises CannotRun."""
     read_metrics = partial(_read_metrics, ws, plan)
     facts = Facts(ws.traces, _TreeListings(ws), stored=ws.stored, numbers=read_metrics)
     callers, imports = CallerFiles(ws, plan), ImportCache(ws)
@@ -66,7 +66,7 @@ def collect_facts(ws: Workspace, plan: Plan, request: Request) -> Facts:
 def _read_metrics(
     ws: Workspace, plan: Plan, key: str, rule: MetricsSpec
 ) -> Mapping[str, Any] | None:
-    """Read the metrics of a key by a new rule from its stored attempt; None if not stored."""
+    """Read a cached result's metrics by a changed metrics rule, or return None if not stored."""
     # Imported on demand: only a changed `metrics:` needs this module.
     from .numbers import read_metrics
 
@@ -76,7 +76,7 @@ def _read_metrics(
 def _source_identity(
     ws: Workspace, kind: str, address: str, only: Sequence[str], *, update: bool
 ) -> str | None:
-    """Return the content or the pinned revision of a source; None if it does not exist."""
+    """Return the content ID or pinned revision of a source, or None if it does not exist."""
     if kind != "path":
         from ..storage.sources import resolve
 
@@ -90,7 +90,7 @@ def _source_identity(
 
 
 def _lock_content(ws: Workspace, path: Path) -> Content | None:
-    """Return the content of a lock, creating it first from unpinned requirements.
+    """Return the content ID of a lock file, creating the lock from unpinned requirements if needed.
 
     Returns None if the file does not exist. Raises CannotRun.
     """
@@ -110,7 +110,7 @@ def _lock_content(ws: Workspace, path: Path) -> Content | None:
 
 
 def _tool_content(ws: Workspace, name: str) -> str | None:
-    """Return the content of a program on PATH; None if not found."""
+    """Return the content ID of a program on PATH, or None if not found."""
     found = shutil.which(name, path=ws.environ.get("PATH"))
     return ws.cache.content_of(os.path.realpath(found)) if found else None
 
@@ -118,7 +118,7 @@ def _tool_content(ws: Workspace, name: str) -> str | None:
 def _code_contents(
     ws: Workspace, home: str, pattern: str, callers: CallerFiles, imports: ImportCache
 ) -> list[tuple[str, str]]:
-    """Return the names and contents of the files of a `code` entry."""
+    """Return the names and content IDs of the files of a `code` entry."""
     base = os.path.realpath(home)
     is_auto = decode_pattern(pattern)[0] == AUTO
     if is_auto:
@@ -137,7 +137,7 @@ def _code_contents(
 
 
 class _TreeListings(dict[str, Mapping[str, str]]):
-    """Manifests of stored trees by content, read when a step uses a file in the tree."""
+    """File listings of stored directory trees by content ID, each loaded on first use."""
 
     def __init__(self, ws: Workspace) -> None:
         self._ws = ws

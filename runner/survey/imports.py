@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ..language.imports import Import, Imports, Start
+from ..language.imports import EntryPoint, Import, Imports
 from ..paths import VERSION
 from ..reading import parse_json, whole
 
@@ -29,7 +29,7 @@ _MOST: Final = 5000
 
 
 class ImportedFile(NamedTuple):
-    """A file that a command needs, and the import that needs it."""
+    """A file needed by a command, and the import that requires it."""
 
     file: str
     by: str = ""  # importing file
@@ -42,9 +42,9 @@ class ImportedFiles(NamedTuple):
 
 
 def follow_imports(
-    base: str, starts: Iterable[Start], path: Sequence[str], read: Callable[[str], Imports]
+    base: str, starts: Iterable[EntryPoint], path: Sequence[str], read: Callable[[str], Imports]
 ) -> ImportedFiles:
-    """Return all files below `base` that these scripts and modules import, including themselves.
+    """Return all files below `base` imported by scripts and modules, including the scripts.
 
     `path` has the PYTHONPATH directories relative to `base`. `read` returns the imports of a file
     by its absolute path.
@@ -79,7 +79,7 @@ def follow_imports(
 
 
 class ModuleFinder:
-    """Finds modules below a directory. Each directory is listed once and must not change meanwhile."""
+    """Finder of modules below a directory. Each directory is listed once and must not change."""
 
     def __init__(self, base: str) -> None:
         self._base = base
@@ -115,7 +115,7 @@ class ModuleFinder:
         path: Sequence[str],
         exported: Callable[[str], Sequence[str]],
     ) -> list[str]:
-        """Return the files that one import in `file` reads.
+        """Return the files loaded by one import in `file`.
 
         `exported` returns the names in a package's `__all__`.
         """
@@ -142,7 +142,7 @@ class ModuleFinder:
         return files
 
     def module(self, name: str, path: Sequence[str]) -> list[str]:
-        """Return the files that `python -m NAME` reads before any import."""
+        """Return the files loaded by `python -m NAME` before any import."""
         files, inside = self._walk(name.split("."), path)
         return [
             *files,
@@ -150,7 +150,7 @@ class ModuleFinder:
         ]
 
     def _walk(self, parts: Sequence[str], path: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return the files of `a`, `a.b` and so on, and the search path for submodules."""
+        """Return the files of each package along a dotted name, and the search path for submodules."""
         files: list[str] = []
         for n, part in enumerate(parts):
             portions: list[str] = []
@@ -169,7 +169,7 @@ class ModuleFinder:
 
 
 class ImportCache:
-    """Cached imports of Python files by content, stored in `.recipe/imports.json`."""
+    """Cache of Python files' imports by content, stored in `.recipe/imports.json`."""
 
     def __init__(self, ws: Workspace) -> None:
         self._ws, self._path = ws, ws.home / "imports.json"
@@ -177,7 +177,7 @@ class ImportCache:
         self._new: dict[str, list[object]] = {}
 
     def read(self, file: str) -> Imports:
-        """Return the imports of a file; empty for a missing or non-Python file."""
+        """Return the imports of a file, or none for a missing or non-Python file."""
         if self._known is None:
             self._known = self._load()
         content = self._ws.cache.content_of(file)
@@ -195,7 +195,7 @@ class ImportCache:
         return known if version == VERSION and isinstance(known, dict) else {}
 
     def save(self) -> None:
-        """Save new entries."""
+        """Save new entries of the import cache."""
         if self._new and self._known is not None and not self._ws.read_only:
             kept = self._known if len(self._known) <= _MOST else self._new
             self._ws.write(self._path, json.dumps([VERSION, kept], separators=(",", ":")).encode())
@@ -203,7 +203,7 @@ class ImportCache:
 
 
 def read_imports(file: str) -> Imports:
-    """Parse the imports of a file."""
+    """Parse the imports of a Python file."""
     from ..language.python_reader import read
 
     try:
@@ -213,10 +213,9 @@ def read_imports(file: str) -> Imports:
 
 
 def import_advice(
-    said: str, step: str, base: str, listed: Collection[str], starts: Sequence[Start]
+    said: str, step: str, base: str, listed: Collection[str], starts: Sequence[EntryPoint]
 ) -> str:
-    """Return advice for a failed import in a step's output; empty without one, or if the module is
-    not below `base`.
+    """Return advice for a failed import in a step's output, or "".
 
     `listed` are the files of the attempt, `starts` the scripts of its command.
     """
@@ -241,19 +240,19 @@ def import_advice(
     return ""
 
 
-def way_to_start(base: str, script: str) -> tuple[Start, list[str]]:
+def way_to_start(base: str, script: str) -> tuple[EntryPoint, list[str]]:
     """Return how to start a script so that its imports work, and the necessary PYTHONPATH.
 
     A script with relative imports is started as a module. PYTHONPATH has `src` and parent
     directories if they contain imported modules.
     """
     seek = ModuleFinder(base)
-    start, path = Start("script", script), list[str]()
+    start, path = EntryPoint("script", script), list[str]()
     if any(each.level for each in read_imports(f"{base}/{script}").found) and (
         named := _module_name(seek, script)
     ):
         module, above = named
-        start, path = Start("module", module), [above] if above else []
+        start, path = EntryPoint("module", module), [above] if above else []
     places = [posixpath.dirname(script)]
     while places[-1]:
         places.append(posixpath.dirname(places[-1]))
@@ -266,7 +265,7 @@ def way_to_start(base: str, script: str) -> tuple[Start, list[str]]:
     return start, path
 
 
-def _as_module(base: str, starts: Sequence[Start]) -> str:
+def _as_module(base: str, starts: Sequence[EntryPoint]) -> str:
     """Return advice to start a file with relative imports as a module."""
     seek = ModuleFinder(base)
     for kind, name in starts:
@@ -280,8 +279,9 @@ def _as_module(base: str, starts: Sequence[Start]) -> str:
 
 
 def _module_name(seek: ModuleFinder, file: str) -> tuple[str, str] | None:
-    """Return the module name of a file in a package, and the package's parent directory; None for a
-    file at the root.
+    """Return the module name of a file in a package, and the package's parent directory.
+
+    None for a file at the root.
     """
     top = posixpath.dirname(file)
     if not top:
@@ -293,8 +293,9 @@ def _module_name(seek: ModuleFinder, file: str) -> tuple[str, str] | None:
 
 
 def files_of_module(base: str, module: str) -> Iterator[str]:
-    """Yield files below a root that may be this module, the shallowest first, without hidden
-    directories and environments.
+    """Yield files below a root that may be this module, shallowest first.
+
+    Hidden directories and environments are skipped.
     """
     from .code_files import files_below
 

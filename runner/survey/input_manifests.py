@@ -26,7 +26,7 @@ MOST = 100_000
 
 
 def store_manifests(ws: Workspace, found: Survey) -> None:
-    """Store the manifest of every input directory of the plan's steps."""
+    """Store a manifest (file listing) of every input directory of a plan's steps."""
     for path, content in _trees(ws, found):
         if not _is_known(ws, content):
             entries = ws.cache.entries(path)
@@ -35,13 +35,13 @@ def store_manifests(ws: Workspace, found: Survey) -> None:
 
 
 def store_entries(ws: Workspace, content: str, entries: Sequence[Entry]) -> None:
-    """Store the manifest of the tree `content`, unless it is known or too large."""
+    """Store the manifest of a directory tree, unless it is stored already or too large."""
     if len(entries) <= MOST and not _is_known(ws, content):
         ws.write(_file(ws, content), json.dumps(entries).encode("utf-8", "surrogateescape"))
 
 
 def load_manifest(ws: Workspace, content: str) -> dict[str, str] | None:
-    """Return the stored manifest of a tree as path -> content; None if not stored."""
+    """Load the stored manifest of a directory tree as path -> content ID, or None if not stored."""
     entries = load_entries(ws, content)
     return (
         None
@@ -51,7 +51,7 @@ def load_manifest(ws: Workspace, content: str) -> dict[str, str] | None:
 
 
 def load_entries(ws: Workspace, content: str) -> list[Entry] | None:
-    """Return the stored manifest entries of a tree; None if not stored."""
+    """Load the stored manifest entries of a directory tree, or None if not stored."""
     try:
         return [
             Entry(*row)
@@ -65,7 +65,7 @@ def load_entries(ws: Workspace, content: str) -> list[Entry] | None:
 
 
 def find_manifest(ws: Workspace, found: Survey, content: str) -> dict[str, str] | None:
-    """Return a manifest as path -> content, also of a current input of the plan."""
+    """Return a directory's manifest as path -> content ID, stored or of a current plan input."""
     for path, now in _trees(ws, found):
         if now == content:
             return {entry.path: f"{entry.kind}:{entry.value}" for entry in ws.cache.entries(path)}

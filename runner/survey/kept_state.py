@@ -22,7 +22,7 @@ _ASIDE = ".aside"
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint of a step. `why` explains why it cannot be resumed from; empty for a valid one."""
+    """A checkpoint of a step. `why` tells why it cannot be resumed from, or is "" if it can."""
 
     path: Path
     number: int  # last number in its name, -1 without one
@@ -34,7 +34,7 @@ class Checkpoint(NamedTuple):
 
 
 class StepState(NamedTuple):
-    """One state of a step, with its checkpoints, the newest first."""
+    """One checkpoint directory of a step, with its checkpoints, newest first."""
 
     step: str
     state: str
@@ -45,17 +45,17 @@ class StepState(NamedTuple):
     checkpoints: Sequence[Checkpoint]
 
     def newest(self) -> Checkpoint | None:
-        """Return the checkpoint that a run would resume from."""
+        """The checkpoint from which a run would resume, or None."""
         return next((each for each in self.checkpoints if not each.why and not each.aside), None)
 
     def best(self) -> Checkpoint | None:
-        """Return the best checkpoint according to the trainer; None if unknown or deleted."""
+        """The best checkpoint according to the trainer, or None if unknown or deleted."""
         said = (checkpoints.best(each.path) for each in self.checkpoints if not each.aside)
         name = next(filter(None, said), "")
         return next((each for each in self.checkpoints if each.path.name == name), None)
 
     def find_numbered(self, number: int | None) -> Checkpoint:
-        """Return the checkpoint with this number, else the newest valid one. Raises NotFound."""
+        """Return the checkpoint with this number, or else the newest valid one. Raises NotFound."""
         found = (
             self.newest()
             if number is None
@@ -74,7 +74,7 @@ class StepState(NamedTuple):
 
 
 def find_states(ws: Workspace, found: Survey, numbers: Iterable[int]) -> list[StepState]:
-    """Return the states of these steps under the survey's inputs.
+    """Return the checkpoint directories of these steps under the survey's inputs.
 
     Raises CannotRun if a dependency has not run.
     """
@@ -136,10 +136,10 @@ def export(checkpoint: Checkpoint, target: Path) -> Path:
 
 
 def go_back(ws: Workspace, state: StepState, number: int) -> Checkpoint:
-    """Roll back: set aside newer checkpoints, and restore older ones that were set aside, so that
-    the next run resumes from this one.
+    """Roll back to a checkpoint, from which the next run then resumes.
 
-    Raises Busy during a run that uses them, NotFound, and CannotRun for an invalid checkpoint.
+    Newer checkpoints are set aside, and older ones that were set aside are restored. Raises Busy
+    during a run that uses them, NotFound, and CannotRun for an invalid checkpoint.
     """
     lock = ws.locks.try_hold(state.lock)
     if lock is None:

@@ -25,7 +25,7 @@ _HEAD = re.compile(rb"# Made by recipe lock from [^\n]* \(([0-9a-f]{16})\)")
 
 
 def lock_file(path: Path) -> Path:
-    """Return the path of the lock for a recipe's `lock`, existing or not."""
+    """Return the path of the lock file for a recipe's `lock`, which may not exist yet."""
     if path.name == "pyproject.toml":
         uv_lock = path.with_name("uv.lock")
         return uv_lock if uv_lock.exists() else path.with_suffix(".lock")
@@ -39,7 +39,7 @@ def lock_file(path: Path) -> Path:
 
 
 def is_current(path: Path) -> bool:
-    """Return True if the lock does not need to be created again."""
+    """Return True if the lock file is current and need not be created again."""
     lock = lock_file(path)
     if lock == path or lock.name == "uv.lock":
         return True
@@ -53,7 +53,7 @@ def is_current(path: Path) -> bool:
 def make_lock(
     path: Path, environ: Mapping[str, str], *, python: str = "", upgrade: bool = False
 ) -> Path:
-    """Create the lock for requirements or a pyproject.toml, keeping existing pins if possible.
+    """Create the lock file for requirements or a pyproject.toml, preserving existing pins.
 
     Raises CannotRun.
 

@@ -22,8 +22,7 @@ from ..storage.workspace import Workspace
 def read_metrics(
     ws: Workspace, plan: Plan, key: str, rule: MetricsSpec
 ) -> Mapping[str, Any] | None:
-    """Read and store the metrics of the attempt behind a key's result; None if its log or files are
-    gone.
+    """Read and store a cached result's metrics, or return None if its log or files are gone.
 
     Raises Invalid, naming the step, for a slow pattern.
     """
@@ -56,7 +55,7 @@ def read_metrics(
 
 
 def _log(ws: Workspace, trace: Trace) -> Path:
-    """Return the stored log of a trace's attempt."""
+    """Return the path of the stored log of a result's attempt."""
     done = [
         attempt.n
         for attempt in ws.store.runs.attempts(trace.run, trace.step)
@@ -66,7 +65,7 @@ def _log(ws: Workspace, trace: Trace) -> Path:
 
 
 def stored_files(ws: Workspace, trace: Trace, pattern: str) -> Iterator[tuple[str, Path]]:
-    """Yield the stored output files whose path in an attempt matches.
+    """Yield stored output files whose path in the attempt matches a glob pattern.
 
     Directories are not downloaded.
     """
@@ -82,7 +81,7 @@ def stored_files(ws: Workspace, trace: Trace, pattern: str) -> Iterator[tuple[st
 
 
 def _here(ws: Workspace, content: Content) -> bool:
-    """Return True if a file is stored locally, downloading it from the shared store if necessary."""
+    """Return True if a file is stored locally. Downloads it from the shared store if needed."""
     cache = ws.remote_cache
     return ws.objects.has(content) or (
         cache is not None and cache.holds(content) and not cache.bring([content])

@@ -31,13 +31,13 @@ from .request import Request
 if TYPE_CHECKING:
     from ..language.recipe import Input, Recipe
     from ..language.values import Tree
-    from ..planning.beforehand import Trial
+    from ..planning.beforehand import DryRun
 
 
 def compile_request(
     ws: Workspace, source: Path, request: Request, known: Mapping[str, tuple[str, ...]]
 ) -> Plan:
-    """Return the plan of a request, from the cache if its sources are unchanged.
+    """Compile a request to a plan, or load the cached plan if its sources are unchanged.
 
     `known` has the matches of globs below outputs. Raises NotFound, Invalid.
     """
@@ -58,7 +58,7 @@ def compile_request(
 
 
 def _adjust(plan: Plan, request: Request) -> Plan:
-    """Apply the request's nodes and resources, which are not part of the cached plan."""
+    """Apply the request's node count and resources, which are not part of the cached plan."""
     if request.nodes:
         plan.spread(request.nodes)
     if request.resources:
@@ -69,7 +69,7 @@ def _adjust(plan: Plan, request: Request) -> Plan:
 def _request_digest(
     source: Path, text: bytes, request: Request, known: Mapping[str, tuple[str, ...]]
 ) -> Digest | None:
-    """Return the cache key of a plan.
+    """Return the cache key of a request's plan.
 
     None if an input has no JSON form; binding rejects it later.
     """
@@ -91,7 +91,7 @@ def _request_digest(
 
 
 def _recall(ws: Workspace, path: Path) -> Plan | None:
-    """Return the cached plan; None if missing or outdated."""
+    """Load a cached plan, or return None if it is missing or outdated."""
     try:
         note, _, rest = path.read_text().partition("\n")
         if not _is_current(ws, parse_json(note)):
@@ -102,7 +102,7 @@ def _recall(ws: Workspace, path: Path) -> Plan | None:
 
 
 def _is_current(ws: Workspace, note: Mapping[str, Any]) -> bool:
-    """Return True if the sources in a cached plan's note are unchanged."""
+    """Return True if the sources listed in a cached plan's header are unchanged."""
     for name, digest in note["sources"].items():
         if of_bytes(whole(Path(name))) != digest:
             return False
@@ -123,7 +123,7 @@ def _is_current(ws: Workspace, note: Mapping[str, Any]) -> bool:
 
 
 class _Compilation:
-    """A compiled request, with everything read for it."""
+    """Compilation of a request, with everything read for it."""
 
     def __init__(
         self,
@@ -132,7 +132,7 @@ class _Compilation:
         text: bytes,
         request: Request,
         known: Mapping[str, tuple[str, ...]],
-        trial: Trial | None = None,
+        trial: DryRun | None = None,
     ) -> None:
         self.globs = WorkspaceGlobs(ws.root, known, ws)
         self.used = UsedRecipes(ws.root)
@@ -145,7 +145,7 @@ class _Compilation:
         finally:
             gc.enable()
 
-    def _compile(self, values: dict[str, Tree], trial: Trial | None) -> Plan:
+    def _compile(self, values: dict[str, Tree], trial: DryRun | None) -> Plan:
         from ..language.addresses import kind_of
         from ..planning.compile import compile_plan
 
@@ -172,7 +172,7 @@ class _Compilation:
         )
 
     def dump(self) -> list[bytes]:
-        """Return the parts of the cache file, starting with the note for `_is_current`."""
+        """Return the parts of the plan cache file, starting with the header for `_is_current`."""
         note = {
             "recipe": self.plan.recipe,
             "sources": self.used.sources,
@@ -205,9 +205,9 @@ def compile_on_trial(
     source: Path,
     request: Request,
     known: Mapping[str, tuple[str, ...]],
-    trial: Trial,
+    trial: DryRun,
 ) -> None:
-    """Compile a request for `trial` without using the cache.
+    """Compile a request for a trial rendering, without the cache.
 
     Raises Invalid, NotFound.
     """
@@ -215,7 +215,7 @@ def compile_on_trial(
 
 
 class CompiledFromFiles(NamedTuple):
-    """A freshly compiled plan, with everything read for it."""
+    """A freshly compiled plan, with all recipes and inputs read for it."""
 
     asked: str
     """Recipe as named in the request."""
@@ -260,7 +260,7 @@ def _local_paths(spec: Input, value: object) -> list[str]:
 
 
 def as_stored(ws: Workspace, plan: Plan, request: Request) -> Request:
-    """Return the request without address credentials, and with paths relative to the workspace."""
+    """Return the request to store: no credentials in addresses, paths relative to the workspace."""
     if not ws.addresses and not request.typed_in:
         return request
     bound = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..digest import Digest, of_bytes, of_value
 from ..errors import Invalid, NotFound, Problem
-from ..paths import VERSION, Location, is_path, shipped
+from ..paths import VERSION, CallerLocation, is_path, shipped
 from ..reading import whole
 from ..storage.workspace import Workspace
 from .request import Request
@@ -24,7 +24,7 @@ _PATH_TYPES: Final = frozenset({"file", "dataset", "model"})
 
 
 def read_recipe(ws: Workspace, request: Request) -> tuple[Recipe, dict[str, Tree]]:
-    """Return the recipe of a request, and the value of each input.
+    """Read the recipe of a request and bind its inputs. Returns the recipe and input values.
 
     Raises NotFound, Invalid.
     """
@@ -37,7 +37,7 @@ def read_recipe(ws: Workspace, request: Request) -> tuple[Recipe, dict[str, Tree
 def read_and_bind(
     ws: Workspace, source: Path, text: bytes, request: Request, used: UsedRecipes
 ) -> tuple[Recipe, dict[str, Tree]]:
-    """Parse a recipe's text, load the recipes that it uses into `used`, and bind the inputs."""
+    """Parse a recipe's text, load its used recipes into `used`, and bind the inputs."""
     from ..language import unread
 
     recipe = parse_recipe(ws, text, str(source))
@@ -55,13 +55,13 @@ def read_and_bind(
     if wrong := unread.find_refused(recipe, request.inputs, request.preset, request.origins):
         raise Invalid(wrong)
     for name in request.typed_in.keys() & values.keys():
-        location = Location(ws.root, request.typed_in[name])
+        location = CallerLocation(ws.root, request.typed_in[name])
         values[name] = _start_at_root(recipe.inputs[name], values[name], location)
     return recipe, values
 
 
 def input_types(ws: Workspace, source: Path, request: Request) -> dict[str, dict[str, str]]:
-    """Return the input types of a recipe and of the recipes that it uses, by recipe id.
+    """Return the input types of a recipe and of its used recipes, by recipe ID.
 
     Raises NotFound, Invalid.
     """
@@ -88,7 +88,7 @@ def read_text(source: Path) -> bytes:
 
 
 def parse_recipe(ws: Workspace, text: bytes, name: str) -> Recipe:
-    """Parse the text of a recipe. A text that passed the schema before is not validated again."""
+    """Parse a recipe's text. Text that passed the schema before is not validated again."""
     return _parse_once(text, name, schema_mark(ws, of_bytes(text)).exists())
 
 
@@ -101,7 +101,7 @@ def _parse_once(text: bytes, name: str, sound: bool) -> Recipe:
 
 
 def schema_mark(ws: Workspace, text: Digest) -> Path:
-    """Return the marker file for a recipe text that passed the schema.
+    """Return the marker file recording that a recipe text passed schema validation.
 
     Schema validation takes longer than all other parsing.
     """
@@ -115,7 +115,7 @@ def schema_mark(ws: Workspace, text: Digest) -> Path:
 
 
 def place_recipe(recipe: Recipe, source: Path, root: Path) -> Recipe:
-    """Make the paths of a recipe given by path relative to the workspace.
+    """Make a recipe's paths relative to the workspace, if the recipe was given by path.
 
     Library recipes keep their own directory.
     """
@@ -127,7 +127,7 @@ def place_recipe(recipe: Recipe, source: Path, root: Path) -> Recipe:
 
 
 class UsedRecipes:
-    """The recipes that one recipe uses, directly or indirectly.
+    """All recipes used by a recipe, directly or indirectly.
 
     `by_place` has them by the compiler's names, `sources` the digests of their files.
     """
@@ -138,7 +138,7 @@ class UsedRecipes:
         self._root = root
 
     def load(self, recipe: Recipe) -> None:
-        """Load every recipe that `recipe` uses, recursively. Raises Invalid."""
+        """Load all recipes used by `recipe`, recursively. Raises Invalid."""
         problems = []
         for step in recipe.steps.values():
             try:
@@ -191,7 +191,7 @@ def _unreadable_recipe(recipe: Recipe, step: Step, error: NotFound | OSError) ->
 def bind_inputs(
     ws: Workspace, recipe: Recipe, given: Mapping[str, Any], **how: Any
 ) -> dict[str, Tree]:
-    """Bind inputs with `inputs.bind`, with credentials removed from addresses.
+    """Bind inputs like `inputs.bind`, and remove credentials from addresses.
 
     The full addresses are kept in `ws.addresses`. Raises Invalid.
     """
@@ -209,7 +209,7 @@ def _takes_path(spec: Input) -> bool:
 
 
 def _without_credentials(ws: Workspace, recipe: Recipe, name: str, value: Tree) -> Tree:
-    """Return a value without credentials, and keep the full addresses. Raises Invalid."""
+    """Remove the credentials from an address value, and record the full address. Raises Invalid."""
     from ..language import inputs
 
     if isinstance(value, list):
@@ -243,8 +243,8 @@ def _streamed_secret(recipe: Recipe, name: str) -> Problem:
     return problem._replace(input=name)
 
 
-def _start_at_root(spec: Input, value: Tree, location: Location) -> Tree:
-    """Resolve a relative path typed in `location` against the workspace."""
+def _start_at_root(spec: Input, value: Tree, location: CallerLocation) -> Tree:
+    """Resolve a relative path typed in `location` to a workspace path."""
     from ..language.addresses import kind_of
 
     if isinstance(value, list):

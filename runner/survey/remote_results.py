@@ -16,7 +16,7 @@ from .survey import Survey
 
 
 def local_traces(ws: Workspace, found: Survey) -> list[tuple[Trace, frozenset[str]]]:
-    """Return the local traces of a plan's steps, with the names of their temporary outputs."""
+    """Return the local results of a plan's steps, with the names of their temporary outputs."""
     answer = []
     for n, node in enumerate(found.plan.nodes):
         key = found.verdicts[n].key
@@ -36,7 +36,7 @@ def local_traces(ws: Workspace, found: Survey) -> list[tuple[Trace, frozenset[st
 def pull(
     ws: Workspace, remote_cache: RemoteCache, found: Survey, progress: Callable[[str, int], object]
 ) -> Tally:
-    """Download the outputs of every finished step of a plan. Raises Infrastructure."""
+    """Download the outputs of every finished step from the shared store. Raises Infrastructure."""
     tally = Tally()
     for n, node in enumerate(found.plan.nodes):
         made = found.made.get(n)
@@ -62,7 +62,7 @@ def pull(
 
 
 def explain_remote(ws: Workspace, remote_cache: RemoteCache, found: Survey) -> None:
-    """Add reasons to verdicts about cache hits in the shared store and pending downloads."""
+    """Add notes to verdicts about cache hits in the shared store and pending downloads."""
     for n, verdict in enumerate(found.verdicts):
         if verdict.answer not in (FRESH, RESTORE) or verdict.made is None:
             continue

@@ -10,9 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A recipe by path or name, its inputs (typed values or text), and the destination of its
-    results.
-    """
+    """A request to run a recipe: path or name, inputs (typed or text), and results directory."""
 
     recipe: str
     inputs: Mapping[str, Any] = field(default_factory=dict)

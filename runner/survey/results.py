@@ -21,7 +21,7 @@ Point = Mapping[str, metrics.Value]
 
 
 class Metric(NamedTuple):
-    """A metric of a step: its last value, minimum and maximum; None if no number is stored."""
+    """Stored values of a step's metric: last value, minimum and maximum. None means not stored."""
 
     last: metrics.Value
     least: float | None
@@ -29,7 +29,7 @@ class Metric(NamedTuple):
 
 
 class StepMetrics(NamedTuple):
-    """The metrics of a step.
+    """The metrics of a step, with all reported points.
 
     `points` has all reported points in order; None if no log or file is stored.
     """
@@ -40,7 +40,7 @@ class StepMetrics(NamedTuple):
 
 
 def reported_metrics(ws: Workspace, attempts: Sequence[AttemptRow]) -> list[StepMetrics]:
-    """Return the metrics of each step over all of its given attempts, in order.
+    """Return the metrics of each step, over all given attempts in order.
 
     The last values are from the newest metrics rule, which may be newer than the attempt.
     """
@@ -64,7 +64,7 @@ def reported_metrics(ws: Workspace, attempts: Sequence[AttemptRow]) -> list[Step
 
 
 def attempts_of(ws: Workspace, trace: Trace) -> list[AttemptRow]:
-    """Return the locally known attempts behind a result."""
+    """Return the locally known attempts that produced a result."""
     return [
         attempt
         for attempt in ws.store.runs.attempts(trace.run, trace.step)
@@ -73,7 +73,7 @@ def attempts_of(ws: Workspace, trace: Trace) -> list[AttemptRow]:
 
 
 def read_attempt_points(ws: Workspace, attempt: AttemptRow) -> list[Point] | None:
-    """Return all points of an attempt in order; None if its log or files are gone."""
+    """Return all metric points of an attempt in order, or None if its log or files are gone."""
     rule = _rule(attempt)
     if rule is None:
         return []
@@ -112,18 +112,18 @@ def summarize_points(said: Iterable[Point], last: Mapping[str, Any]) -> dict[str
 
 
 def in_image(attempt: AttemptRow, name: str) -> Json:
-    """Return a part of the attempt's key pre-image."""
+    """Return a part of the pre-image of an attempt's cache key."""
     return attempt.preimage.get(name) if isinstance(attempt.preimage, dict) else None
 
 
 def in_author(attempt: AttemptRow, name: str) -> Json:
-    """Return a part of the step's declaration in the pre-image."""
+    """Return a part of the step declaration in an attempt's cache key pre-image."""
     author = in_image(attempt, "author")
     return author.get(name) if isinstance(author, dict) else None
 
 
 def _rule(attempt: AttemptRow) -> MetricsSpec | None:
-    """Return the metrics rule of an attempt; None if it declares none."""
+    """Return the metrics rule of an attempt, or None if no metrics are declared."""
     rule = in_image(attempt, "metrics") or in_author(attempt, "metrics")
     return (
         MetricsSpec(*(None if part is None else str(part) for part in rule))

@@ -24,7 +24,7 @@ PIECE: Final = 1 << 18
 
 
 class StoredStream:
-    """A stored stream of an attempt, read incrementally.
+    """A stored log or metrics stream of an attempt, read incrementally.
 
     `attempt` is the step id as in file names, with the attempt number.
     """
@@ -34,7 +34,7 @@ class StoredStream:
         self.offset = 0
 
     def read(self) -> bytes:
-        """Return the next part, possibly not all.
+        """Return the next part of the stream, possibly incomplete.
 
         Raises Infrastructure if the shared store lacks it.
         """
@@ -52,15 +52,15 @@ class StoredStream:
         return b"".join(found)
 
     def rest(self, write: Callable[[bytes], object]) -> None:
-        """Write everything up to the end."""
+        """Write the rest of the stream to `write`."""
         while data := self.read():
             write(data)
 
     def close(self) -> None:
-        """Do nothing: there is nothing to close."""
+        """Do nothing, because a stored stream has no open file."""
 
     def whole(self) -> bytes:
-        """Return everything up to the end."""
+        """Return the rest of the stream."""
         return b"".join(iter(self.read, b""))
 
     def _object(self, content: Content) -> bytes:
@@ -80,8 +80,9 @@ def is_elsewhere(ws: Workspace, run: str) -> bool:
 
 
 def keep_file(ws: Workspace, attempt: AttemptRow, ending: str) -> Path:
-    """Return the path of a finished attempt's log (`.log`), metrics (`.metrics`) or host samples
-    (`.host`), downloading the file if possible.
+    """Return the path of a finished attempt's file, downloading the file if possible.
+
+    `ending` is `.log`, `.metrics`, or `.host` for machine samples.
     """
     path = ws.kept_path(attempt.run, attempt.step, attempt.n, ending)
     with contextlib.suppress(RecipeError):  # an unreachable store counts as a missing file
@@ -90,7 +91,7 @@ def keep_file(ws: Workspace, attempt: AttemptRow, ending: str) -> Path:
 
 
 def fetch_file(ws: Workspace, run: str, path: Path) -> None:
-    """Download a finished attempt's file to `path`, if it exists.
+    """Download a finished attempt's file to `path`, if stored.
 
     Raises Infrastructure if the shared store lacks it.
     """
@@ -110,7 +111,7 @@ def read_log(ws: Workspace, run: str, step: str, number: int) -> bytes:
 def read_points(
     ws: Workspace, run: str, step: str, number: int, path: Path
 ) -> Sequence[dict[str, metrics.Value]]:
-    """Return the points that a running attempt has reported, from its `.metrics` or `.host` file."""
+    """Return the metric points of a running attempt so far, from its `.metrics` or `.host` file."""
     if not is_elsewhere(ws, run):
         return metrics.points(path)
     data = StoredStream(ws, run, ws.kept_path(run, step, number, "").name, path.suffix[1:]).whole()

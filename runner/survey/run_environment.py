@@ -38,7 +38,7 @@ Found: TypeAlias = dict[str, Any]
 def begin(
     ws: Workspace, run: str, python: Callable[[], str], masked: Callable[[str], str]
 ) -> threading.Thread:
-    """Record the environment in a thread while the run starts; the caller joins the thread.
+    """Start a thread that records the run's environment. The caller joins the thread.
 
     `python` returns the interpreter for steps without a lock, `masked` masks secrets in a text.
     """
@@ -55,7 +55,7 @@ def begin(
 
 
 def recall(home: Path, run: str) -> Found | None:
-    """Return the stored environment of a run; None if not stored."""
+    """Load the stored environment of a run, or return None if not stored."""
     try:
         with open(_file(home, run), "rb") as file:
             found = parse_json(file.read(_LARGEST))
@@ -69,7 +69,7 @@ def _file(home: Path, run: str) -> Path:
 
 
 def looked_at(root: Path, python: str, masked: Callable[[str], str]) -> Found:
-    """Return the current environment of the workspace at `root`."""
+    """Collect the current environment of the workspace at `root`."""
     return {
         "at": time.time(),
         "recipe": VERSION,
@@ -104,9 +104,7 @@ def _machine() -> Found:
 
 
 def packages_of(python: str) -> list[str]:
-    """Return the installed packages of a local interpreter as sorted NAME==VERSION; empty if
-    unknown.
-    """
+    """List a local interpreter's installed packages as sorted NAME==VERSION, or none if unknown."""
     found: dict[str, str] = {}
     for folder in _sites(python):
         with contextlib.suppress(OSError):
@@ -117,9 +115,7 @@ def packages_of(python: str) -> list[str]:
 
 
 def _sites(python: str) -> Iterator[Path]:
-    """Yield the package directories of an interpreter's virtual environment, else of its
-    installation.
-    """
+    """Yield the package directories of an interpreter's virtual environment or installation."""
     home = Path(python).absolute().parent.parent
     if not (home / "pyvenv.cfg").exists():
         real = Path(os.path.realpath(python))
@@ -133,22 +129,23 @@ def _sites(python: str) -> Iterator[Path]:
 
 
 def _code(root: Path, masked: Callable[[str], str]) -> Found | None:
-    """Return the commit of the workspace's repository and the changes since; None outside a
-    repository.
-    """
+    """Return the git commit of the workspace and later changes, or None outside a repository."""
     if not any((folder / ".git").exists() for folder in (root, *root.parents)):
         return None
-    commit = _git(root, "rev-parse", "HEAD").decode().strip()
+    heads = _git(root, "rev-parse", "HEAD", "--abbrev-ref", "HEAD").decode(errors="replace")
+    commit, _, branch = heads.strip().partition("\n")
     if not commit:
         return None
     status = _git(root, "status", "--porcelain", "-z", "--no-renames", "--", ".").split(b"\0")
     names = [(line[:2], masked(line[3:].decode(errors="replace"))) for line in status if line]
     untracked = [name for sign, name in names if sign == b"??"]
     changed = [name for sign, name in names if sign != b"??"]
-    diff = _git(root, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--", ".")
+    diff = b""
+    if changed:
+        diff = _git(root, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--", ".")
     return {
         "commit": commit,
-        "branch": _git(root, "rev-parse", "--abbrev-ref", "HEAD").decode(errors="replace").strip(),
+        "branch": branch,
         "changed": changed[:FILES],
         "changed_count": len(changed),
         "untracked": untracked[:FILES],

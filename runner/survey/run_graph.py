@@ -18,7 +18,7 @@ MOST = 5000
 
 
 def build_graph(ws: Workspace, found: Survey) -> RunGraph:
-    """Return the graph of a plan, with its up-to-date steps and its training step."""
+    """Build the step graph of a plan, with its up-to-date steps and its training step."""
     steps = [bare(node.id) for node in found.plan.nodes]
     needs: dict[str, dict[str, None]] = {}
     instances: dict[str, int] = {}
@@ -43,7 +43,7 @@ def build_graph(ws: Workspace, found: Survey) -> RunGraph:
 
 
 def store_graph(ws: Workspace, run: str, found: Survey) -> RunGraph:
-    """Store the graph of a starting run, and return it."""
+    """Store the step graph of a starting run, and return the graph."""
     graph = build_graph(ws, found)
     ws.write(file_of(ws.home, run), json.dumps(graph._asdict()).encode())
     return graph

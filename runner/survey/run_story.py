@@ -16,7 +16,7 @@ from ..planning import fingerprint
 from ..planning.ids import bare
 from ..storage.content.files import Content
 from ..storage.records.index import Trace
-from ..storage.records.links import Link, stored_links
+from ..storage.records.links import TrackerLink, stored_links
 from ..storage.records.runs import AttemptRow, RunRow
 from ..storage.run_graph import RunGraph
 from ..storage.workspace import Workspace
@@ -31,7 +31,7 @@ _LARGEST = {**dict.fromkeys(IMAGES, 4 << 20), **dict.fromkeys(TEXTS, 16 << 10)}
 
 
 class StepInstance(NamedTuple):
-    """A step of a run, or one instance of it.
+    """A step of a run, or one matrix instance.
 
     `attempts` created its result, possibly in an earlier run (`source`).
     """
@@ -57,8 +57,8 @@ class StepInstance(NamedTuple):
         }
 
 
-class OutputFile(NamedTuple):
-    """A small output file of a step."""
+class SmallOutput(NamedTuple):
+    """A small output file of a step, for the report."""
 
     id: str
     path: str
@@ -66,21 +66,21 @@ class OutputFile(NamedTuple):
 
 
 class Story(NamedTuple):
-    """A run's report data. `left_out` lists omissions in sentences."""
+    """Data for the report of a run. `left_out` lists omissions in sentences."""
 
     row: RunRow
     needs: Mapping[str, Sequence[str]]
     counts: Mapping[str, int]
     instances: Sequence[StepInstance]
     logs: Mapping[str, bytes]
-    files: Sequence[OutputFile]
+    files: Sequence[SmallOutput]
     why: Mapping[str, Sequence[str]]
-    links: Sequence[Link]
+    links: Sequence[TrackerLink]
     left_out: Sequence[str]
 
 
 def tell_story(ws: Workspace, row: RunRow) -> Story:
-    """Return the report data of a run so far."""
+    """Collect the report data of a run so far."""
     graph = ws.run_views.graph(row)
     view = ws.run_views.view(row, graph)
     fresh = graph.fresh if graph is not None else {}
@@ -118,7 +118,7 @@ def tell_story(ws: Workspace, row: RunRow) -> Story:
 def _shape(
     graph: RunGraph | None, found: Sequence[StepInstance]
 ) -> tuple[dict[str, Sequence[str]], dict[str, int]]:
-    """Return the dependencies and the instance count of each step."""
+    """Return the dependencies and instance count of each step."""
     known = Counter(each.step for each in found)
     needs: dict[str, Sequence[str]] = dict(graph.needs) if graph is not None else {}
     for step in known:
@@ -128,14 +128,14 @@ def _shape(
 
 
 def _natural_order(id: str) -> list[str | float]:
-    """Return a sort key of text and numbers."""
+    """Split an ID into text and numbers, as a natural sort key."""
     return [
         float(part) if n % 2 else part for n, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", id))
     ]
 
 
 def _with_result(ws: Workspace, begun: StepInstance, trace: Trace | None) -> StepInstance:
-    """Return an instance with its result, and for an up-to-date step with the attempts behind it."""
+    """Return a step instance with its result, and with the creating attempts if up to date."""
     if begun.attempts:
         result, points = attempt_result(ws, begun.id, begun.attempts, trace, {})
         return begun._replace(result=result, points=points)
@@ -147,7 +147,7 @@ def _with_result(ws: Workspace, begun: StepInstance, trace: Trace | None) -> Ste
 
 
 def _log_ends(ws: Workspace, found: Iterable[StepInstance]) -> dict[str, bytes]:
-    """Return the end of each instance's log, failed ones first, `_LOGS` at most."""
+    """Return the last log lines of step instances, failed instances first, at most `_LOGS`."""
     logs: dict[str, bytes] = {}
     for each in sorted(found, key=lambda each: each.state != "FAILED"):
         if not each.attempts or len(logs) >= _LOGS:
@@ -159,7 +159,7 @@ def _log_ends(ws: Workspace, found: Iterable[StepInstance]) -> dict[str, bytes]:
 
 
 def _read_end(path: Path) -> bytes:
-    """Return the last `_TAIL` bytes of a file, from the start of a line. Raises OSError."""
+    """Read the last `_TAIL` bytes of a file, from the start of a line. Raises OSError."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - _TAIL))
@@ -169,9 +169,9 @@ def _read_end(path: Path) -> bytes:
 
 def _small_files(
     ws: Workspace, found: Iterable[StepInstance], traces: Mapping[str, Trace]
-) -> tuple[list[OutputFile], int]:
-    """Return the images and small texts among the outputs, and the number of omitted ones."""
-    files: list[OutputFile] = []
+) -> tuple[list[SmallOutput], int]:
+    """Return small images and texts among the outputs, and the number of omitted files."""
+    files: list[SmallOutput] = []
     passed = 0
     for each in found:
         trace = traces.get(each.attempts[-1].key) if each.attempts else None
@@ -184,12 +184,12 @@ def _small_files(
                 if data is None:
                     passed += 1
                 else:
-                    files.append(OutputFile(each.id, inner, data))
+                    files.append(SmallOutput(each.id, inner, data))
     return files, passed
 
 
 def _read_small(place: str, largest: int) -> bytes | None:
-    """Return the content of a file; None if it is too large or unreadable."""
+    """Read a file, or return None if it is too large or unreadable."""
     try:
         if os.stat(place).st_size > largest:
             return None
@@ -200,7 +200,7 @@ def _read_small(place: str, largest: int) -> bytes | None:
 
 
 def _files_of_output(ws: Workspace, path: str, content: Content) -> Iterable[tuple[str, str]]:
-    """Yield the files of an output: the path in an attempt, and the stored path."""
+    """Yield the files of an output: path in the attempt, and stored path."""
     if not ws.objects.has(content):
         return
     place = str(ws.objects.path(content))
@@ -213,7 +213,7 @@ def _files_of_output(ws: Workspace, path: str, content: Content) -> Iterable[tup
 
 
 def changes_of(ws: Workspace, row: RunRow) -> dict[str, list[str]]:
-    """Return the changes since the previous attempt, for each step that ran."""
+    """Return the changes of each executed step since its previous attempt."""
     by_step: dict[str, list[AttemptRow]] = {}
     for attempt in ws.store.runs.attempts(row.id):
         by_step.setdefault(attempt.step, []).append(attempt)
@@ -223,14 +223,14 @@ def changes_of(ws: Workspace, row: RunRow) -> dict[str, list[str]]:
 def _find_causes(
     ws: Workspace, row: RunRow, by_step: Mapping[str, Sequence[AttemptRow]]
 ) -> dict[str, list[str]]:
-    """Return the changes since the previous attempt, for each step that ran."""
+    """Return the changes of each executed step since its previous attempt."""
     earlier = _attempts_before(ws, row, by_step)
     found = {step: _causes(earlier.get(step), tries[0]) for step, tries in by_step.items()}
     return {step: causes for step, causes in found.items() if causes}
 
 
 def _attempts_before(ws: Workspace, row: RunRow, steps: Iterable[str]) -> dict[str, AttemptRow]:
-    """Return the last attempt of each step before a run, among the last 200 runs."""
+    """Return the last attempt of each step before a run, among the latest 200 runs."""
     earlier: dict[str, AttemptRow] = {}
     for run in ws.store.runs.latest(recipe=row.recipe, last=200):
         if run.created < row.created:
@@ -240,7 +240,7 @@ def _attempts_before(ws: Workspace, row: RunRow, steps: Iterable[str]) -> dict[s
 
 
 def _causes(before: AttemptRow | None, now: AttemptRow) -> list[str]:
-    """Describe the changes between two attempts; empty if not stored."""
+    """Describe the changes between two attempts. Empty if not stored."""
     if before is None:
         return ["no earlier run in this workspace"]
     old, new = before.preimage, now.preimage

@@ -21,23 +21,23 @@ _PEAKS: Final = ("gpu_memory_used_gb", "gpu_temperature_c", "ram_used_gb")
 
 
 def samples_path(log: str) -> Path:
-    """Return the samples file of the attempt with the log file `log`."""
+    """Return the path of the machine samples file for an attempt's log file."""
     return Path(log.removesuffix(".log") + ENDING)
 
 
 def load_samples(ws: Workspace, attempt: AttemptRow) -> Sequence[Mapping[str, metrics.Value]]:
-    """Return the samples of a finished attempt; empty for less than 5 seconds."""
+    """Load the machine samples of a finished attempt. Attempts under 5 seconds have none."""
     return metrics.points(rows.keep_file(ws, attempt, ENDING))
 
 
 def latest_sample(ws: Workspace, run: str, step: str, number: int, log: str) -> Mapping[str, float]:
-    """Return the last sample of a running attempt; empty if there is none yet."""
+    """Return the last machine sample of a running attempt, or nothing before the first sample."""
     found = rows.read_points(ws, run, step, number, samples_path(log))
     return _numbers(found[-1]) if found else {}
 
 
 def summarize_samples(samples: Iterable[Mapping[str, metrics.Value]]) -> dict[str, float]:
-    """Return the means of utilization values and the maxima of memory and temperature."""
+    """Summarize machine samples: mean utilization, maximum memory and temperature."""
     columns: dict[str, list[float]] = {}
     for sample in samples:
         for name, value in _numbers(sample).items():
@@ -51,8 +51,9 @@ def summarize_samples(samples: Iterable[Mapping[str, metrics.Value]]) -> dict[st
 
 
 def describe_samples(found: Mapping[str, float]) -> str:
-    """Format a sample like `GPU 87%, 22.1 GB, 71 °C, 300 W; processors 35%, 12.3 GB of memory in
-    use`, omitting unknown values.
+    """Format a machine sample for display, omitting unknown values.
+
+    For example `GPU 87%, 22.1 GB, 71 °C, 300 W; processors 35%, 12.3 GB of memory in use`.
     """
     gpu = [f"{found[name]:.{places}f}{unit}" for name, places, unit in _GPU if name in found]
     rest = [f"processors {found['cpu_percent']:.0f}%"] if "cpu_percent" in found else []

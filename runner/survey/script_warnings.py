@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..language.imports import BY_VALUE, Imports, Start, find_starts
+from ..language.imports import BY_VALUE, EntryPoint, Imports, find_starts
 from ..language.recipe import GitCode
 from ..language.script_options import ScriptOptions, options_of
 from ..language.script_words import (
@@ -38,7 +38,7 @@ _STARTERS: Final = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|accelerate|uv)"
 
 
 def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem]:
-    """Yield a warning for each option that a script will reject.
+    """Yield a warning for each command-line option that a script will reject.
 
     `read` returns the imports of a file by its absolute path.
     """
@@ -58,9 +58,9 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
 
 
 def _option_faults(
-    base: str, step: Step, start: Start, imported: ImportedFiles, made: Collection[str]
+    base: str, step: Step, start: EntryPoint, imported: ImportedFiles, made: Collection[str]
 ) -> Iterable[WordFault]:
-    """Return the faults of a script's options; empty if the script or its options are uncertain."""
+    """Return the faults of a script's command-line options, or none if they are uncertain."""
     words = _given_words(step, start)
     # A dynamically named module adds no options unless it receives the parser, which is checked.
     is_uncertain = any(not doubt.endswith(BY_VALUE) for _, doubt in imported.doubts)
@@ -71,7 +71,7 @@ def _option_faults(
     return faults(start.name, takes, words, _place(step)) if takes else ()
 
 
-def _scripts(step: Step) -> list[Start]:
+def _scripts(step: Step) -> list[EntryPoint]:
     """Return the scripts that a step certainly starts.
 
     In a list of arguments, only the first: another may be its argument.
@@ -84,7 +84,7 @@ def _place(step: Step) -> Where:
     return (*step.origin, "run" if step.run is not None else "accelerate")
 
 
-def _problem(recipe: Recipe, step: Step, start: Start, fault: WordFault) -> Problem:
+def _problem(recipe: Recipe, step: Step, start: EntryPoint, fault: WordFault) -> Problem:
     offset: int | None = None
     length: int | None = None
     if isinstance(step.run, str) and fault.word:
@@ -101,8 +101,8 @@ def _problem(recipe: Recipe, step: Step, start: Start, fault: WordFault) -> Prob
     )
 
 
-def _given_words(step: Step, start: Start) -> list[GivenWord] | None:
-    """Return the options that a step passes to its script; None if uncertain."""
+def _given_words(step: Step, start: EntryPoint) -> list[GivenWord] | None:
+    """Return the options that a step passes to its script, or None if uncertain."""
     if step.accelerate is not None:
         args = step.accelerate.get("args") or {}
         where: Where = (*step.origin, "accelerate", "args")
@@ -121,7 +121,7 @@ def _given_words(step: Step, start: Start) -> list[GivenWord] | None:
 
 
 def _first(run: Sequence[Tree]) -> str:
-    """Return the program of a list of arguments."""
+    """Return the program of an argument list."""
     item = run[0] if run else ""
     return _first(item) if isinstance(item, list) else str(item)
 
@@ -147,7 +147,7 @@ def _version(path: str) -> tuple[int, int, int]:
 def _read_options(
     base: str, script: str, files: tuple[tuple[str, tuple[int, int, int]], ...]
 ) -> ScriptOptions | None:
-    """Return the options of a script. The file versions are part of the cache key."""
+    """Read a script's command-line options. `files` with versions is part of the cache key."""
     trees = {file: _parse_file(f"{base}/{file}", version) for file, version in files}
     return options_of(script, trees)
 

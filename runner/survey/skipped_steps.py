@@ -9,8 +9,9 @@ from ..planning.plan import SKIP, Plan
 
 
 def skipped_steps(plan: Plan, skipped: Collection[str], wanted: Collection[int]) -> list[str]:
-    """Return a line for each step with skipped instances: those that the plan skips among `wanted`,
-    and those that the run skipped.
+    """Return a summary line for each step with skipped instances.
+
+    Includes instances skipped by the plan among `wanted`, and by the run.
     """
     gone = {
         n
@@ -47,7 +48,7 @@ def _reason(plan: Plan, n: int, gone: Collection[int]) -> str:
     }
     if lacks:
         paths = list(lacks)
-        return f"there is no {', '.join(paths[:3])}{', …' if len(paths) > 3 else ''}"
+        return f"{', '.join(paths[:3])}{', …' if len(paths) > 3 else ''} {'is' if len(paths) == 1 else 'are'} missing"
     before = [*(each.producer for each in node.late), *node.after, *node.choices]
     needed = dict.fromkeys(bare(plan.nodes[each].id) for each in before if each in gone)
     own = (

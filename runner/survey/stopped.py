@@ -10,7 +10,7 @@ from .survey import Survey
 
 
 def stopped_attempts(ws: Workspace, found: Survey) -> dict[str, AttemptRow]:
-    """Return the last attempt of each early-stopped step without a result, by step."""
+    """Return the last attempt of each early-stopped step without a result, by step ID."""
     keys: dict[str, str] = {
         verdict.key: found.plan.nodes[n].id
         for n in found.todo
@@ -27,7 +27,7 @@ def stopped_attempts(ws: Workspace, found: Survey) -> dict[str, AttemptRow]:
 
 
 def metric_streams(ws: Workspace, found: Survey, metric: str) -> dict[str, Stream]:
-    """Return the metric streams of finished and early-stopped steps, by step."""
+    """Return the metric values of finished and early-stopped steps in order, by step ID."""
     known = dict(stopped_attempts(ws, found))
     keys = {
         found.plan.nodes[n].id: key

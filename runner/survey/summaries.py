@@ -37,8 +37,7 @@ _TRIAL = re.compile(r"^[^/\]]*\[[^\]]*\]")
 
 
 class MetricSummary(NamedTuple):
-    """Summary of a metric over one or more attempts: its last value, its extremes and their steps,
-    and its count.
+    """Summary of a metric over one or more attempts: last value, extremes, their steps, and count.
 
     `curve` is a thumbnail with at most `CURVE` values. None means unknown.
     """
@@ -56,7 +55,7 @@ Summaries = Mapping[str, MetricSummary]
 
 
 class TrialNumbers(NamedTuple):
-    """A matrix instance or sweep trial: its values, its state, and its metrics."""
+    """A matrix instance or sweep trial, with its values, state and metrics."""
 
     id: str
     inputs: Mapping[str, Cell]
@@ -65,7 +64,7 @@ class TrialNumbers(NamedTuple):
 
 
 class RunNumbers(NamedTuple):
-    """Metrics of a run over all steps, and of each trial if there are several."""
+    """Metrics of a run over all steps, and of each trial if there are several trials."""
 
     metrics: Summaries
     trials: Sequence[TrialNumbers]
@@ -76,7 +75,7 @@ class RunNumbers(NamedTuple):
 
 
 def summarize(points: Iterable[Point]) -> dict[str, MetricSummary]:
-    """Return the summary of each outcome metric that points have, `NAMES` metrics at most."""
+    """Summarize each outcome metric of the points, at most `NAMES` metrics."""
     values: dict[str, list[tuple[float, float]]] = {}
     last: dict[str, metrics.Value] = {}
     for n, point in enumerate(points):
@@ -92,7 +91,7 @@ def summarize(points: Iterable[Point]) -> dict[str, MetricSummary]:
 
 
 def _summarize_one(last: metrics.Value, pairs: Sequence[tuple[float, float]]) -> MetricSummary:
-    """Return the summary of one metric; `pairs` are its steps and values."""
+    """Summarize one metric. `pairs` holds training steps and values."""
     if not pairs:
         return MetricSummary(last, None, None, None, None, 0, [])
     at_min, least = min(pairs, key=lambda pair: pair[1])
@@ -102,14 +101,14 @@ def _summarize_one(last: metrics.Value, pairs: Sequence[tuple[float, float]]) ->
 
 
 def _thin_curve(values: Sequence[float]) -> list[float]:
-    """Return the means of equal parts."""
+    """Downsample values to the means of equal parts."""
     parts = min(CURVE, len(values))
     cuts = [len(values) * n // parts for n in range(parts + 1)] if parts else []
     return [float(f"{sum(values[a:b]) / (b - a):.4g}") for a, b in itertools.pairwise(cuts)]
 
 
 def merge_summaries(all: Iterable[Summaries]) -> dict[str, MetricSummary]:
-    """Return the summaries of several attempts or steps as one, the later ones last."""
+    """Merge the summaries of several attempts or steps, given in chronological order."""
     found: dict[str, MetricSummary] = {}
     for each in all:
         for name, new in each.items():
@@ -132,7 +131,7 @@ _Extreme = tuple[float | None, float | None]
 
 
 def _better_extreme(old: _Extreme, new: _Extreme, *, sign: int) -> _Extreme:
-    """Return the lower of two extremes if `sign` is 1, the higher if it is -1."""
+    """Return the lower of two extremes if `sign` is 1, or the higher if it is -1."""
     if old[0] is None:
         return new
     if new[0] is None:
@@ -143,7 +142,7 @@ def _better_extreme(old: _Extreme, new: _Extreme, *, sign: int) -> _Extreme:
 def summarize_runs(
     ws: Workspace, rows: Sequence[RunRow], live: Mapping[str, Mapping[str, Summaries]] | None = None
 ) -> dict[str, RunNumbers]:
-    """Return the metrics of each run, including those of its up-to-date steps, by run.
+    """Return the metrics of each run, including its up-to-date steps, by run ID.
 
     `live` has the summaries of running attempts, by run and step. Reading points takes at most
     `PATIENCE` seconds.
@@ -173,7 +172,7 @@ def summarize_runs(
 
 
 def _fresh_keys(ws: Workspace, run: str, steps: Mapping[str, StepRow]) -> dict[str, str]:
-    """Return the keys of a run's up-to-date steps, by step."""
+    """Return the cache keys of a run's up-to-date steps, by step."""
     graph = run_graph.recall(ws.home, run)
     keys = dict(graph.fresh) if graph is not None else {}
     keys |= {row.step: row.key for row in steps.values() if row.state == "FRESH" and row.key}
@@ -202,7 +201,7 @@ def _run_numbers(
 def _find_trials(
     by_step: Mapping[str, Summaries], states: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """Return the steps of each trial, for matrices with any metrics."""
+    """Return the steps of each matrix trial, for matrices with reported metrics."""
     reporting = {bare(match[0]) for step in by_step if (match := _TRIAL.match(step))}
     trials: dict[str, list[str]] = {}
     # An instance without loaded metrics is a trial too.
@@ -234,8 +233,9 @@ def _parse_value(text: str) -> Cell:
 
 
 def _rank(metric: str) -> tuple[bool, bool]:
-    """Sort key for metrics by importance: validation losses, other validation metrics, losses,
-    others.
+    """Return a sort key that ranks metrics by importance.
+
+    The order is validation losses, other validation metrics, losses, others.
     """
     return not _HELD_OUT.search(metric), not lower_is_better(metric)
 
@@ -246,7 +246,7 @@ def _worst(states: Collection[str]) -> str:
 
 
 def _load_summaries(ws: Workspace, tries: Sequence[Tried]) -> dict[str, Summaries]:
-    """Return metric summaries by attempt id.
+    """Return metric summaries by attempt ID.
 
     Uses stored summaries first. Others are computed for up to `PATIENCE` seconds, and stored.
     """
@@ -268,7 +268,7 @@ def _load_summaries(ws: Workspace, tries: Sequence[Tried]) -> dict[str, Summarie
 
 
 def _read_points(ws: Workspace, tried: Tried) -> Sequence[Point]:
-    """Return the points of an attempt; empty for a slow pattern."""
+    """Read the metric points of an attempt, or return none if regex matching is too slow."""
     for attempt in ws.store.runs.attempts(tried.run, tried.step):
         if attempt.n == tried.n:
             with suppress(Invalid):
@@ -277,8 +277,9 @@ def _read_points(ws: Workspace, tried: Tried) -> Sequence[Point]:
 
 
 def read_directions(row: RunRow) -> Mapping[str, bool]:
-    """Return whether lower is better for the metrics in the run recipe's `select` steps; empty if
-    its file is unreadable.
+    """Return whether lower is better for each metric in a run recipe's `select` steps.
+
+    Empty if the recipe file is unreadable.
     """
     path = Path(str(row.data.get("source", "")))
     try:
@@ -295,7 +296,7 @@ def _directions(path: Path, _changed: int) -> Mapping[str, bool]:
 
 
 def selected_directions(recipe: Recipe) -> dict[str, bool]:
-    """Return whether lower is better for the metrics in a recipe's `select` steps."""
+    """Return whether lower is better for each metric in a recipe's `select` steps."""
     chosen = [step.select for step in recipe.steps.values() if step.select is not None]
     return {each.metric: each.best == "min" for each in chosen}
 

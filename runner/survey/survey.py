@@ -24,7 +24,7 @@ from .request import Request
 
 
 class WaitingStep(NamedTuple):
-    """A step that joins the plan only after other steps have run."""
+    """A step that joins the plan only after other steps have finished."""
 
     id: str
     shown: str
@@ -34,7 +34,7 @@ class WaitingStep(NamedTuple):
 
 @dataclass(slots=True)
 class Survey:
-    """A plan and the survey's findings."""
+    """A plan with a verdict for each step, and everything found on the disk."""
 
     request: Request
     source: Path
@@ -54,16 +54,16 @@ class Survey:
     aside: set[str] = field(default_factory=set)  # steps that were not requested
 
     def forces(self, id: str) -> bool:
-        """Return True if the step must run regardless of the cache."""
+        """Return True if a step must run regardless of the cache."""
         return _is_forced(self.forced, self.all, id)
 
     def select_wanted(self, plan: Plan) -> set[int]:
-        """Return the requested nodes of a plan and their dependencies."""
+        """Return the requested nodes of a plan, with their dependencies."""
         return plan.select_nodes(self.only, self.until)
 
     @property
     def later(self) -> list[WaitingStep]:
-        """The requested steps that are not in the plan yet."""
+        """Requested steps that are not yet in the plan."""
         waiting = self.plan.waiting
         if self.only:
             return []
@@ -86,7 +86,7 @@ class Survey:
 
     @property
     def todo(self) -> list[int]:
-        """Unsettled nodes: to run, possibly to run, or to restore."""
+        """Nodes that are not up to date: to run, possibly to run, or to restore."""
         return [
             n
             for n, verdict in enumerate(self.verdicts)
@@ -94,19 +94,19 @@ class Survey:
         ]
 
     def targets_of(self, ws: Workspace, plan: Plan) -> dict[int, list[Target]]:
-        """Return the published paths of an expanded plan of the same request."""
+        """Return the published output paths of an expanded plan of the same request."""
         return _find_targets(ws, plan, self.library, self.request)
 
     @property
     def conflicts(self) -> list[str]:
-        """Paths where an output would replace a file of the caller."""
+        """Paths where an output would replace a caller's file."""
         return [path for verdict in self.verdicts for path in verdict.conflicts]
 
 
 def survey(
     ws: Workspace, request: Request, *, forced: frozenset[str] = frozenset(), all: bool = False
 ) -> Survey:
-    """Determine the effects of running `request`.
+    """Survey a request: compile its plan and judge each step, without running anything.
 
     `forced` steps run regardless of the cache; with `all`, every step does. Raises NotFound,
     Invalid, CannotRun.
@@ -148,7 +148,7 @@ def judge_all(
     forced: frozenset[str],
     all: bool,
 ) -> tuple[list[Verdict], dict[int, Made]]:
-    """Return a verdict per node from the facts before the run, and the known results."""
+    """Judge every plan node before the run. Returns the verdicts and the known results."""
     made: dict[int, Made] = {}
     verdicts = []
     for n, node in enumerate(plan.nodes):
@@ -168,7 +168,7 @@ def _is_forced(forced: frozenset[str], all: bool, id: str) -> bool:
 
 
 def _rename_traces(ws: Workspace, plan: Plan, verdicts: Sequence[Verdict]) -> None:
-    """Move results under a former key to the current key."""
+    """Move results stored under a former cache key to the current key."""
     for n, verdict in enumerate(verdicts):
         if verdict.former is not None and verdict.key is not None and verdict.made is not None:
             ws.traces.rename(verdict.former, verdict.key, plan.nodes[n].rule)
@@ -177,7 +177,7 @@ def _rename_traces(ws: Workspace, plan: Plan, verdicts: Sequence[Verdict]) -> No
 def find_expansions(
     ws: Workspace, plan: Plan, made: Mapping[int, Made]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the known matches of globs below outputs, by the compiler's name."""
+    """Return the known matches of globs below step outputs, by the compiler's name."""
     found = {}
     for pending in plan.pending:
         left = made.get(plan.index[pending.producer])
@@ -195,7 +195,7 @@ def find_expansions(
 def _find_targets(
     ws: Workspace, plan: Plan, library: bool, request: Request
 ) -> dict[int, list[Target]]:
-    """Return the published paths by node."""
+    """Return the published output paths of each plan node."""
     base = out_dir(ws, plan, library, request)
     head = "" if base == ws.root else f"{base}/"
     targets: dict[int, list[Target]] = {}
@@ -205,7 +205,7 @@ def _find_targets(
 
 
 def out_dir(ws: Workspace, plan: Plan, library: bool, request: Request) -> Path:
-    """Return the directory of published results.
+    """Return the directory for a plan's published results.
 
     For a recipe given by path, this is the workspace; for a library recipe,
     `out/NAME@VERSION/DIGEST`.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def refuse_unrenderable(ws: Workspace, found: Survey) -> None:
-    """Raise Invalid, with every location, if a step that may run cannot be rendered."""
+    """Raise Invalid, with all locations, if templates of a step that may run cannot be rendered."""
     nodes = [n for n in found.todo if found.verdicts[n].answer in ("run", "maybe")]
     if nodes:
         refuse_nodes(ws, found.source, found.request, found.plan, nodes, found.globs)
@@ -33,7 +33,7 @@ def refuse_nodes(
     nodes: Iterable[int],
     known: dict[str, tuple[str, ...]],
 ) -> None:
-    """Raise Invalid if one of these nodes cannot be rendered.
+    """Raise Invalid if the templates of one of these plan nodes cannot be rendered.
 
     `known` has the matches of globs below outputs.
     """
@@ -48,8 +48,8 @@ def refuse_nodes(
     hooks = any(True for _ in find_hook_faults(plan.settings, plan.inputs))
     if not wrong and not hooks:
         return
-    from ..planning.beforehand import HOOKS, Trial
+    from ..planning.beforehand import HOOKS, DryRun
 
-    trial = Trial(wanted=(wrong | ({HOOKS} if hooks else set())).__contains__)
+    trial = DryRun(wanted=(wrong | ({HOOKS} if hooks else set())).__contains__)
     compile_on_trial(ws, source, request, known, trial)
     raise Invalid(trial.problems)

@@ -14,7 +14,7 @@ _TOTALS: Final = ("max_steps", "total_steps", "train_steps", "num_steps")
 
 
 def training_length(found: Survey, id: str) -> float | None:
-    """Return the number of training steps of a step; None if its inputs do not tell."""
+    """Return the number of training steps of a step, or None if its inputs do not tell."""
     n = found.plan.index.get(id)
     author = found.plan.specs()[n].author if n is not None else {}
     reads = author.get("reads", {})
@@ -33,7 +33,7 @@ def _is_positive(value: object) -> TypeGuard[int | float]:
 
 
 def reporting_steps(ws: Workspace, found: Survey) -> list[Reporting]:
-    """Return the metrics-reporting steps of a plan, in order."""
+    """Return the plan's steps that report metrics, in order."""
     plan = found.plan
     specs = plan.specs()
     nodes = {n: node.id for n, node in enumerate(plan.nodes) if specs[n].metrics is not None}
@@ -50,7 +50,7 @@ def reporting_steps(ws: Workspace, found: Survey) -> list[Reporting]:
 
 
 def training_progress(ws: Workspace, found: Survey) -> tuple[str, str]:
-    """Return the training step of a plan and the stored metrics of its result; both may be empty."""
+    """Return the training step of a plan and its stored metrics. Either may be empty."""
     id = find_training(reporting_steps(ws, found))
     key = found.verdicts[found.plan.index[id]].key if id else None
     trace = ws.store.index.trace(key) if key is not None else None

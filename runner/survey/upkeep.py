@@ -23,7 +23,7 @@ from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL
 from ..storage.content import disk
 from ..storage.content.files import Content
 from ..storage.garbage import Garbage
-from ..storage.records.index import Made, Published, Trace
+from ..storage.records.index import CachedOutput, Published, Trace
 from ..storage.records.runs import FINAL, RunRow
 from ..storage.workspace import Workspace
 from .survey import Survey, out_dir
@@ -35,7 +35,7 @@ _DAY = 86_400.0
 
 
 def adopt_outputs(ws: Workspace, found: Survey, n: int) -> Trace | None:
-    """Adopt the files at a step's published paths as its outputs under the current key.
+    """Record the files at a step's published paths as its outputs under the current cache key.
 
     Returns None if they are its outputs already. Raises CannotRun.
     """
@@ -46,7 +46,7 @@ def adopt_outputs(ws: Workspace, found: Survey, n: int) -> Trace | None:
     base = out_dir(ws, found.plan, found.library, found.request)
     head = "" if base == ws.root else f"{base}/"
     targets = dict(found.targets.get(n, ()))
-    made: list[Made] = []
+    made: list[CachedOutput] = []
     published: list[Published] = []
     problems: list[str] = []
     for name, path, flags in node.outputs:
@@ -57,7 +57,7 @@ def adopt_outputs(ws: Workspace, found: Survey, n: int) -> Trace | None:
             problems.append(f"{at} {problem}")
         elif content is not None:
             ws.objects.put(Path(os.path.realpath(ws.root / at)), content, move=False)
-            made.append(Made(name, path, content))
+            made.append(CachedOutput(name, path, content))
             if name in targets:
                 published.append(Published(at, content, "", "", node.id, found.plan.recipe))
     if problems:
@@ -82,7 +82,7 @@ def adopt_outputs(ws: Workspace, found: Survey, n: int) -> Trace | None:
 
 
 def _adoptable_key(node: Node, verdict: Verdict) -> str:
-    """Return the key for adopted files of a step. Raises CannotRun."""
+    """Return the cache key for adopted files of a step. Raises CannotRun."""
     if node.flags & SELECT:
         raise CannotRun(
             f"cannot adopt files for {node.id}: it selects among other steps and has no outputs of its own",
@@ -103,7 +103,7 @@ def _adoptable_key(node: Node, verdict: Verdict) -> str:
 
 
 def _unfit_output(target: Path, content: Content | None, flags: int) -> str:
-    """Return the reason why a path cannot be an output with these flags; empty if it can."""
+    """Return why a path cannot be an output with these flags, or "" if it can."""
     if content is None:
         return "" if flags & OPTIONAL else "does not exist"
     is_folder = content[0] == "t"
@@ -120,14 +120,14 @@ def _unfit_output(target: Path, content: Content | None, flags: int) -> str:
 
 
 class PublishedPath(NamedTuple):
-    """The state of a published path: `ours` (unchanged), `edited`, or `gone`."""
+    """State of a published path: `ours` (unchanged), `edited`, or `gone`."""
 
     row: Published
     now: str
 
 
 def examine_published(ws: Workspace, rows: Iterable[Published]) -> list[PublishedPath]:
-    """Return the state of published paths."""
+    """Return the state of each published path."""
     return [PublishedPath(row, _state_of(ws, row)) for row in rows]
 
 
@@ -144,7 +144,7 @@ def _state_of(ws: Workspace, row: Published) -> str:
 
 
 def find_stale(ws: Workspace, found: Survey) -> list[Published]:
-    """Return stale outputs: outputs of earlier runs of this recipe that its plan does not create.
+    """Return stale outputs: published by earlier runs, but no longer created by the plan.
 
     No step has such a path, or its step is skipped, or its step did not create the output this
     time. Library results under other inputs, results with `--out`, adopted files, and outputs of
@@ -171,7 +171,7 @@ def find_stale(ws: Workspace, found: Survey) -> list[Published]:
 
 
 def _overlaps(path: str, wanted: Collection[str], parents: Collection[str]) -> bool:
-    """Return True if a path is wanted, or is above or below a wanted path.
+    """Return True if a path is, contains, or lies below a wanted path.
 
     `parents` are the directories above wanted paths.
     """
@@ -181,24 +181,24 @@ def _overlaps(path: str, wanted: Collection[str], parents: Collection[str]) -> b
 
 
 def _top_step(id: str) -> str:
-    """Return the top-level step of an instance."""
+    """Return the top-level step name in an instance ID."""
     return id.partition("[")[0]
 
 
 def _makes(verdict: Verdict, output: str) -> bool:
-    """Return True if a step creates this output, or may."""
+    """Return True if a step creates or may create this output."""
     return verdict.made is None or output in verdict.made.outputs
 
 
 def demand_quiet(ws: Workspace, recipe: str) -> None:
-    """Raise Busy while a run of this recipe is running here."""
+    """Raise Busy if a run of this recipe is executing here."""
     for row in ws.store.runs.latest(recipe=recipe, last=100):
         if row.state == "ACTIVE" and ws.store.runs.live(row.id):
             raise Busy(f"run {row.id} of {recipe} is running", fix="wait for the run, or stop it")
 
 
 def unpublish(ws: Workspace, rows: Iterable[Published]) -> None:
-    """Delete published paths, and then empty directories."""
+    """Delete published paths, and parent directories left empty."""
     paths = []
     for row in rows:
         target = ws.root / row.path
@@ -209,9 +209,7 @@ def unpublish(ws: Workspace, rows: Iterable[Published]) -> None:
 
 
 def _remove_empty(root: Path, target: Path) -> None:
-    """Delete the empty directories above `target` inside the workspace, and a dangling `latest`
-    link.
-    """
+    """Delete empty parent directories inside the workspace, and a dangling `latest` link."""
     for parent in target.parents:
         if parent == root or root not in parent.parents:
             return
@@ -229,9 +227,7 @@ def _remove_empty(root: Path, target: Path) -> None:
 
 
 def demand_over(ws: Workspace, row: RunRow) -> None:
-    """Raise Busy if a run is running, or its worker died during steps whose jobs may still run
-    until `recipe cancel`.
-    """
+    """Raise Busy if a run is executing, or if its jobs may still run after its worker died."""
     if ws.store.runs.live(row.id):
         raise Busy(f"run {row.id} is running", fix="wait for the run, or stop it")
     if row.state not in FINAL and any(
@@ -244,7 +240,7 @@ def demand_over(ws: Workspace, row: RunRow) -> None:
 
 
 def find_leftovers_of(ws: Workspace, run: str) -> list[Leftover]:
-    """Return the logs, metrics and failed attempt directories of a run."""
+    """Return a run's leftover files: logs, metrics and failed attempt directories."""
     dirs = sorted({row.dir for row in ws.store.runs.attempts(run)} - {""})
     found = [
         Leftover("attempt", ws.home / name, disk.total(ws.home / name))
@@ -256,7 +252,10 @@ def find_leftovers_of(ws: Workspace, run: str) -> list[Leftover]:
 
 
 def remove_runs(ws: Workspace, runs: Sequence[str], beside: Iterable[Leftover]) -> int:
-    """Delete the records and leftovers of runs, but not their results. Returns the freed bytes."""
+    """Delete the records and leftover files of runs, but not their results.
+
+    Returns the freed bytes.
+    """
     ws.store.runs.forget(runs)
     return delete_leftovers(ws, beside)
 
@@ -265,7 +264,7 @@ def remove_runs(ws: Workspace, runs: Sequence[str], beside: Iterable[Leftover]) 
 
 
 class Leftover(NamedTuple):
-    """An unneeded file or directory, and its kind."""
+    """An unneeded file or directory, with its kind."""
 
     kind: str
     path: Path
@@ -283,7 +282,7 @@ _LOCKED = {
 
 
 def find_leftovers(ws: Workspace, garbage: Garbage, *, keep_days: float) -> list[Leftover]:
-    """Return the leftovers of `garbage`, and files not written for `keep_days`.
+    """Return leftover files: those in `garbage`, and files not written for `keep_days`.
 
     The former are logs and attempts of deleted runs. The latter are plans, manifests, downloads,
     states, environments, repositories, and results published by workers.
@@ -321,7 +320,10 @@ def _not_written_since(folder: Path, oldest: float) -> list[Path]:
 
 
 def _results_of_worker(ws: Workspace, active: Collection[str], oldest: float) -> list[Path]:
-    """Return the results that workers published for submitters, who get them from the shared store."""
+    """Return old results published by workers for submitters.
+
+    Submitters download results from the shared store.
+    """
     if not (ws.home / "bundles").is_dir():  # no worker's directory
         return []
     return [
@@ -334,7 +336,7 @@ def _results_of_worker(ws: Workspace, active: Collection[str], oldest: float) ->
 def _spent_agents(
     ws: Workspace, active: Collection[str], gone_attempts: Collection[str]
 ) -> Iterable[Path]:
-    """Return the directories of local agents without an active run or kept attempt."""
+    """Return the directories of local agents without an active run or a kept attempt."""
     names = (path.name for path in _entries(ws.home / "attempts"))
     staying = " ".join(name for name in names if name not in gone_attempts)
     return find_spent_roots(ws.home, {*active, *_RUN.findall(staying)})
@@ -350,7 +352,7 @@ def _unlocked_folders(ws: Workspace, oldest: float) -> list[Leftover]:
 
 
 def delete_leftovers(ws: Workspace, found: Iterable[Leftover]) -> int:
-    """Delete leftovers, except those used in the meantime. Returns the freed bytes."""
+    """Delete leftover files, except those used in the meantime. Returns the freed bytes."""
     freed = 0
     for leftover in found:
         lock = None
@@ -373,7 +375,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _last_write(path: Path) -> float:
-    """Return the last write time in a directory."""
+    """Return the latest write time in a directory."""
     try:
         return max(found.st_mtime for _, found in disk.below(str(path)))
     except FileNotFoundError:

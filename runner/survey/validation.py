@@ -22,7 +22,7 @@ from ..language.recipe import Input, Recipe
 from ..language.shell_values import Doubt
 from ..language.values import Tree, Where, is_number
 from ..planning.assemble import drop_echoes
-from ..planning.beforehand import Trial
+from ..planning.beforehand import DryRun
 from ..planning.compile import compile_plan
 from . import code_warnings, script_warnings
 from .absent_files import absent_files
@@ -43,7 +43,7 @@ _OF_VALUES = frozenset({"template", "when", "matrix-axis", "two-makers", "path-e
 def find_problems(
     document: Document, root: Path, given: Mapping[str, str], source: Path | None = None
 ) -> list[Problem]:
-    """Return all errors and warnings of a recipe.
+    """Return all errors and warnings of a recipe document.
 
     `given` are inputs as on the command line, `root` is the workspace, and `source` the file of a
     recipe given by path.
@@ -72,9 +72,7 @@ def find_problems(
 
 
 def _check_readable_part(recipe: Recipe, root: Path, given: Mapping[str, str]) -> list[Problem]:
-    """Return the problems in the valid parts of an invalid recipe, without consequences of the
-    other errors.
-    """
+    """Return problems in the valid parts of an invalid recipe, without follow-up errors."""
     used = UsedRecipes(root)
     recipe = _readable_part(recipe)
     found = list(_check_scripts(recipe))
@@ -89,7 +87,7 @@ def _check_readable_part(recipe: Recipe, root: Path, given: Mapping[str, str]) -
 
 
 def _readable_part(recipe: Recipe) -> Recipe:
-    """Return the recipe without inputs with incomplete types and without invalid secrets."""
+    """Return the recipe without invalid secrets and without inputs of incomplete type."""
     whole = {name: spec for name, spec in recipe.inputs.items() if _is_whole(spec)}
 
     def secrets(names: Iterable[str]) -> tuple[str, ...]:
@@ -103,14 +101,14 @@ def _readable_part(recipe: Recipe) -> Recipe:
 
 
 def _is_whole(spec: Input) -> bool:
-    """Return True if an input has everything that its type requires."""
+    """Return True if an input has all settings that its type requires."""
     if "choice" in (spec.type, spec.items):
         return bool(spec.limits.get("choices"))
     return spec.type != "secret" or bool(spec.env)
 
 
 def check_bytes(data: bytes, name: str, root: Path, given: Mapping[str, str]) -> list[Problem]:
-    """Return all errors and warnings of a recipe's bytes."""
+    """Return all errors and warnings of a recipe given as bytes."""
     try:
         document = documents.parse(data, name)
     except Invalid as error:
@@ -121,7 +119,7 @@ def check_bytes(data: bytes, name: str, root: Path, given: Mapping[str, str]) ->
 def check_file(
     path: Path, root: Path, given: Mapping[str, str], *, own: bool = True
 ) -> list[Problem]:
-    """Return all errors and warnings of a recipe file, of the workspace or the library.
+    """Return all errors and warnings of a workspace or library recipe file.
 
     Raises NotFound.
     """
@@ -168,7 +166,7 @@ def _check_scripts(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _words(command: list[Tree]) -> Iterator[tuple[Where, str]]:
-    """Yield the arguments of a command and their locations, including nested lists."""
+    """Yield the arguments of a command with their locations, including nested lists."""
     for n, item in enumerate(command):
         if isinstance(item, list):
             yield from (((n, *path), leaf) for path, leaf in _words(item))
@@ -197,7 +195,7 @@ def _check_preset(
 
 
 class _Checked(NamedTuple):
-    """Problems found with partly made-up values."""
+    """Problems found when checking with partly made-up input values."""
 
     found: list[Problem]
     certain: list[Problem]  # independent of the made-up values
@@ -212,7 +210,7 @@ def _check_values(
     preset: str | None,
     turn: int,
 ) -> _Checked:
-    """Return the problems with these values, and the inputs that needed made-up values."""
+    """Check a recipe with these input values, and with made-up values for missing inputs."""
     chosen = recipe.presets[preset].inputs if preset is not None else {}
     missing = [
         spec
@@ -239,7 +237,7 @@ def _check_values(
         if spec.type != "secret" and spec.name not in bound:
             bound[spec.name] = _invent_value(spec, n, turn)
             names.append(spec.name)
-    trial = Trial(made_up=names, given={*given, *chosen} - {*names}, all_values=preset is None)
+    trial = DryRun(made_up=names, given={*given, *chosen} - {*names}, all_values=preset is None)
     found: list[Problem] = []
     try:
         compile_plan(
@@ -262,7 +260,7 @@ def _check_values(
 
 
 def _invent_value(spec: Input, n: int, turn: int) -> Tree:
-    """Return a made-up value for an input, if possible, different for each input and turn."""
+    """Return a made-up value for an input, different for each input and turn if possible."""
     candidates = _candidates(spec, n, turn)
     for value in candidates:
         try:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def read_values(paths: Sequence[tuple[str, Path]]) -> tuple[dict[str, object], dict[str, str]]:
-    """Return the values from files (later files take precedence), and the file of each value.
+    """Read input values from files, and return them with each value's file.
 
     Files are pairs of the typed name and the path.
 
@@ -40,7 +40,7 @@ def read_values(paths: Sequence[tuple[str, Path]]) -> tuple[dict[str, object], d
 
 
 def _with_spelling(document: Document, value: Tree, key: str) -> object:
-    """Return the value for a text input as written.
+    """Return a value with its original number spelling, for use in text inputs.
 
     A single number counts as typed text, also on a server.
     """

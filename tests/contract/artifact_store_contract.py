@@ -24,7 +24,7 @@ from runner.storage.content.disk import delete
 from runner.storage.content.files import Content, Entry, tree_id
 from runner.storage.content.objects import Objects
 from runner.storage.crew import Crew
-from runner.storage.records.index import Made, Trace
+from runner.storage.records.index import CachedOutput, Trace
 from runner.storage.remote import layout as remote_layout
 from runner.storage.remote import remote as remotes
 from runner.storage.remote import states as remote_states
@@ -120,7 +120,7 @@ def key(n: int) -> str:
 
 
 def trace(n: int, *contents: Content) -> Trace:
-    made = tuple(Made(f"o{i}", f"o{i}.txt", content) for i, content in enumerate(contents))
+    made = tuple(CachedOutput(f"o{i}", f"o{i}.txt", content) for i, content in enumerate(contents))
     return Trace(key(n), "tool@1", "step", "run", 1.0, 2.0, made, '{"loss":0.5}', '{"cpu":1.0}')
 
 

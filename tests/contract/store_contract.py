@@ -16,21 +16,21 @@ from hypothesis import strategies as st
 
 from runner.errors import Invalid, NotFound
 from runner.storage.content.files import Content
-from runner.storage.records.index import Changes, Made, Published, Trace
+from runner.storage.records.index import CachedOutput, Changes, Published, Trace
 from runner.storage.records.outbox import Letter
 from runner.storage.records.processes import machine, this_process
 from runner.storage.records.runs import (
     AttemptRow,
+    ClaimCriteria,
     Event,
-    Offer,
     Reporter,
     Requested,
+    RunFilter,
     RunPlace,
     RunRow,
     RunState,
     Stale,
     StepRow,
-    Wanted,
     settle,
 )
 from runner.storage.records.store import Store
@@ -51,7 +51,7 @@ Fresh = Callable[[], Store]
 RUN = RunRow("r1", "tool@1", "plan", {"rank": 16}, "here")
 DONE = Move("step", "a", "RUNNING", "DONE")
 CONTENT = Content("f:" + "0" * 64)
-ANY = Offer()
+ANY = ClaimCriteria()
 
 
 def trace(
@@ -70,7 +70,7 @@ def trace(
         "r1",
         made_at,
         seconds,
-        (Made("out", "o/a", content),),
+        (CachedOutput("out", "o/a", content),),
         '{"loss":0.5}',
         '{"gpu":"none"}',
     )
@@ -393,7 +393,7 @@ def test_a_run_is_claimed_with_its_submission_or_not_at_all(store: Store, fresh:
     store.runs.group("r1", mine.fence, [DONE])
 
 
-def taken(store: Store, offer: Offer = ANY) -> tuple[str, int] | None:
+def taken(store: Store, offer: ClaimCriteria = ANY) -> tuple[str, int] | None:
     row = store.runs.claim_next("w", offer)
     assert row is None or row == store.runs.get(row.id), (
         "the row is as it is now that it is claimed"
@@ -413,7 +413,7 @@ def test_the_run_of_the_highest_priority_that_is_due_longest_is_claimed_first(
         ("own", 9, None),
     ):
         store.runs.submit(RUN._replace(id=name, priority=priority, due=due))
-    found = [fresh().runs.claim_next("w", Offer()) for _ in range(5)]
+    found = [fresh().runs.claim_next("w", ClaimCriteria()) for _ in range(5)]
     assert [each.id if each is not None else None for each in found] == ["d", "c", "a", "b", None]
 
 
@@ -422,13 +422,13 @@ def test_a_worker_takes_runs_of_its_driver_whose_labels_it_has(store: Store) -> 
         RUN._replace(due=1.0, data={"settings": {"driver": "ssh"}, "labels": {"gpu": "a100"}})
     )
     for offer in (
-        Offer(),
-        Offer("ssh"),
-        Offer("local", {"gpu": "a100"}),
-        Offer("", {"gpu": "h100"}),
+        ClaimCriteria(),
+        ClaimCriteria("ssh"),
+        ClaimCriteria("local", {"gpu": "a100"}),
+        ClaimCriteria("", {"gpu": "h100"}),
     ):
         assert store.runs.claim_next("w", offer) is None
-    assert taken(store, Offer("ssh", {"gpu": "a100", "disk": "fast"})) == ("r1", 1)
+    assert taken(store, ClaimCriteria("ssh", {"gpu": "a100", "disk": "fast"})) == ("r1", 1)
 
 
 def test_a_dead_workers_run_is_claimed_anew_and_each_such_claim_is_counted_until_a_step_ends(
@@ -536,18 +536,18 @@ def test_a_run_is_found_by_its_name_or_a_part_of_its_id(store: Store) -> None:
             RunRow(f"20260101-00000{n}-aaaaa{n}", "a@1", "", {}, "/w", data={"name": name})
         )
 
-    def ends(wanted: Wanted) -> str:
+    def ends(wanted: RunFilter) -> str:
         return "".join(row.id[-1] for row in store.runs.page(wanted, 9))
 
     assert (
-        ends(Wanted(name="one")) == "0"
-        and ends(Wanted(name="two")) == "21"
-        and ends(Wanted(name="three")) == ""
+        ends(RunFilter(name="one")) == "0"
+        and ends(RunFilter(name="two")) == "21"
+        and ends(RunFilter(name="three")) == ""
     )
     assert (
-        ends(Wanted(part="20260101")) == "3210"
-        and ends(Wanted(part="aaaaa2")) == "2"
-        and ends(Wanted(part="%")) == ""
+        ends(RunFilter(part="20260101")) == "3210"
+        and ends(RunFilter(part="aaaaa2")) == "2"
+        and ends(RunFilter(part="%")) == ""
     )
 
 
@@ -597,13 +597,15 @@ def test_what_people_say_of_a_run_changes_and_is_heard_also_when_it_is_over(stor
     assert (event.subject, event.before, event.after) == ("run", "QUEUED", "QUEUED")
     assert (event.reason, store.runs.get("2026-r1").next_event) == ("described", before + 1)
 
-    def ids(wanted: Wanted) -> list[str]:
+    def ids(wanted: RunFilter) -> list[str]:
         return [row.id for row in store.runs.page(wanted, 9)]
 
-    assert ids(Wanted(tag="base")) == ["2026-r1"] and ids(Wanted(tag="bas")) == []
-    assert ids(Wanted(archived="yes")) == ["2026-r1"] and ids(Wanted(archived="no")) == ["2026-r2"]
+    assert ids(RunFilter(tag="base")) == ["2026-r1"] and ids(RunFilter(tag="bas")) == []
+    assert ids(RunFilter(archived="yes")) == ["2026-r1"] and ids(RunFilter(archived="no")) == [
+        "2026-r2"
+    ]
     assert (
-        ids(Wanted(tag="x%", archived="no")) == []
+        ids(RunFilter(tag="x%", archived="no")) == []
         and store.runs.get("2026-r2").data["name"] == "old"
     )
 
@@ -642,19 +644,19 @@ def test_runs_are_listed_newest_first_page_by_page(store: Store) -> None:
             )
         )
 
-    def seconds(wanted: Wanted, limit: int = 9) -> str:
+    def seconds(wanted: RunFilter, limit: int = 9) -> str:
         return "".join(row.id[14] for row in store.runs.page(wanted, limit))
 
     place = RunPlace(103.0, "20260101-000003-aaaaaa")
-    assert seconds(Wanted(), 2) == "43" and seconds(Wanted(before=place)) == "210"
+    assert seconds(RunFilter(), 2) == "43" and seconds(RunFilter(before=place)) == "210"
     assert (
-        seconds(Wanted(user="ann", recipe="b@1")) == "31"
-        and seconds(Wanted(label=("gpu", "2"))) == "2"
+        seconds(RunFilter(user="ann", recipe="b@1")) == "31"
+        and seconds(RunFilter(label=("gpu", "2"))) == "2"
     )
-    assert seconds(Wanted(key="k3")) == "3" and seconds(Wanted(key="k")) == ""
+    assert seconds(RunFilter(key="k3")) == "3" and seconds(RunFilter(key="k")) == ""
     assert (
-        seconds(Wanted(states=["FAILED", "ACTIVE"])) == ""
-        and seconds(Wanted(states=["QUEUED"])) == "43210"
+        seconds(RunFilter(states=["FAILED", "ACTIVE"])) == ""
+        and seconds(RunFilter(states=["QUEUED"])) == "43210"
     )
 
 
@@ -666,12 +668,12 @@ def test_runs_of_one_second_are_listed_in_the_order_in_which_they_were_created(
         store.runs.submit(RunRow(run, "a@1", "", {}, "/w", created=50.0 + n / 10, due=4e9))
     store.runs.submit(RunRow("20260101-000000-z", "a@1", "", {}, "/w", created=50.0, due=4e9))
 
-    def ends(wanted: Wanted, limit: int = 9) -> str:
+    def ends(wanted: RunFilter, limit: int = 9) -> str:
         return "".join(row.id[-1] for row in store.runs.page(wanted, limit))
 
-    assert ends(Wanted()) == ends(Wanted(states=["QUEUED", "ACTIVE"])) == "bazc"
-    last = store.runs.page(Wanted(), 3)[-1]
-    assert ends(Wanted(before=RunPlace(last.created, last.id))) == "c"
+    assert ends(RunFilter()) == ends(RunFilter(states=["QUEUED", "ACTIVE"])) == "bazc"
+    last = store.runs.page(RunFilter(), 3)[-1]
+    assert ends(RunFilter(before=RunPlace(last.created, last.id))) == "c"
 
 
 def test_a_worker_takes_no_more_of_one_user_than_its_limit_and_then_the_oldest(
@@ -679,7 +681,7 @@ def test_a_worker_takes_no_more_of_one_user_than_its_limit_and_then_the_oldest(
 ) -> None:
     for n, user in enumerate(("ada", "ada", "bob")):
         store.runs.submit(RUN._replace(id=f"r{n}", user=user, due=float(n + 1)))
-    offer = Offer(at_most={"user": 1})
+    offer = ClaimCriteria(at_most={"user": 1})
     first, second = store.runs.claim_next("w", offer), fresh().runs.claim_next("w2", offer)
     assert first is not None and second is not None and (first.id, second.id) == ("r0", "r2")
     assert fresh().runs.claim_next("w3", offer) is None
@@ -692,10 +694,10 @@ def test_a_worker_takes_no_more_of_one_user_than_its_limit_and_then_the_oldest(
 def test_limits_count_recipes_and_drivers_too(store: Store, fresh: Fresh) -> None:
     for n, driver in enumerate(("ssh", "ssh", "vastai")):
         store.runs.submit(RUN._replace(id=f"r{n}", due=1.0, data={"settings": {"driver": driver}}))
-    claimed = [fresh().runs.claim_next("w", Offer(at_most={"driver": 1})) for _ in range(3)]
+    claimed = [fresh().runs.claim_next("w", ClaimCriteria(at_most={"driver": 1})) for _ in range(3)]
     assert [each and each.id for each in claimed] == ["r0", "r2", None]
-    assert fresh().runs.claim_next("w", Offer(at_most={"recipe": 2})) is None
-    assert fresh().runs.claim_next("w", Offer(at_most={"recipe": 3})) is not None
+    assert fresh().runs.claim_next("w", ClaimCriteria(at_most={"recipe": 2})) is None
+    assert fresh().runs.claim_next("w", ClaimCriteria(at_most={"recipe": 3})) is not None
 
 
 def letters_of(events: Sequence[Event]) -> list[Letter]:

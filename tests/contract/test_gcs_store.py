@@ -9,7 +9,7 @@ import pytest
 
 from runner.settings import StoreSettings
 from runner.storage.buckets import opening as buckets
-from runner.storage.buckets.bucket import StoreError, Unreachable
+from runner.storage.buckets.bucket import BucketUnreachable, StoreError
 from runner.storage.content.objects import Objects
 from runner.storage.remote.remote import Remote
 from tests.contract.artifact_store_contract import *  # noqa: F403
@@ -72,6 +72,6 @@ def test_a_server_that_is_not_there_is_not_waited_for() -> None:
     remote = Remote(
         buckets.open(StoreSettings("", "gs://bucket/x", endpoint="http://127.0.0.1:9"), Path("/"))
     )
-    with pytest.raises(Unreachable) as caught:
+    with pytest.raises(BucketUnreachable) as caught:
         remote.lookup([key(1)], patience=1.0)
     assert caught.value.exit_code == 5

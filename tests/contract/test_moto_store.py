@@ -14,7 +14,7 @@ from runner.errors import Infrastructure
 from runner.retry import retry
 from runner.settings import StoreSettings
 from runner.storage.buckets import opening as buckets
-from runner.storage.buckets.bucket import ATTEMPTS, Again, StoreError, Unreachable, tries
+from runner.storage.buckets.bucket import ATTEMPTS, Again, BucketUnreachable, StoreError, tries
 from runner.storage.buckets.s3 import S3
 from runner.storage.content.files import Content
 from runner.storage.content.objects import Objects
@@ -166,7 +166,7 @@ def test_what_does_not_pass_is_given_up_soon(
 ) -> None:
     content = file(here, tmp_path, b"x")
     proxy.spoil = lambda request: Fault(status=503) if request.method == "PUT" else None
-    with pytest.raises(Unreachable, match="SlowDown"):
+    with pytest.raises(BucketUnreachable, match="SlowDown"):
         shaky.put(content, here)
     assert len(naps) == ATTEMPTS - 1
 
@@ -233,7 +233,7 @@ def test_a_server_that_says_nothing_is_not_waited_for(shaky: Remote, proxy: Http
     release = threading.Event()
     proxy.spoil = lambda request: Fault(hold=release)
     try:
-        with pytest.raises(Unreachable, match="no response"):
+        with pytest.raises(BucketUnreachable, match="no response"):
             shaky.lookup([key(1)], patience=0.3)
         assert (
             not release.is_set() and len(proxy.requests) <= 1
@@ -244,7 +244,7 @@ def test_a_server_that_says_nothing_is_not_waited_for(shaky: Remote, proxy: Http
 
 def test_a_server_that_is_not_there_is_reported_soon(raw: Bucket) -> None:
     begun = time.monotonic()
-    with pytest.raises(Unreachable, match=r"127\.0\.0\.1:9") as caught:
+    with pytest.raises(BucketUnreachable, match=r"127\.0\.0\.1:9") as caught:
         Remote(raw.bucket("http://127.0.0.1:9")).lookup([key(1)], patience=600)
     assert time.monotonic() - begun < 60
     assert caught.value.exit_code == 5
@@ -320,7 +320,7 @@ def test_an_upload_that_fails_is_taken_back(
     proxy.spoil = lambda request: (
         Fault(status=503) if request.method == "PUT" and request.number >= 1 else None
     )
-    with pytest.raises(Unreachable):
+    with pytest.raises(BucketUnreachable):
         Remote(raw.bucket(proxy.endpoint)).put(content, here)
     assert raw.uploads() == []
     assert names(raw, "objects/") == []

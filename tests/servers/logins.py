@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from drivers.base import Command, Offer, Order, Wish
 from drivers.ssh import Ssh
-from drivers.sshlink import Link, Route
+from drivers.sshlink import Route, SshLink
 from runner.hosts.link.client import Client, connect_remote
 from runner.hosts.link.wire import Wire
 
@@ -58,8 +58,8 @@ def known_through(server: Sshd, proxy: Proxy) -> str:
 
 
 @asynccontextmanager
-async def linked(way: Route) -> AsyncIterator[Link]:
-    link = Link(way)
+async def linked(way: Route) -> AsyncIterator[SshLink]:
+    link = SshLink(way)
     try:
         yield link
     finally:
@@ -98,5 +98,5 @@ def script(text: str, place: Path, **others: Any) -> Command:
     )
 
 
-async def said(by: Link | Client, *argv: str) -> str:
+async def said(by: SshLink | Client, *argv: str) -> str:
     return b"".join([data async for data in by.call(argv)]).decode()

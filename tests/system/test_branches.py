@@ -27,7 +27,7 @@ def test_a_step_runs_with_the_branch_that_a_run_takes(tmp_path: Path) -> None:
     assert [space.read(f"{n}.txt").split() for n in (1, 2, 3, 4)] == [["b"], ["b"], ["none"], ["b"]]
     assert space.summary is not None
     assert space.summary.counts["SKIPPED"] == 2
-    assert space.summary.skipped == ["a: its `when` is false", "z: there is no a.txt of a"]
+    assert space.summary.skipped == ["a: its `when` is false", "z: a.txt of a is missing"]
     assert space.run() == []
     assert "by_when" not in space.run({"x": 1})
     assert [space.read(f"{n}.txt").split() for n in (1, 2, 4)] == [["a"], ["a"], ["a", "b"]]
@@ -47,7 +47,7 @@ steps:
     )
     lines = (
         "a: its `when` is false",
-        "m (2 instances): there is no a.txt of a",
+        "m (2 instances): a.txt of a is missing",
         "all: m is skipped",
     )
     assert space.run() == ["b"]

@@ -19,7 +19,7 @@ from runner.execution.steps.orphans import Orphans
 from runner.execution.terms import Choice, Settings
 from runner.hosts.link.contact import RemoteContact
 from runner.hosts.place import collecting, following
-from runner.hosts.place.following import Follower
+from runner.hosts.place.following import AttemptFollower
 from runner.storage.records.runs import Event
 from tests.servers.sshd import Sshd, sshd  # noqa: F401  (a fixture)
 from tests.support import Space, until
@@ -83,16 +83,16 @@ def test_an_error_of_our_own_in_an_attempt_fails_its_step_ends_its_job_and_is_in
 ) -> None:
     """It hung the run: the waiter for the attempt's end was gone."""
     chain(space, slow="sleep 60;")
-    whole = Follower.wait_for_end
+    whole = AttemptFollower.wait_for_end
 
     async def broken(
-        follower: Follower, beside: Sequence[Coroutine[object, object, object]]
+        follower: AttemptFollower, beside: Sequence[Coroutine[object, object, object]]
     ) -> Exit:
         if follower.task.outputs[0].path == "b":
             raise KeyError("injected")
         return await whole(follower, beside)
 
-    monkeypatch.setattr(Follower, "wait_for_end", broken)
+    monkeypatch.setattr(AttemptFollower, "wait_for_end", broken)
     assert space.attempt(settings=LOOPBACK) == ["a", "b"]
     assert space.summary is not None and space.summary.state == "FAILED"
     (failure,) = space.summary.failed
@@ -582,10 +582,10 @@ def test_all_that_runs_on_a_host_that_is_lost_goes_to_another(
 ) -> None:
     """What was waited for when the host was given up was waited for without end."""
     loopback(space, hosts=2, slots=2)
-    whole, lost = Follower.wait_for_end, list[str]()
+    whole, lost = AttemptFollower.wait_for_end, list[str]()
 
     async def loses(
-        follower: Follower, beside: Sequence[Coroutine[object, object, object]]
+        follower: AttemptFollower, beside: Sequence[Coroutine[object, object, object]]
     ) -> Exit:
         if follower.task.outputs[0].path == "a" and not lost:
             await asyncio.to_thread(until, (space.root / "b.here").exists)
@@ -593,7 +593,7 @@ def test_all_that_runs_on_a_host_that_is_lost_goes_to_another(
             raise HostLost("it is gone")
         return await whole(follower, beside)
 
-    monkeypatch.setattr(Follower, "wait_for_end", loses)
+    monkeypatch.setattr(AttemptFollower, "wait_for_end", loses)
     first = f"test -e {space.root}/b.here || {{ touch {space.root}/b.here; until test -e {space.root}/over; do sleep 0.1; done; }}"
     space.recipe(
         f"steps:\n  a: {{run: echo a > a, outputs: [a]}}\n  b: {{run: '{first}; echo b > b', outputs: [b]}}\nlimits: {{time: 30s}}\n"

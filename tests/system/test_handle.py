@@ -15,7 +15,7 @@ import pytest
 
 import runner
 from drivers import install_line
-from runner.api.submitting import Ticket, submit
+from runner.api.submitting import QueueSettings, submit
 from runner.errors import CannotRun, Infrastructure, Invalid, NotFound
 from runner.execution.terms import Choice, Settings
 from runner.interface.handle.core import TimedOut
@@ -288,7 +288,7 @@ def test_an_option_that_is_misspelt_or_that_no_run_can_have_stores_nothing(tmp_p
 def test_a_retry_is_reported_to_whom_the_run_was(tmp_path: Path) -> None:
     hooks = [{"url": "https://hooks.example/runs", "events": ["run.*"]}]
     with Workspace.open(folder(tmp_path / "space")) as ws:
-        ticket = Ticket(
+        ticket = QueueSettings(
             reports_to={"webhooks": hooks}, labels={"gpu": "none"}, priority=3, user="ann"
         )
         first = submit(ws, Request("./talk.yaml", {}), Choice(), Settings(), ticket).id

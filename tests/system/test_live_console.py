@@ -21,10 +21,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.execution.steps.failing import Failure
+from runner.execution.steps.failing import FailureDetails
 from runner.execution.terms import Overview, Summary
 from runner.interface.console import Live
-from runner.interface.tail import LogTail, MetricsTail
+from runner.interface.tail import MaskedTail, MetricsTail
 from runner.secrets import Masker, Secret
 from runner.storage.records.runs import Event
 
@@ -154,7 +154,7 @@ def test_at_the_end_the_display_gives_way_to_the_count(stage: Stage) -> None:
     stage.start("train")
     stage.pass_time()
     stage.move("train", "RUNNING", "FAILED", "exit", detail="exit 1")
-    failure = Failure("train", "exit 1", b"no such thing\n", "", "")
+    failure = FailureDetails("train", "exit 1", b"no such thing\n", "", "")
     stage.live.end(
         Summary(
             "FAILED",
@@ -336,7 +336,9 @@ def test_no_output_of_a_step_changes_the_terminal(
     assert stage.settings() == before
     stage.move("train", "RUNNING", "FAILED", text)
     stage.live.end(
-        Summary("FAILED", {"FAILED": 1}, 1.0, [Failure(text, text, data, text, text)], [], "r1")
+        Summary(
+            "FAILED", {"FAILED": 1}, 1.0, [FailureDetails(text, text, data, text, text)], [], "r1"
+        )
     )
     assert stage.settings() == before
     allowed = {"\r", "\n", "\x1b"}
@@ -367,14 +369,14 @@ def test_a_secret_cut_by_the_edge_of_what_is_read_is_not_shown(tmp_path: Path) -
     masker = Masker([Secret("token", secret.decode())])
     for cut in range(0, 64, 7):
         log.write_bytes(secret + b"x" * (8192 - 64 + cut))
-        tail = LogTail(str(log), masker)
+        tail = MaskedTail(str(log), masker)
         assert tail.poll()
         assert "hunter" not in tail.line
 
 
 def test_a_secret_of_which_only_the_beginning_is_written_is_not_shown(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    tail = LogTail(str(log), Masker([Secret("token", "hunter2-hunter2")]))
+    tail = MaskedTail(str(log), Masker([Secret("token", "hunter2-hunter2")]))
     log.write_bytes(b"token: hunter2-hu")
     assert tail.poll() and tail.line == "token:"
     log.write_bytes(b"token: hunter2-hunter2")
@@ -408,7 +410,7 @@ def test_the_last_line_of_a_log_is_what_a_person_would_see(
 ) -> None:
     log = tmp_path / "log"
     log.write_bytes(text)
-    tail = LogTail(str(log), Masker())
+    tail = MaskedTail(str(log), Masker())
     assert tail.poll()
     assert tail.line == line
     assert not tail.poll()
@@ -489,7 +491,7 @@ def test_the_course_of_a_falling_loss_falls_however_it_was_read(
 def test_what_is_not_a_file_is_passed_over(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, tmp_path / "none", Path("/dev/zero")):
-        assert not LogTail(str(path), Masker()).poll()
+        assert not MaskedTail(str(path), Masker()).poll()
         assert not MetricsTail(str(path), Masker()).poll(0.0)
 
 

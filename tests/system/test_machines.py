@@ -20,7 +20,7 @@ import psycopg
 import pytest
 
 from runner.api.requests import retry
-from runner.api.submitting import Ticket, submit
+from runner.api.submitting import QueueSettings, submit
 from runner.errors import CannotRun, Corrupt, Invalid
 from runner.execution.queue import serve
 from runner.execution.results import collect
@@ -30,9 +30,9 @@ from runner.execution.terms import Choice, Settings
 from runner.execution.unattended import end_unattended
 from runner.interface.cli.report import describe_run
 from runner.interface.handle.local_transport import LocalTransport
-from runner.interface.logs import Follower
+from runner.interface.logs import LogFollower
 from runner.paths import shipped
-from runner.storage.records.runs import Offer, RunRow
+from runner.storage.records.runs import ClaimCriteria, RunRow
 from runner.storage.remote.states import Lying
 from runner.storage.workspace import Workspace
 from runner.survey import bundles, comparison
@@ -74,14 +74,14 @@ class Machine:
     def submit(
         self,
         recipe: str = "./recipe.yaml",
-        ticket: Ticket = Ticket(),  # noqa: B008
+        ticket: QueueSettings = QueueSettings(),  # noqa: B008
         **inputs: object,
     ) -> str:
         with Workspace.open(self.space.root, environ=self.env) as ws:
             return submit(ws, Request(recipe, inputs), Choice(), Settings(), ticket).id
 
     def work(self) -> None:
-        serve(self.space.root, Offer(), Silent, Handover(), self.env, once=True, store="")
+        serve(self.space.root, ClaimCriteria(), Silent, Handover(), self.env, once=True, store="")
 
     def row(self, run: str) -> RunRow:
         with Workspace.open(self.space.root, environ=self.env) as ws:
@@ -281,10 +281,10 @@ def test_all_that_means_nothing_elsewhere_is_reported_at_once(
     with pytest.raises(Invalid, match="shared store") as caught:
         a.submit(data="words/one.txt")
     assert "--here" in caught.value.problems[0].fix
-    run = a.submit(data="words/one.txt", ticket=Ticket(here=True))
+    run = a.submit(data="words/one.txt", ticket=QueueSettings(here=True))
     b.work()
     assert a.row(run).state == "QUEUED" and a.row(run).bundle == ""
-    serve(a.space.root, Offer(), Silent, Handover(), a.env, once=True)
+    serve(a.space.root, ClaimCriteria(), Silent, Handover(), a.env, once=True)
     assert a.row(run).state == "COMPLETED" and a.space.read("both.txt") == "one\none\none\ntwo\n"
 
 
@@ -443,7 +443,7 @@ def test_a_job_on_a_host_is_taken_up_by_a_worker_of_another_machine(
             Request("./recipe.yaml", {"data": "data.txt"}),
             Choice(),
             Settings("loopback"),
-            Ticket(),
+            QueueSettings(),
         ).id
     worker = b.space.start("worker", "--workspace", ".", "-q", env=b.env)
     until(lambda: starts.exists(), seconds=30)
@@ -558,7 +558,7 @@ def test_a_log_and_metrics_are_followed_from_another_machine_masked_and_kept_whe
 
     def follow() -> None:
         with Workspace.open(a.space.root, environ=a.env) as ws:
-            Follower(
+            LogFollower(
                 LocalTransport(ws), run, lambda _step: True, heard, lambda _words: None, heads=False
             ).follow(None)
 

@@ -19,10 +19,10 @@ from standardwebhooks.webhooks import Webhook
 
 from runner.errors import Invalid
 from runner.reports.addresses import Endpoint, public_endpoint
-from runner.reports.delivery import BACKOFF, Delivery, Verdict, deliver, judge_answer
+from runner.reports.delivery import BACKOFF, Delivery, DeliveryOutcome, deliver, judge_answer
 from runner.reports.rules import RunCondition, Watch, find_alerts
-from runner.reports.sending import Answer, send
-from runner.storage.records.outbox import Waiting
+from runner.reports.sending import ReceiverResponse, send
+from runner.storage.records.outbox import PendingDelivery
 from runner.storage.records.runs import RunRow, RunState, StepRow
 from runner.storage.workspace import Workspace
 from tests.contract.store_contract import Move
@@ -61,7 +61,9 @@ def moved(ws: Workspace, count: int, runs: int = 1) -> None:
             before = after
 
 
-def quick(answer: Answer, letter: Waiting, now: float, chance: float) -> Verdict:
+def quick(
+    answer: ReceiverResponse, letter: PendingDelivery, now: float, chance: float
+) -> DeliveryOutcome:
     """The rule with its waits shortened."""
     found = judge_answer(answer, letter, now, chance)
     return found._replace(wait=min(found.wait, 0.01)) if found.wait is not None else found
@@ -73,7 +75,7 @@ def ws(tmp_path: Path) -> Iterator[Workspace]:
         yield found
 
 
-def waiting(ws: Workspace) -> list[Waiting]:
+def waiting(ws: Workspace) -> list[PendingDelivery]:
     return ws.store.runs.outbox.list_letters()
 
 
@@ -166,10 +168,10 @@ def test_each_message_arrives_in_order_with_one_id_whatever_the_receiver_does(
 
             def unreachable(
                 method: str, url: str, headers: Mapping[str, str], body: bytes, *rest: Any
-            ) -> Answer:
+            ) -> ReceiverResponse:
                 tries = seen[headers["webhook-id"]] = seen.get(headers["webhook-id"], 0) + 1
                 return (
-                    Answer(0, "it cannot be reached")
+                    ReceiverResponse(0, "it cannot be reached")
                     if tries % 3
                     else real(method, url, headers, body)
                 )
@@ -196,8 +198,8 @@ def test_each_message_arrives_in_order_with_one_id_whatever_the_receiver_does(
     assert waiting(ws) == [] and first == {f"r{n}": list(range(1, 7)) for n in range(runs)}
 
 
-def letter(tries: int = 0, created: float = 0.0) -> Waiting:
-    return Waiting(
+def letter(tries: int = 0, created: float = 0.0) -> PendingDelivery:
+    return PendingDelivery(
         1,
         "r",
         "webhook POST https://x.example/",
@@ -216,28 +218,34 @@ def letter(tries: int = 0, created: float = 0.0) -> Waiting:
 def test_a_receiver_that_fails_is_tried_after_the_times_that_are_promised_and_then_given_up() -> (
     None
 ):
-    assert [judge_answer(Answer(500), letter(n), 0.0, 0.5).wait for n in range(8)] == [
+    assert [judge_answer(ReceiverResponse(500), letter(n), 0.0, 0.5).wait for n in range(8)] == [
         *BACKOFF,
         None,
     ]
-    assert [judge_answer(Answer(0), letter(), 0.0, chance).wait for chance in (0.0, 1.0)] == [
+    assert [
+        judge_answer(ReceiverResponse(0), letter(), 0.0, chance).wait for chance in (0.0, 1.0)
+    ] == [
         4.5,
         5.5,
     ]
-    assert judge_answer(Answer(302), letter(), 0.0, 0.5).wait == 5.0
-    assert judge_answer(Answer(204), letter(), 0.0, 0.5).delivered
-    gone = judge_answer(Answer(410), letter(), 0.0, 0.5)
+    assert judge_answer(ReceiverResponse(302), letter(), 0.0, 0.5).wait == 5.0
+    assert judge_answer(ReceiverResponse(204), letter(), 0.0, 0.5).delivered
+    gone = judge_answer(ReceiverResponse(410), letter(), 0.0, 0.5)
     assert gone.stops and gone.wait is None
 
 
 def test_a_receiver_that_asks_for_time_gets_it_and_not_for_ever() -> None:
     for status in (429, 503):
-        assert judge_answer(Answer(status, retry_after=77.0), letter(7), 1.0, 0.5) == Verdict(
+        assert judge_answer(
+            ReceiverResponse(status, retry_after=77.0), letter(7), 1.0, 0.5
+        ) == DeliveryOutcome(
             wait=77.0, counts=False, reason=f"HTTP {status}", failure="server-error"
         )
-        assert judge_answer(Answer(status), letter(), 1.0, 0.5).wait == 5.0
+        assert judge_answer(ReceiverResponse(status), letter(), 1.0, 0.5).wait == 5.0
         assert (
-            judge_answer(Answer(status, retry_after=77.0), letter(7), sum(BACKOFF) + 1, 0.5).wait
+            judge_answer(
+                ReceiverResponse(status, retry_after=77.0), letter(7), sum(BACKOFF) + 1, 0.5
+            ).wait
             is None
         )
 

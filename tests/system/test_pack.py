@@ -564,7 +564,7 @@ def test_on_a_terminal_a_line_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch
     clock = iter([0.0, 0.05, 10.0, 20.0])
     monkeypatch.setattr(command.time, "monotonic", lambda: next(clock))
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    with command.Bar(argparse.Namespace(quiet=0), "hashing") as told:
+    with command.ProgressBar(argparse.Namespace(quiet=0), "hashing") as told:
         told(10**6, 10**10)
         told(10**9, 10**10)
         told(5 * 10**9, 10**10)

@@ -8,9 +8,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from runner.api.submitting import Ticket, submit
+from runner.api.submitting import QueueSettings, submit
 from runner.execution.terms import Choice, Settings
-from runner.storage.records.runs import Wanted
+from runner.storage.records.runs import RunFilter
 from runner.storage.workspace import Workspace
 from runner.survey.request import Request
 from tests.servers.pgbouncer import PgBouncer
@@ -31,7 +31,7 @@ def test_workers_behind_a_pooler_do_every_run(server: Postgres, tmp_path: Path, 
         with Workspace.open(space.root, environ={**os.environ, **env}) as ws:
             for n in range(12):
                 request = Request("./recipe.yaml", {"n": n})
-                submit(ws, request, Choice(), Settings(), Ticket(here=True))
+                submit(ws, request, Choice(), Settings(), QueueSettings(here=True))
         workers = [
             space.start("worker", "--once", "--concurrency", str(count), env=env)
             for count in (3, 2)
@@ -41,5 +41,5 @@ def test_workers_behind_a_pooler_do_every_run(server: Postgres, tmp_path: Path, 
             assert worker.returncode == 0, err
             assert "prepared statement" not in err
         with Workspace.open(space.root, environ={**os.environ, **env}) as ws:
-            rows = ws.store.runs.page(Wanted(), 20)
+            rows = ws.store.runs.page(RunFilter(), 20)
             assert [row.state for row in rows] == ["COMPLETED"] * 12, [row.reason for row in rows]

@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from runner.api.submitting import Ticket, submit
+from runner.api.submitting import QueueSettings, submit
 from runner.errors import Infrastructure, Unusable
 from runner.execution.queue import serve
 from runner.execution.steps.control import Handover, Stopper
@@ -21,7 +21,7 @@ from runner.reports.delivery import deliver
 from runner.storage.records import postgres_claims, postgres_database, processes
 from runner.storage.records.exchange import Chunk
 from runner.storage.records.index import Changes
-from runner.storage.records.runs import ELSEWHERE, Offer, Stale, StepRow
+from runner.storage.records.runs import ELSEWHERE, ClaimCriteria, Stale, StepRow
 from runner.storage.records.store import Store
 from runner.storage.workspace import Workspace
 from runner.survey.request import Request
@@ -59,22 +59,22 @@ def test_another_workspace_does_not_see_a_run_and_its_workers_do_not_take_it(
 ) -> None:
     store.runs.submit(RUN._replace(due=1.0))
     with Store.open(tmp_path / "other", shared=url, workspace="there") as other:
-        assert other.runs.latest() == [] and other.runs.claim_next("w", Offer()) is None
-    assert store.runs.claim_next("w", Offer()) is not None
+        assert other.runs.latest() == [] and other.runs.claim_next("w", ClaimCriteria()) is None
+    assert store.runs.claim_next("w", ClaimCriteria()) is not None
 
 
 def test_a_claim_that_is_not_kept_ends_and_its_zombie_writes_nothing(
     store: Store, fresh: Callable[[], Store], url: str
 ) -> None:
     store.runs.submit(RUN._replace(due=1.0))
-    mine = store.runs.claim_next("w", Offer())
-    assert mine is not None and fresh().runs.claim_next("w2", Offer()) is None
+    mine = store.runs.claim_next("w", ClaimCriteria())
+    assert mine is not None and fresh().runs.claim_next("w2", ClaimCriteria()) is None
     with psycopg.connect(url, autocommit=True) as db:  # as if 30 seconds had passed
         db.execute("UPDATE runs SET held_until = now() - interval '1 second'")
     assert (
         store.runs.take_request("r1", mine.fence) == ""
     )  # nobody took it meanwhile: the beat keeps it
-    assert fresh().runs.claim_next("w2", Offer()) is None
+    assert fresh().runs.claim_next("w2", ClaimCriteria()) is None
     with psycopg.connect(url, autocommit=True) as db:
         db.execute("UPDATE runs SET held_until = now() - interval '1 second'")
     later = taken(fresh())
@@ -110,7 +110,7 @@ def test_another_machine_takes_a_run_whose_jobs_may_go_on_here_only_when_they_ha
                 "UPDATE runs SET holder = %s, held_until = now() - %s * interval '1 second'",
                 (holder, seconds),
             )
-            return store.runs.claim_next("w2", Offer(store="s3://x"))
+            return store.runs.claim_next("w2", ClaimCriteria(store="s3://x"))
 
         assert silent(60, "other/boot 1 1 x") is None
         assert silent(ELSEWHERE - postgres_claims.CLAIM + 1, "other/boot 1 1 x") is not None
@@ -250,7 +250,7 @@ def test_a_killed_worker_that_its_parent_did_not_wait_for_holds_no_run(
     with subprocess.Popen(["sleep", "60"]) as dead, psycopg.connect(url, autocommit=True) as db:
         holder = f"{processes.machine()} {dead.pid} {processes.began(dead.pid)} x"
         db.execute("UPDATE runs SET holder = %s", (holder,))
-        assert store.runs.claim_next("w2", Offer()) is None
+        assert store.runs.claim_next("w2", ClaimCriteria()) is None
         dead.kill()
         until(lambda: not processes.lives(holder))
         assert taken(store) == ("r1", 2)
@@ -263,13 +263,17 @@ def test_a_worker_that_was_silent_for_too_long_leaves_its_run_to_the_one_that_to
     space.write("slow", "")
     env = {**os.environ, "RECIPE_RUNS": url}
     with Workspace.open(space.root, environ=env) as ws, psycopg.connect(url, autocommit=True) as db:
-        run = submit(ws, Request("./recipe.yaml"), Choice(), Settings(), Ticket(here=True)).id
+        run = submit(
+            ws, Request("./recipe.yaml"), Choice(), Settings(), QueueSettings(here=True)
+        ).id
         silent = space.start("worker", "-q", env={"RECIPE_RUNS": url})
         until(lambda: begun(space))
         silent.send_signal(signal.SIGSTOP)
         db.execute("UPDATE runs SET held_until = now() - interval '1 second'")
         other = threading.Thread(
-            target=serve, args=(space.root, Offer(), Silent, Handover(), env), kwargs={"once": True}
+            target=serve,
+            args=(space.root, ClaimCriteria(), Silent, Handover(), env),
+            kwargs={"once": True},
         )
         other.start()
         until(lambda: ws.store.runs.get(run).fence == 2)
@@ -308,9 +312,13 @@ def test_a_database_that_was_silent_for_long_is_heard_again(
     space.write("slow", "")
     env = {**os.environ, "RECIPE_RUNS": url}
     with Workspace.open(space.root, environ=env) as ws:
-        run = submit(ws, Request("./recipe.yaml"), Choice(), Settings(), Ticket(here=True)).id
+        run = submit(
+            ws, Request("./recipe.yaml"), Choice(), Settings(), QueueSettings(here=True)
+        ).id
         worker = threading.Thread(
-            target=serve, args=(space.root, Offer(), Silent, Handover(), env), kwargs={"once": True}
+            target=serve,
+            args=(space.root, ClaimCriteria(), Silent, Handover(), env),
+            kwargs={"once": True},
         )
         worker.start()
         until(lambda: begun(space))
@@ -337,8 +345,10 @@ def test_no_step_begins_while_nobody_can_say_whose_run_it_is(
     space.recipe(TWO.format(root=space.root))
     env = {**os.environ, "RECIPE_RUNS": url}
     with Workspace.open(space.root, environ=env) as ws:
-        run = submit(ws, Request("./recipe.yaml"), Choice(), Settings(), Ticket(here=True)).id
-        serve(space.root, Offer(), Silent, Handover(), env, once=True)
+        run = submit(
+            ws, Request("./recipe.yaml"), Choice(), Settings(), QueueSettings(here=True)
+        ).id
+        serve(space.root, ClaimCriteria(), Silent, Handover(), env, once=True)
         assert (ws.store.runs.get(run).state, begun(space), len(asked)) == ("COMPLETED", 1, 4)
 
 

@@ -29,7 +29,7 @@ from drivers.base import (
     Unsure,
     Wish,
 )
-from drivers.cloud import Installation
+from drivers.cloud import InstallationKeys
 from drivers.prime import Prime
 from tests.fake_provider import Provider, provider
 from tests.rented import alive, key_of_the_account, ours, rents, same_as_here
@@ -98,7 +98,9 @@ def test_a_pod_that_shows_another_host_key_than_at_first_is_not_let_near_anythin
             )
         )
         other = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
-        assert Installation.of(str(secret)).believe(lease.key, other) == " ".join(other.split()[:2])
+        assert InstallationKeys.of(str(secret)).believe(lease.key, other) == " ".join(
+            other.split()[:2]
+        )
         while (  # noqa: ASYNC110
             (found := await driver._wire.show(lease.id)) is None
             or not found.ready
@@ -106,7 +108,7 @@ def test_a_pod_that_shows_another_host_key_than_at_first_is_not_let_near_anythin
         ):  # it does not call
             await asyncio.sleep(0.05)
         assert await driver.hosts(lease) is None
-        Installation.of(str(secret)).first_seen(lease.key).unlink()
+        InstallationKeys.of(str(secret)).first_seen(lease.key).unlink()
         assert await driver.hosts(lease) is not None
         assert await driver.release(lease)
         await driver.aclose()

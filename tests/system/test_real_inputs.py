@@ -310,10 +310,13 @@ def test_overlays_that_a_machine_refuses_are_said_once(space: Space) -> None:
     words = ["unshare", "-Ur", "sh", "-c", limited, "-", *RECIPE, "run"]
     ran = subprocess.run(words, cwd=space.root, capture_output=True, text=True, check=False)
     assert (
-        "cannot be had on this machine (cannot create a namespace: the limit on namespaces is reached)"
+        "is not supported on this machine (cannot create a namespace: the limit on namespaces is reached)"
         in ran.stderr
     )
-    assert ran.stderr.count("cannot be had") == 1 and "is staged as symbolic links" in ran.stderr
+    assert (
+        ran.stderr.count("is not supported on this machine") == 1
+        and "is staged as symbolic links" in ran.stderr
+    )
 
 
 def test_an_overlay_of_a_step_whose_worker_was_killed_goes_with_the_next_run(space: Space) -> None:

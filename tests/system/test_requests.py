@@ -12,7 +12,7 @@ from typing import Literal
 import pytest
 
 from runner.api.requests import resume
-from runner.api.submitting import Ticket, submit
+from runner.api.submitting import QueueSettings, submit
 from runner.errors import CannotAsk, Infrastructure
 from runner.execution import unattended, worker
 from runner.execution.queue import serve
@@ -24,7 +24,7 @@ from runner.execution.terms import Choice, Settings
 from runner.execution.unattended import end_unattended
 from runner.hosts.link import control_file
 from runner.hosts.link.client import Client
-from runner.storage.records.runs import Offer
+from runner.storage.records.runs import ClaimCriteria
 from runner.storage.records.store import Store
 from runner.storage.workspace import Workspace
 from runner.survey.request import Request
@@ -298,7 +298,7 @@ def test_a_run_of_which_two_things_are_asked_while_a_worker_takes_it_does_not_fa
 ) -> None:
     space.recipe("steps: {a: {run: 'true'}}")
     with Workspace.open(space.root) as ws:
-        run = submit(ws, Request("./recipe.yaml", {}), Choice(), Settings(), Ticket()).id
+        run = submit(ws, Request("./recipe.yaml", {}), Choice(), Settings(), QueueSettings()).id
         assert ws.store.runs.request(run, first)
         looked = unattended.find_left_attempts
 
@@ -307,7 +307,7 @@ def test_a_run_of_which_two_things_are_asked_while_a_worker_takes_it_does_not_fa
             return looked(folder, id)
 
         monkeypatch.setattr(unattended, "find_left_attempts", asked)
-        serve(space.root, Offer(), Silent, Handover(), os.environ, once=True)
+        serve(space.root, ClaimCriteria(), Silent, Handover(), os.environ, once=True)
         assert (ws.store.runs.get(run).state, ws.store.runs.get(run).request) == (state, "")
 
 
@@ -329,8 +329,8 @@ def test_what_is_asked_of_a_run_that_begins_just_then_is_done(
         space.attempt()
     else:
         with Workspace.open(space.root) as ws:
-            submit(ws, Request("./recipe.yaml", {}), Choice(), Settings(), Ticket())
-        serve(space.root, Offer(), Silent, Handover(), os.environ, once=True)
+            submit(ws, Request("./recipe.yaml", {}), Choice(), Settings(), QueueSettings())
+        serve(space.root, ClaimCriteria(), Silent, Handover(), os.environ, once=True)
     assert [found for _, found in runs(space)] == [state]
 
 
@@ -339,7 +339,7 @@ def test_a_cancel_that_comes_while_a_paused_run_is_paused_once_more_is_done(
 ) -> None:
     space.recipe("steps: {a: {run: 'true'}}")
     with Workspace.open(space.root) as ws:
-        run = submit(ws, Request("./recipe.yaml", {}), Choice(), Settings(), Ticket()).id
+        run = submit(ws, Request("./recipe.yaml", {}), Choice(), Settings(), QueueSettings()).id
         assert end_unattended(ws, run, "PAUSED", print) and end_unattended(ws, run, "PAUSED", print)
         assert [event.after for event in ws.store.runs.events(run)] == ["QUEUED", "PAUSED"]
         looked = unattended.find_left_attempts

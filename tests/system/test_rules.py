@@ -20,7 +20,7 @@ import pytest
 import runner
 from runner.advice import preflight, rule_files
 from runner.advice.facts import machine
-from runner.advice.rules import Verdict
+from runner.advice.rules import RuleFindings
 from runner.execution.terms import Settings
 from runner.interface.cli.main import main
 from runner.language import document
@@ -236,7 +236,9 @@ def checked(
     return printed.out
 
 
-def played(id: str, part: str, root: Path, hub: str, monkeypatch: pytest.MonkeyPatch) -> Verdict:
+def played(
+    id: str, part: str, root: Path, hub: str, monkeypatch: pytest.MonkeyPatch
+) -> RuleFindings:
     """What `recipe check` finds in a scene."""
     whole = scenes()[id]
     scene = {

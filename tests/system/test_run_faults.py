@@ -17,13 +17,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from runner.api.submitting import Ticket
+from runner.api.submitting import QueueSettings
 from runner.errors import Unusable
 from runner.execution import queue
 from runner.planning.schedule import Move
 from runner.reports.delivery import deliver
 from runner.storage.records import postgres_runs, sqlite_runs
-from runner.storage.records.runs import SILENT, Offer
+from runner.storage.records.runs import SILENT, ClaimCriteria
 from runner.storage.records.sqlite_runs import SqliteRuns
 from runner.storage.records.store import Store
 from runner.storage.workspace import Workspace
@@ -96,7 +96,7 @@ def test_whatever_reply_is_lost_a_run_is_stored_once_claimed_once_and_its_events
         losing(b"COMMIT" if told else b"WITH new AS")
         store.runs.submit(RUN._replace(due=1.0))
         losing(b"UPDATE runs SET claim")
-        claimed = store.runs.claim_next("w", Offer())
+        claimed = store.runs.claim_next("w", ClaimCriteria())
         assert claimed is not None and claimed.id == "r1", "a claim whose answer was lost is ours"
         losing(b"COMMIT" if told else b"WITH ours AS")
         assert (
@@ -151,7 +151,7 @@ def test_a_clock_that_is_a_day_off_delays_no_run_that_is_due_at_once(
     with monkeypatch.context() as clock:
         for module in (queue, sqlite_runs, postgres_runs):
             clock.setattr(module, "time", _Clock(real, days * 86400))
-        run = submitted(space, Ticket(here=True))
+        run = submitted(space, QueueSettings(here=True))
     work(space)
     with Workspace.open(space.root) as ws:
         assert ws.store.runs.get(run).state == "COMPLETED"

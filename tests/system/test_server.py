@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import requests
 
-from runner.api.submitting import Ticket, submit
+from runner.api.submitting import QueueSettings, submit
 from runner.errors import Infrastructure
 from runner.execution.terms import Choice, Settings
 from runner.server.tokens import Tokens
@@ -477,7 +477,7 @@ def test_runs_and_tokens_are_listed_though_one_is_for_a_time_that_the_calendar_d
 def test_runs_are_listed_though_a_word_that_was_typed_for_one_is_no_utf_8(rest: Rest) -> None:
     with Workspace.open(rest.root) as ws:
         typed = Request("./hello.yaml", {"word": os.fsdecode(b"caf\xe9")})
-        run = submit(ws, typed, Choice(), Settings(), Ticket()).id
+        run = submit(ws, typed, Choice(), Settings(), QueueSettings()).id
     row = next(row for row in rest.get("/v1/runs")["runs"] if row["id"] == run)
     assert row["inputs"]["word"] == "caf\N{REPLACEMENT CHARACTER}"
     assert (

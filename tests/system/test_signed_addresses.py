@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from runner.api.submitting import Ticket, submit
+from runner.api.submitting import QueueSettings, submit
 from runner.errors import CannotRun
 from runner.execution import queue
 from runner.execution.terms import Choice, Settings
@@ -156,7 +156,7 @@ def test_the_signature_is_no_part_of_what_was_asked_for(space: Space, given: str
             Request("./recipe.yaml", {"data": given}),
             Choice(),
             Settings(),
-            Ticket(idempotency="k"),
+            QueueSettings(idempotency="k"),
         )
     with Workspace.open(space.root) as ws:
         again = submit(
@@ -164,7 +164,7 @@ def test_the_signature_is_no_part_of_what_was_asked_for(space: Space, given: str
             Request("./recipe.yaml", {"data": f"{given}2"}),
             Choice(),
             Settings(),
-            Ticket(idempotency="k"),
+            QueueSettings(idempotency="k"),
         )
     assert first.id == again.id
 
@@ -255,7 +255,7 @@ def test_a_pack_is_an_input_by_the_name_of_its_content(space: Space, tmp_path: P
 def test_a_run_that_a_server_took_reads_what_that_server_allows_wherever_it_is_carried_out(
     space: Space, given: str
 ) -> None:
-    run = submitted(space, Ticket(reach=("https://elsewhere.example",)), data=given)
+    run = submitted(space, QueueSettings(reach=("https://elsewhere.example",)), data=given)
     work(space)
     assert (
         row(space, run).state == "FAILED"

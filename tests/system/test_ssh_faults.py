@@ -39,7 +39,7 @@ from drivers.base import (
     Wish,
 )
 from drivers.ssh import Ssh
-from drivers.sshlink import Link, Route
+from drivers.sshlink import Route, SshLink
 from runner.hosts.link import stream
 from tests.servers.logins import (
     hosted,
@@ -695,7 +695,7 @@ def test_a_rented_machine_whose_start_up_files_do_not_end_is_lost(
         ways = {"trust": stuck.host_key, "login": stuck.identity.read_bytes()}
 
         async def meet() -> None:
-            logins = cloud.Logins(cloud.Installation(b"secret", tmp_path), alive, AT_ONCE)
+            logins = cloud.Logins(cloud.InstallationKeys(b"secret", tmp_path), alive, AT_ONCE)
             lease = Lease("rented", "1", "key")
             assert await logins.open(lease, stuck.user, "127.0.0.1", stuck.port, **ways) is None
             with pytest.raises(HostLost, match="start-up files"):
@@ -1014,13 +1014,13 @@ def test_a_command_too_long_for_the_other_side_is_rejected_before_it_is_sent() -
     async def meet() -> None:
         with pytest.raises(Rejected, match="send them on standard input"):
             await said(
-                Link(route(Sshd(Path("/nowhere")), known_hosts=(), identity=())),
+                SshLink(route(Sshd(Path("/nowhere")), known_hosts=(), identity=())),
                 "echo",
                 "x" * 200_000,
             )
         with pytest.raises(Rejected, match="NUL"):
             await said(
-                Link(route(Sshd(Path("/nowhere")), known_hosts=(), identity=())), "echo", "a\0b"
+                SshLink(route(Sshd(Path("/nowhere")), known_hosts=(), identity=())), "echo", "a\0b"
             )
 
     run(meet())

@@ -23,7 +23,7 @@ from runner.storage.garbage import collect, find_garbage
 from runner.storage.records import database
 from runner.storage.records import store as module
 from runner.storage.records.database import Kind
-from runner.storage.records.index import Changes, Made, Published, Trace
+from runner.storage.records.index import CachedOutput, Changes, Published, Trace
 from runner.storage.records.runs import AttemptRow, RunRow, StepRow
 from runner.storage.records.store import Store, home
 from tests.contract.store_contract import *  # noqa: F403
@@ -165,7 +165,9 @@ def test_a_flipped_bit_is_refused_or_harmless_and_never_a_wrong_result(root: Pat
         fence = store.runs.claim("r1", "w")
         assert fence is not None
         traces = [
-            Trace(key, "t@1", "s", "r1", 1.0, 1.0, tuple(Made(*made) for made in truth[key]))
+            Trace(
+                key, "t@1", "s", "r1", 1.0, 1.0, tuple(CachedOutput(*made) for made in truth[key])
+            )
             for key in keys
         ]  # type: ignore[arg-type]
         store.runs.group(

@@ -11,7 +11,7 @@ import pytest
 from runner.execution.telemetry import Telemetry
 from runner.planning.training import Reporting, find_training
 from runner.storage.records.exchange import Chunk
-from runner.storage.records.letters import Numbers
+from runner.storage.records.letters import ReportedNumbers
 from runner.storage.records.runs import RunRow
 from runner.storage.workspace import Workspace
 from tests.servers.platforms import Platform, wrong
@@ -86,7 +86,7 @@ class Job:
         return [each for body in bodies for each in body[what]]
 
     @property
-    def numbers(self) -> Numbers:
+    def numbers(self) -> ReportedNumbers:
         return self.telemetry._numbers
 
 

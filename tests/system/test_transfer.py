@@ -28,10 +28,10 @@ import pytest
 from drivers import calls
 from drivers.base import NOTHING, Argv, Denied, Unreachable
 from drivers.local import LocalHost
-from runner.agent.frames import Frames, frame
+from runner.agent.frames import FrameParser, frame
 from runner.errors import Corrupt, Infrastructure
 from runner.hosts.link import wire
-from runner.hosts.link.wire import Progress, Wire
+from runner.hosts.link.wire import TransferProgress, Wire
 from runner.hosts.transfer import manifests
 from runner.hosts.transfer.download import HashedOutput
 from runner.hosts.transfer.host_store import AttemptContents, HostStore
@@ -53,7 +53,7 @@ class Counted:
 
     async def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         async def counted() -> AsyncIterator[bytes]:
-            frames = Frames()
+            frames = FrameParser()
             async for block in stdin:
                 for payload in frames.feed(block) if block[:2] != b"PK" else ():
                     self.sent += max(0, len(payload) - 1) if payload[:1] == b"d" else 0
@@ -543,7 +543,7 @@ def test_an_attempt_whose_input_does_not_come_is_not_made(
     go: Go, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def check(town: Town) -> None:
-        with pytest.raises(wire.Gone):
+        with pytest.raises(wire.UploadGone):
             await town.host_store.stage(
                 "early", AttemptContents(links={"in": f"f:{'0' * 64}"}), (f"f:{'0' * 64}",)
             )
@@ -638,7 +638,7 @@ def test_a_sender_is_heard_of_there_while_a_large_file_is_under_way(
 
 def test_progress_is_reported_and_ends_with_all(go: Go) -> None:
     async def check(town: Town) -> None:
-        told: list[Progress] = []
+        told: list[TransferProgress] = []
         town.host_store = town.another(progress=told.append, name="box")
         await town.host_store.open()
         await town.sends(town.tree())

@@ -20,7 +20,7 @@ import pytest
 from drivers.base import NOTHING, Argv, Order, Unreachable, Wish
 from drivers.local import LocalHost
 from drivers.ssh import Ssh
-from runner.agent.frames import Frames
+from runner.agent.frames import FrameParser
 from runner.hosts.link import wire
 from runner.hosts.link.wire import Wire
 from runner.hosts.transfer import manifests
@@ -51,7 +51,7 @@ class Weather:
 
         async def changed(way: str, blocks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
             nonlocal cut
-            frames = Frames()
+            frames = FrameParser()
             async for block in blocks:
                 size = _sent(frames, block) if way == "into" else 0
                 begun = self.passed[way]
@@ -89,7 +89,7 @@ def distance(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(wire, "LANE", CHUNK)
 
 
-def _sent(frames: Frames, block: bytes) -> int:
+def _sent(frames: FrameParser, block: bytes) -> int:
     """Bytes of files in what is sent."""
     if block[:2] == b"PK":  # the agent itself
         return 0

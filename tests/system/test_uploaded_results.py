@@ -231,9 +231,9 @@ def test_a_bucket_that_is_not_there_is_refused_before_anything_runs(place: Place
 
 def test_an_upload_that_is_cut_off_goes_on_with_what_is_missing(tmp_path: Path) -> None:
     from runner.storage.buckets import results_folder
-    from runner.storage.buckets.folder import Folder
+    from runner.storage.buckets.folder import FolderBucket
 
-    class Dying(Folder):
+    class Dying(FolderBucket):
         left = 250
 
         def write(self, name: str, data: bytes) -> None:
@@ -254,12 +254,12 @@ def test_an_upload_that_is_cut_off_goes_on_with_what_is_missing(tmp_path: Path) 
     told = json.loads((place / "_RECIPE.json").read_text())
     assert not told["complete"] and len(told["files"]) == 200
     sent: list[int] = []
-    results_folder.upload(Folder(str(place)), files, {"run": "r"}, sent.append)
+    results_folder.upload(FolderBucket(str(place)), files, {"run": "r"}, sent.append)
     told = json.loads((place / "_RECIPE.json").read_text())
     assert told["complete"] and len(told["files"]) == 300 and len(sent) == 100
     (place / "a/7").unlink()
     assert (
-        results_folder.upload(Folder(str(place)), files, {}, sent.append) == 1
+        results_folder.upload(FolderBucket(str(place)), files, {}, sent.append) == 1
     )  # what somebody deleted there comes back
 
 

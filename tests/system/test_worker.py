@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from runner.api.submitting import Ticket, submit
+from runner.api.submitting import QueueSettings, submit
 from runner.errors import Invalid, StoreBusy, StoreUnavailable
 from runner.execution import queue, worker
 from runner.execution.queue import serve
@@ -25,7 +25,7 @@ from runner.execution.terms import Choice, Listener, Settings
 from runner.execution.unattended import end_unattended
 from runner.hosts.place.place import Place
 from runner.storage.records import database
-from runner.storage.records.runs import Offer, RunRow
+from runner.storage.records.runs import ClaimCriteria, RunRow
 from runner.storage.records.store import Store
 from runner.storage.workspace import Workspace
 from runner.survey.request import Request
@@ -59,7 +59,7 @@ def slow(space: Space) -> Space:
     return space
 
 
-def submitted(space: Space, ticket: Ticket = Ticket(), **inputs: object) -> str:  # noqa: B008
+def submitted(space: Space, ticket: QueueSettings = QueueSettings(), **inputs: object) -> str:  # noqa: B008
     with Workspace.open(space.root) as ws:
         return submit(ws, Request("./recipe.yaml", inputs), Choice(), Settings(), ticket).id
 
@@ -73,14 +73,14 @@ def writing(said: list[str]) -> type[Silent]:
 
 
 def work(space: Space, listener: type[Silent] = Silent) -> None:
-    serve(space.root, Offer(), listener, Handover(), os.environ, once=True)
+    serve(space.root, ClaimCriteria(), listener, Handover(), os.environ, once=True)
 
 
 def working(space: Space, handover: Handover, said: list[str]) -> threading.Thread:
     """A worker in this process, for what is not about its death."""
     worker = threading.Thread(
         target=serve,
-        args=(space.root, Offer(), writing(said), handover, os.environ),
+        args=(space.root, ClaimCriteria(), writing(said), handover, os.environ),
         kwargs={"once": False},
     )
     worker.start()
@@ -125,8 +125,8 @@ def test_a_submitted_run_waits_for_a_worker_that_takes_what_is_due(space: Space)
         and row(space, first.strip()).state == "QUEUED"
     )
     urgent, late = (
-        submitted(space, Ticket(priority=5), n=2),
-        submitted(space, Ticket(not_before=4e9), n=3),
+        submitted(space, QueueSettings(priority=5), n=2),
+        submitted(space, QueueSettings(not_before=4e9), n=3),
     )
     work(space)
     assert space.read("ran").split() == ["2", "1"]
@@ -172,10 +172,10 @@ def test_a_run_that_cannot_work_fails_with_the_reason_and_the_next_is_carried_ou
 
 def test_what_is_asked_with_a_key_again_is_the_same_run(space: Space) -> None:
     space.recipe("inputs: {n: {type: integer}}\nsteps: {a: {run: 'echo {{ inputs.n }}'}}")
-    run = submitted(space, Ticket(idempotency="k"), n=1)
-    assert submitted(space, Ticket(idempotency="k"), n=1) == run
+    run = submitted(space, QueueSettings(idempotency="k"), n=1)
+    assert submitted(space, QueueSettings(idempotency="k"), n=1) == run
     with pytest.raises(Invalid, match=run) as caught:
-        submitted(space, Ticket(idempotency="k"), n=2)
+        submitted(space, QueueSettings(idempotency="k"), n=2)
     assert caught.value.exit_code == 3
 
 
@@ -274,7 +274,7 @@ def test_a_run_whose_workers_die_before_any_step_moves_is_poison(space: Space) -
     run = submitted(space)
     for _ in range(POISON + 1):
         with Store.open(space.root / ".recipe") as store:
-            assert store.runs.claim_next("one that dies", Offer()) is not None
+            assert store.runs.claim_next("one that dies", ClaimCriteria()) is not None
     work(space)
     found = row(space, run)
     assert (found.state, found.failure, found.recoveries) == ("FAILED", "poison", POISON + 1)
@@ -469,7 +469,7 @@ def test_a_secret_is_what_the_workers_environment_says(space: Space) -> None:
     run = submitted(space)
     serve(
         space.root,
-        Offer(),
+        ClaimCriteria(),
         Silent,
         Handover(),
         {**os.environ, "A_TOKEN": "sixteen letters!"},

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from runner.agent import attempts, trees
-from runner.agent.request import Request
+from runner.agent.request import AgentRequest
 
 
 @pytest.fixture
-def request_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
+def request_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentRequest:
     monkeypatch.chdir(tmp_path)
-    return Request(str(tmp_path), "boot")
+    return AgentRequest(str(tmp_path), "boot")
 
 
 @pytest.mark.parametrize("gone", ["state/checkpoint-1", "state/checkpoint-1/weights", "state"])
 def test_a_checkpoint_that_its_trainer_deletes_meanwhile_is_not_in_a_look(
-    request_there: Request, monkeypatch: pytest.MonkeyPatch, gone: str
+    request_there: AgentRequest, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
     for name in ("checkpoint-1", "checkpoint-2"):
         os.makedirs(f"state/{name}")
@@ -46,7 +46,7 @@ def test_a_checkpoint_that_its_trainer_deletes_meanwhile_is_not_in_a_look(
 
 
 def test_a_tree_that_is_to_be_hashed_whole_may_not_change_meanwhile(
-    request_there: Request, monkeypatch: pytest.MonkeyPatch
+    request_there: AgentRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.makedirs("tree/a")
     scan = os.scandir
@@ -71,7 +71,7 @@ class _Listed(list[Any]):
 
 
 def test_what_cannot_be_read_of_a_failed_attempt_keeps_nothing_else_from_coming(
-    request_there: Request, monkeypatch: pytest.MonkeyPatch
+    request_there: AgentRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.makedirs("attempt/shut")
     for name in ("shut/inner", "secret", "trace"):

@@ -12,21 +12,21 @@ import pytest
 
 from runner.agent import attempts, objects, trees
 from runner.agent.files import FOLDERS
-from runner.agent.request import Request
+from runner.agent.request import AgentRequest
 
 FILE = f"{0:064x}"
 TREE = f"{FILE}.t"
 
 
-def _place_files(request: Request) -> None:
+def _place_files(request: AgentRequest) -> None:
     objects.place_files(request, [FILE])
 
 
-def _place_tree(request: Request) -> None:
+def _place_tree(request: AgentRequest) -> None:
     objects.place_tree(request, TREE, trees.stamp([("a", "f")], []), False)
 
 
-def _keep(request: Request) -> None:
+def _keep(request: AgentRequest) -> None:
     attempts.keep(request, "attempts/one", [("a", FILE, False)])
 
 
@@ -34,20 +34,20 @@ def _keep(request: Request) -> None:
     ("ask", "name"), [(_place_files, FILE), (_place_tree, TREE), (_keep, FILE)]
 )
 def test_a_question_that_is_asked_twice_at_once_is_over_when_the_object_may_be_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Callable[[Request], None], name: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Callable[[AgentRequest], None], name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for folder in (*FOLDERS, "partial/us", f"partial/us/{TREE}", "attempts/one"):
         os.makedirs(folder, exist_ok=True)
     for path in (f"partial/us/{FILE}", f"partial/us/{TREE}/a", "attempts/one/a"):
         Path(path).touch()
-    request = Request(str(tmp_path), "boot")
+    request = AgentRequest(str(tmp_path), "boot")
     request.partial = "partial/us"
     fork = multiprocessing.get_context("fork")
     usable = fork.SimpleQueue()
 
     def again() -> None:
-        with suppress(objects.Gone):
+        with suppress(objects.ObjectGone):
             ask(request)
         usable.put(objects.is_verified(request, name))
 

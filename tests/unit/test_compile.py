@@ -12,7 +12,7 @@ from runner.errors import Invalid, Problem
 from runner.language import document, inputs, parse
 from runner.language.recipe import Recipe
 from runner.planning.assemble import drop_echoes
-from runner.planning.beforehand import Trial
+from runner.planning.beforehand import DryRun
 from runner.planning.compile import compile_plan
 from runner.planning.plan import SKIP, WHEN_LATE, Node, Plan
 
@@ -39,7 +39,7 @@ def plan(
     recipe = read(text)
     others = {f"{name}.yaml": read(other, f"{name}.yaml") for name, other in used.items()}
     values = inputs.bind(recipe, given or {}, preset=preset)
-    trial = Trial()
+    trial = DryRun()
     found: list[Problem] = []
     try:
         compiled = compile_plan(

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.execution.steps.failing import Failure
+from runner.execution.steps.failing import FailureDetails
 from runner.execution.terms import Overview, Summary
 from runner.interface import console
 from runner.interface.tail import Guarded, fit, lines, safe_line, span, sparkline, width
@@ -169,7 +169,7 @@ def test_a_failure_ends_with_the_last_lines_of_its_log(err: io.StringIO, out: io
     plain = console.Plain(err, out)
     plain.begin(overview())
     log = b"".join(b"line %d\n" % n for n in range(50))
-    failure = Failure(
+    failure = FailureDetails(
         "train", "exit 1", log, "runs/r1/train.1", "add it to `deps`", left="attempts/failed-1"
     )
     plain.end(summary("FAILED", {"DONE": 1, "FRESH": 1, "FAILED": 1}, failed=[failure]))
@@ -191,7 +191,7 @@ def test_of_many_failures_the_first_are_shown_whole(err: io.StringIO, out: io.St
         summary(
             "FAILED",
             {"FAILED": 300},
-            failed=[Failure(f"s{n}", "exit 1", b"no", "", "") for n in range(300)],
+            failed=[FailureDetails(f"s{n}", "exit 1", b"no", "", "") for n in range(300)],
         )
     )
     said = err.getvalue().splitlines()
@@ -248,7 +248,7 @@ def test_quiet_says_only_what_failed(err: io.StringIO, out: io.StringIO) -> None
         summary(
             "FAILED",
             {"FAILED": 1},
-            failed=[Failure("train", "exit 1", b"no\n", "", "")],
+            failed=[FailureDetails("train", "exit 1", b"no\n", "", "")],
             results=[("a", "b")],
         )
     )
@@ -329,7 +329,7 @@ def test_json_has_the_plan_then_every_move_as_it_was_stored_then_a_summary(
     listener.end(
         summary(
             "FAILED",
-            failed=[Failure("train", "exit 1", b"\xffno\x1b[2J", "l", "h")],
+            failed=[FailureDetails("train", "exit 1", b"\xffno\x1b[2J", "l", "h")],
             results=[("a", "b")],
         )
     )

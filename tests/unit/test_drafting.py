@@ -10,7 +10,7 @@ import pytest
 
 from runner.interface import drafting, scripts
 from runner.language import document
-from runner.language.imports import Start
+from runner.language.imports import EntryPoint
 from runner.paths import shipped
 from runner.secrets import Masker
 from runner.survey import validation
@@ -329,7 +329,7 @@ def test_every_script_of_ours_becomes_a_recipe_without_a_fault(path: str) -> Non
         return "file" if there.is_file() else "folder" if there.is_dir() else ""
 
     code = follow_imports(
-        str(source.parent), [Start("script", source.name)], (), read_imports
+        str(source.parent), [EntryPoint("script", source.name)], (), read_imports
     ).files
     made = drafting.draft(
         "mine", source.name, scripts.read(source.read_text()), list(code), "./mine.yaml", kind

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.interface import drawing
-from runner.interface.drawing import Bar
+from runner.interface.drawing import TimelineBar
 from runner.interface.page import log_lines, visible
 
 
@@ -40,7 +40,8 @@ def test_the_critical_path_is_what_the_end_waited_for() -> None:
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.01, 20)), max_size=40))
 def test_there_are_as_many_lanes_as_attempts_at_once(times: list[tuple[float, float]]) -> None:
     bars = [
-        Bar("", "s", begun, begun + took, f"{n}", "done") for n, (begun, took) in enumerate(times)
+        TimelineBar("", "s", begun, begun + took, f"{n}", "done")
+        for n, (begun, took) in enumerate(times)
     ]
     found = drawing.lanes(bars)
     rows = found.get(("", "s"), [])

@@ -14,8 +14,8 @@ from runner.server.answers import Refused
 from runner.server.feed import Feed, Follower
 from runner.server.messages import Message, event_by_subject, event_of_run, log_text
 from runner.server.room import Room
-from runner.server.run_reader import LONGEST_LINE, Lines
-from runner.server.sending import Stream
+from runner.server.run_reader import LONGEST_LINE, NewLines
+from runner.server.sending import StreamResponse
 from runner.server.tickets import Tickets
 from runner.server.tokens import Token, Tokens
 from runner.storage.locks import Locks
@@ -46,7 +46,7 @@ def test_streams_are_counted_also_of_many_requests_at_once(
             if len(started) == 3:
                 full.set()
 
-        stream = Stream(feed, token, log_text, frozenset(), lines)
+        stream = StreamResponse(feed, token, log_text, frozenset(), lines)
         await stream({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send)
 
     async def sixty() -> list[object]:
@@ -157,7 +157,7 @@ class Text:
 
 def test_lines_begin_where_they_are_followed_and_are_whole() -> None:
     text = Text()
-    lines = Lines(text, from_start=False)
+    lines = NewLines(text, from_start=False)
     text.data = b"before\nbeg"
     assert lines.read(ended=False) == [] and lines.offset == len(b"before\n")
     text.data = b"un\nnext\nla"
@@ -168,6 +168,6 @@ def test_lines_begin_where_they_are_followed_and_are_whole() -> None:
 
 def test_a_line_without_an_end_is_given_out_all_the_same() -> None:
     text = Text()
-    lines = Lines(text, from_start=True)
+    lines = NewLines(text, from_start=True)
     text.data = b"x" * (LONGEST_LINE + 1)
     assert lines.read(ended=False) == [b"x" * (LONGEST_LINE + 1)]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.language import python_reader
-from runner.language.imports import Start
+from runner.language.imports import EntryPoint
 from runner.survey.imports import ImportedFiles, files_of_module, follow_imports
 
 FILES = {
@@ -45,7 +45,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def files(base: Path, start: Start, *path: str) -> ImportedFiles:
+def files(base: Path, start: EntryPoint, *path: str) -> ImportedFiles:
     return follow_imports(
         str(base), [start], path, lambda file: python_reader.read(Path(file).read_bytes())
     )
@@ -65,37 +65,41 @@ MODEL = {
     ("start", "path", "found"),
     [
         (
-            Start("script", "train.py"),
+            EntryPoint("script", "train.py"),
             (),
             {"train.py", "util.py", "json.py", "pkg/sub/listed.py", *MODEL},
         ),
-        (Start("module", "pkg"), (), {"pkg/__main__.py", "pkg/sub/listed.py", "util.py", *MODEL}),
         (
-            Start("module", "pkg.sub.deep"),
+            EntryPoint("module", "pkg"),
+            (),
+            {"pkg/__main__.py", "pkg/sub/listed.py", "util.py", *MODEL},
+        ),
+        (
+            EntryPoint("module", "pkg.sub.deep"),
             (),
             {"pkg/__init__.py", "pkg/base.py", "pkg/sub/__init__.py", "pkg/sub/deep.py", "util.py"},
         ),
-        (Start("script", "src/run.py"), (), {"src/run.py", "src/helper.py"}),
+        (EntryPoint("script", "src/run.py"), (), {"src/run.py", "src/helper.py"}),
         (
-            Start("script", "src/run.py"),
+            EntryPoint("script", "src/run.py"),
             ("",),
             {"src/run.py", "src/helper.py", "space/part/inner.py", "lib/tool.py"},
         ),
-        (Start("script", "./circle/a.py"), (), {"circle/a.py", "circle/b.py"}),
-        (Start("script", "go.sh"), (), {"go.sh"}),
-        (Start("script", "../outside.py"), (), set()),
-        (Start("script", "nowhere.py"), (), set()),
-        (Start("module", "torch.nn"), (), set()),
+        (EntryPoint("script", "./circle/a.py"), (), {"circle/a.py", "circle/b.py"}),
+        (EntryPoint("script", "go.sh"), (), {"go.sh"}),
+        (EntryPoint("script", "../outside.py"), (), set()),
+        (EntryPoint("script", "nowhere.py"), (), set()),
+        (EntryPoint("module", "torch.nn"), (), set()),
     ],
 )
 def test_a_command_needs_what_its_files_import(
-    base: Path, start: Start, path: tuple[str, ...], found: set[str]
+    base: Path, start: EntryPoint, path: tuple[str, ...], found: set[str]
 ) -> None:
     assert set(files(base, start, *path).files) == found
 
 
 def test_a_file_is_found_with_the_import_that_needs_it(base: Path) -> None:
-    found = files(base, Start("script", "train.py")).files["pkg/layers.py"]
+    found = files(base, EntryPoint("script", "train.py")).files["pkg/layers.py"]
     assert (found.by, found.module) == ("pkg/model.py", ".layers")
 
 

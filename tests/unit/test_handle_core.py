@@ -13,7 +13,7 @@ import pytest
 from runner.api.values import Artifact, File, Progress, Status, StepStatus
 from runner.errors import Busy, CannotAsk, CannotRun, Corrupt, Infrastructure, Invalid, NotFound
 from runner.interface.handle import core, questions
-from runner.interface.handle.core import Ask, Clock, Give, Heard, More, Nap, TimedOut
+from runner.interface.handle.core import Answer, Clock, Give, More, Nap, TimedOut, TransportRequest
 from runner.interface.handle.files import Download
 from runner.interface.handle.notebook import html
 from runner.interface.handle.transport import LogPart, Lost, New, Transport
@@ -88,10 +88,10 @@ class Place:
             raise Lost("reset")
 
 
-def given(talk: core.Talk, place: Place) -> list[Any]:
+def given(talk: core.Operation, place: Place) -> list[Any]:
     """What a conversation gives, while the run goes on."""
     found: list[Any] = []
-    heard: Heard = None
+    heard: Answer = None
     pieces: Iterator[object] = iter(())
     for _ in range(10_000):
         try:
@@ -108,9 +108,9 @@ def given(talk: core.Talk, place: Place) -> list[Any]:
                     place.now += seconds
                 case More():
                     heard = next(pieces, None)
-                case Ask(of, streams=True):
+                case TransportRequest(of, streams=True):
                     pieces = iter(cast("Iterator[object]", of(cast("Transport", place))))
-                case Ask(of):
+                case TransportRequest(of):
                     heard = of(cast("Transport", place))
         except Lost as lost:
             heard = lost
@@ -139,13 +139,13 @@ def test_what_is_followed_comes_once_and_whole_whatever_is_lost(seed: int) -> No
 def test_a_wait_ends_in_time_also_where_nothing_answers() -> None:
     now = 0.0
     talk = core.wait("r", Clock(lambda: now, 30.0))
-    heard: Heard = None
+    heard: Answer = None
     with pytest.raises(TimedOut) as found:
         while True:
             step = talk.send(heard)
             if isinstance(step, Nap):
                 now += step.seconds
-            heard = Lost("refused") if isinstance(step, Ask) else None
+            heard = Lost("refused") if isinstance(step, TransportRequest) else None
     assert now == 30.0 and isinstance(found.value, TimeoutError)
 
 
@@ -159,9 +159,9 @@ def test_a_submit_whose_answer_was_lost_is_asked_for_again_under_its_key() -> No
 
     talk = core.submit(New(Request("x")), "key")
     first = next(talk)
-    assert isinstance(first, Ask) and isinstance(talk.send(Lost("reset")), Nap)
+    assert isinstance(first, TransportRequest) and isinstance(talk.send(Lost("reset")), Nap)
     second = talk.send(None)
-    assert isinstance(second, Ask)
+    assert isinstance(second, TransportRequest)
     for ask in (first, second):
         ask.of(cast("Transport", Loses()))
     assert keys == ["key", "key"] and talk.send("r") == Give("r")
@@ -243,7 +243,7 @@ def test_a_download_goes_on_behind_what_came() -> None:
             def file(self, _run: str, _name: str, _path: str, begin: int) -> None:
                 begins.append(begin)
 
-        assert isinstance(step, Ask) and step.streams
+        assert isinstance(step, TransportRequest) and step.streams
         step.of(cast("Transport", Files()))
         return begins[0]
 

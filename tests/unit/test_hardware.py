@@ -19,7 +19,7 @@ from runner.advice.hardware import (
     estimate_seconds,
     find_row,
 )
-from runner.advice.memory import Training, read
+from runner.advice.memory import TrainingSetup, read
 from runner.advice.training_from_inputs import (
     count_samples,
     count_tokens,
@@ -141,15 +141,17 @@ def test_of_a_size_on_the_box_the_least_usable_of_its_kind_counts() -> None:
 
 def test_operations_are_six_for_each_weight_and_token() -> None:
     model = read(LLAMA)
-    full = count_operations(model, Training(method="full", checkpointing=False), 1000)
+    full = count_operations(model, TrainingSetup(method="full", checkpointing=False), 1000)
     assert full == pytest.approx(
         6 * 1000 * model.parameters, rel=0.08
     )  # embeddings are looked up, not multiplied
-    lora = count_operations(model, Training(method="lora", checkpointing=False), 1000)
+    lora = count_operations(model, TrainingSetup(method="lora", checkpointing=False), 1000)
     assert lora == pytest.approx(full * 4 / 6, rel=0.02)
-    assert count_operations(model, Training(method="lora"), 1000) == pytest.approx(full, rel=0.02)
+    assert count_operations(model, TrainingSetup(method="lora"), 1000) == pytest.approx(
+        full, rel=0.02
+    )
     long = count_operations(
-        model, Training(method="full", checkpointing=False, length=64 * 1024), 1000
+        model, TrainingSetup(method="full", checkpointing=False, length=64 * 1024), 1000
     )
     assert long - full == pytest.approx(
         3 * 2 * 32 * 4096 * 63 * 1024 * 1000
@@ -160,7 +162,7 @@ def test_a_measured_speed_is_within_the_guess() -> None:
     # Mistral-7B, LoRA, 4096 tokens, A100: 3,597 tokens a second (fms-acceleration, scripts/benchmarks/refs/a100_80gb.csv).
     work = count_operations(
         read({**LLAMA, "vocab_size": 32000}),
-        Training(targets="attention", length=4096, batch=4),
+        TrainingSetup(targets="attention", length=4096, batch=4),
         3597,
     )
     least, most = estimate_seconds(load_hardware(), load_hardware().find("a100-80gb"), work)
@@ -170,7 +172,7 @@ def test_a_measured_speed_is_within_the_guess() -> None:
 def test_the_inputs_of_a_recipe_say_what_is_trained() -> None:
     model = read(LLAMA)
     made = read_text_training("sft@1", SFT, model)
-    assert made == Training(method="lora", length=1024, batch=2, rank=16, logits="fused")
+    assert made == TrainingSetup(method="lora", length=1024, batch=2, rank=16, logits="fused")
     shared = read_text_training(
         "sft@1",
         {

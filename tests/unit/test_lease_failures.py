@@ -10,7 +10,7 @@ import pytest
 
 from drivers.base import Offer
 from runner.failures import LeaseFailure
-from runner.hosts.renting.resting import account_digest, failure_of, find_on_cooldown, is_denied
+from runner.hosts.renting.cooldowns import account_digest, failure_of, find_on_cooldown, is_denied
 from runner.storage.records.ledger import LEDGER, LeaseRow, Ledger
 
 SETTINGS, ACCOUNT = {"term": 24}, [("credit", "$0.00")]

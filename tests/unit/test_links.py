@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.storage.records.links import MOST, Link, find_links, stored_links
+from runner.storage.records.links import MOST, TrackerLink, find_links, stored_links
 from runner.storage.records.runs import AttemptRow
 
 ONLINE = """\
@@ -72,7 +72,7 @@ def test_a_link_is_what_a_tracker_says_in_a_line_of_its_own(
     log: str, links: list[tuple[str, str]]
 ) -> None:
     assert find_links("train", log.encode(), {"board": "out/board"}) == [
-        Link("train", *each) for each in links
+        TrackerLink("train", *each) for each in links
     ]
 
 
@@ -85,4 +85,4 @@ def test_a_step_has_few_links_and_a_run_has_each_once() -> None:
     ]
     assert stored_links(
         [*rows, AttemptRow("3", "r", "after", 1, exit={"links": "none", "code": 0})]
-    ) == [Link("train", "W&B", "https://a.example")]
+    ) == [TrackerLink("train", "W&B", "https://a.example")]

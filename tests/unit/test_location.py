@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.paths import Location, location
+from runner.paths import CallerLocation, location
 
 
 @pytest.fixture
@@ -77,5 +77,5 @@ def test_a_recipe_that_is_named_from_outside_brings_its_workspace(
     ],
 )
 def test_a_typed_path_begins_where_the_caller_stands(typed: str, means: str) -> None:
-    assert Location(Path("/root"), "src/pkg").typed(typed) == means
-    assert Location(Path("/root")).typed(typed) == typed
+    assert CallerLocation(Path("/root"), "src/pkg").typed(typed) == means
+    assert CallerLocation(Path("/root")).typed(typed) == typed

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.agent import trees
-from runner.agent.frames import Broken, Frames, frame
+from runner.agent.frames import BadFrame, FrameParser, frame
 from runner.hosts.transfer import manifests
 from runner.storage.content.files import Entry
 
@@ -25,7 +25,7 @@ PATHS = st.lists(PARTS, min_size=1, max_size=4).map("/".join)
 def test_frames_come_out_as_they_went_in_however_they_are_cut(
     payloads: list[bytes], cuts: list[int]
 ) -> None:
-    stream, frames, found = b"".join(map(frame, payloads)), Frames(), []
+    stream, frames, found = b"".join(map(frame, payloads)), FrameParser(), []
     ends = sorted({min(cut, len(stream)) for cut in cuts} | {len(stream)})
     for start, end in zip([0, *ends], ends, strict=False):
         found += frames.feed(stream[start:end])
@@ -36,8 +36,8 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(
 def test_no_flipped_bit_is_believed(payload: bytes, at: int, bit: int) -> None:
     whole = bytearray(frame(payload))
     whole[at % len(whole)] ^= 1 << bit
-    with pytest.raises(Broken):
-        Frames().feed(bytes(whole))
+    with pytest.raises(BadFrame):
+        FrameParser().feed(bytes(whole))
 
 
 @given(paths=st.lists(PATHS, max_size=5), targets=st.lists(PATHS, max_size=3))
@@ -59,10 +59,10 @@ def test_a_manifest_that_is_trusted_stays_inside(paths: list[str], targets: list
 
 
 def test_what_is_whole_before_a_flipped_bit_is_given_and_nothing_behind_it() -> None:
-    stream, frames = bytearray(frame(b"one") + frame(b"two") + frame(b"three")), Frames()
+    stream, frames = bytearray(frame(b"one") + frame(b"two") + frame(b"three")), FrameParser()
     stream[len(frame(b"one")) + 13] ^= 1
     assert frames.feed(bytes(stream)) == [b"one"] and frames.broken
-    with pytest.raises(Broken):
+    with pytest.raises(BadFrame):
         frames.feed(b"")
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from docs import published
 from runner.advice import memory
-from runner.advice.memory import Training, Unknown, estimate, layer_bytes, read
+from runner.advice.memory import TrainingSetup, UnknownConfig, estimate, layer_bytes, read
 from runner.language import library
 from runner.paths import shipped
 
@@ -102,7 +102,7 @@ def test_what_lora_adapts_is_what_peft_adapts() -> None:
         made, peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     )
     trained = sum(weight.numel() for weight in adapted.parameters() if weight.requires_grad)
-    assert memory.count_trained_weights(read(config.to_dict()), Training(rank=4)) == trained
+    assert memory.count_trained_weights(read(config.to_dict()), TrainingSetup(rank=4)) == trained
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_what_a_layer_keeps_is_what_autograd_saves(method: str, attention: str) 
     )
     one, two = (_saved(method, attention, layers, length, batch, shape) for layers in (1, 2))
     model = read({**TINY, **shape, "model_type": "llama"})
-    training = Training(
+    training = TrainingSetup(
         method=method, length=length, attention="eager" if attention == "eager" else "flash"
     )  # type: ignore[arg-type]
     assert layer_bytes(model, training) * length * batch == pytest.approx(two - one, rel=0.05)
@@ -179,7 +179,7 @@ def test_dropout_keeps_a_mask_of_what_each_adapted_layer_reads() -> None:
         for rate in (0, 0.1)
     )
     model = read({**TINY, **shape, "model_type": "llama"})
-    masks = layer_bytes(model, Training(dropout=True)) - layer_bytes(model, Training())
+    masks = layer_bytes(model, TrainingSetup(dropout=True)) - layer_bytes(model, TrainingSetup())
     assert dropped - plain == pytest.approx(4 * masks * length * batch, rel=0.02)
 
 
@@ -225,7 +225,7 @@ MODEL = read({**TINY, "model_type": "llama", "hidden_size": 4096, "num_hidden_la
 
 
 def gb(**settings: Any) -> float:
-    return estimate(MODEL, Training(**settings)).bytes / 1e9
+    return estimate(MODEL, TrainingSetup(**settings)).bytes / 1e9
 
 
 def test_terms_go_the_way_that_they_should() -> None:
@@ -258,7 +258,7 @@ def test_terms_go_the_way_that_they_should() -> None:
 
 
 def test_a_verdict_is_by_the_range() -> None:
-    found = estimate(MODEL, Training(length=2048))
+    found = estimate(MODEL, TrainingSetup(length=2048))
     assert found.low < found.bytes < found.high
     assert found.verdict(found.high) == "FITS"
     assert found.verdict(found.bytes) == "TIGHT"
@@ -267,7 +267,7 @@ def test_a_verdict_is_by_the_range() -> None:
 
 
 def test_what_runs_measured_corrects_and_narrows() -> None:
-    found = estimate(MODEL, Training())
+    found = estimate(MODEL, TrainingSetup())
     once, often = (memory.calibrate(found, 1.1, runs, f"{runs} runs") for runs in (1, 9))
     assert (
         once.bytes
@@ -289,7 +289,7 @@ def test_what_runs_measured_corrects_and_narrows() -> None:
     ],
 )
 def test_a_config_that_does_not_say_enough_is_reported(config: dict[str, Any], words: str) -> None:
-    with pytest.raises(Unknown, match=words):
+    with pytest.raises(UnknownConfig, match=words):
         read(config)
 
 
@@ -302,8 +302,8 @@ def test_the_language_half_of_a_model_that_sees_is_what_counts() -> None:
 
 
 def test_an_optimizer_without_figures_is_reported() -> None:
-    with pytest.raises(Unknown, match="prodigy"):
-        estimate(MODEL, Training(optimizer="prodigy"))
+    with pytest.raises(UnknownConfig, match="prodigy"):
+        estimate(MODEL, TrainingSetup(optimizer="prodigy"))
 
 
 def _fixture() -> dict[str, Any]:

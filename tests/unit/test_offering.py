@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from drivers.base import Denied, Need, Offer, Rejected, Resources, Wish
-from drivers.cloud import About, Filters, Installation, public, why_excluded
+from drivers.cloud import About, Filters, InstallationKeys, public, why_excluded
 from drivers.machine import Facts, cuda, less
 from runner.hosts.renting.offering import EGRESS_UNKNOWN, Shelf, cost_to_confirm
 from runner.hosts.renting.totals import Pricing
@@ -199,7 +199,11 @@ def test_keys_and_marks_are_derived_again_from_the_secret_of_the_installation(
     tmp_path: Path,
 ) -> None:
     path = str(tmp_path / "config" / "installation")
-    one, again, other = Installation.of(path), Installation.of(path), Installation(b"another")
+    one, again, other = (
+        InstallationKeys.of(path),
+        InstallationKeys.of(path),
+        InstallationKeys(b"another"),
+    )
     assert Path(path).stat().st_mode & 0o777 == 0o600
     assert public(one.login("k")) == public(again.login("k")) != public(
         again.login("l")
@@ -229,4 +233,4 @@ def test_a_secret_of_the_installation_that_cannot_be_used_says_what_to_do(
     if secret:
         path.write_text(secret)
     with pytest.raises(Denied, match=way):
-        Installation.of(str(path))
+        InstallationKeys.of(str(path))

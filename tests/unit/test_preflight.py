@@ -16,7 +16,7 @@ from runner.advice.facts.machine import facts as host_facts
 from runner.advice.facts.model import facts as model_facts
 from runner.advice.facts.packages import read_lock
 from runner.advice.facts.program import is_named_training
-from runner.advice.rules import Facts
+from runner.advice.rules import RuleFacts
 from runner.paths import shipped
 
 FIXTURES = shipped() / "fixtures"
@@ -380,7 +380,7 @@ def test_a_host_that_says_nonsense_is_unknown_where_it_does() -> None:
 def test_a_machine_tells_who_rents_it_out(
     name: str, said: bytes, offer: tuple[object, ...]
 ) -> None:
-    known = machine.offer(Facts(host_facts(name, said), "x"))
+    known = machine.offer(RuleFacts(host_facts(name, said), "x"))
     assert tuple(known[each] for each in ("provider", "ssh", "auto_tmux")) == offer
     assert ("hours_left" in known) == (offer[0] is None), (
         "how long it may be had, only its provider knows"

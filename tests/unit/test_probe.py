@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from drivers import machine
 from drivers.base import Need, Resources, Wish
-from runner.hosts.probe import Finding, parse_findings
+from runner.hosts.probe import ProbeLine, parse_findings
 
 WHOLE = b"""\
 root=/home/u/.recipe-host
@@ -39,7 +39,7 @@ container_gpus=nvidia-ctk
 )
 
 
-def of(what: str, said: bytes) -> list[Finding]:
+def of(what: str, said: bytes) -> list[ProbeLine]:
     return [finding for finding in parse_findings(said) if finding.what == what]
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from runner.agent import objects, pulling, sparse
 from runner.agent.pulling import Pulling
-from runner.agent.request import Over, Request
+from runner.agent.request import AgentRequest, Over
 from runner.storage import signed
 from tests.support import old_python
 
@@ -187,7 +187,7 @@ def test_a_part_of_an_earlier_boot_is_not_believed(tmp_path: Path) -> None:
     assert (tmp_path / "it").exists()
 
 
-class Asked(Request):
+class Asked(AgentRequest):
     """A question, without the streams."""
 
     def __init__(self, partial: Path) -> None:
@@ -240,7 +240,7 @@ def test_it_ends_when_its_client_is_gone(tmp_path: Path, server: str) -> None:
 
 
 def test_a_client_that_is_gone_is_seen_while_an_answer_takes_long() -> None:
-    code = "from agent import request\nr = request.Request.__new__(request.Request)\nr.check()\nprint('here', flush=True)\nwhile True: r.check()"
+    code = "from agent import request\nr = request.AgentRequest.__new__(request.AgentRequest)\nr.check()\nprint('here', flush=True)\nwhile True: r.check()"
     folder = Path(pulling.__file__).parent.parent
     process = subprocess.Popen(
         [sys.executable, "-c", code],

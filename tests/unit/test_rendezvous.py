@@ -18,7 +18,7 @@ from runner.errors import CannotRun
 from runner.execution.refusals import _report_uneven_hosts
 from runner.hosts.place import rendezvous
 from runner.hosts.place.group import _find_first_failed
-from runner.hosts.place.rendezvous import Node, Rendezvous, check_nodes
+from runner.hosts.place.rendezvous import Rendezvous, RendezvousNode, check_nodes
 from runner.planning.step import ResourceSpec, StepSpec
 
 
@@ -29,8 +29,8 @@ class Here:
         return calls.call(argv, stdin, {})
 
 
-def node(name: str, python: str = sys.executable, *, compared: bool = False) -> Node:
-    return Node(name, Here(), "127.0.0.1", python, compared)
+def node(name: str, python: str = sys.executable, *, compared: bool = False) -> RendezvousNode:
+    return RendezvousNode(name, Here(), "127.0.0.1", python, compared)
 
 
 def python(folder: Path, torch: str, cuda: str) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from docs import rulebook
 from runner.advice import rule_files, rules
-from runner.advice.rules import Verdict
+from runner.advice.rules import RuleFindings
 from runner.errors import Invalid
 from runner.language import document
 from runner.paths import shipped
@@ -28,7 +28,7 @@ def world(facts: Mapping[str, object]) -> dict[str, object]:
     for name in (*rules.ALWAYS, *rules.NEEDS):
         given = facts.get(name)
         if given is None or type(given) is dict:
-            found[name] = rules.Facts(
+            found[name] = rules.RuleFacts(
                 {key: _inner(value) for key, value in (given or {}).items()},
                 rules.NEEDS.get(name, ""),
             )
@@ -40,7 +40,7 @@ def world(facts: Mapping[str, object]) -> dict[str, object]:
 def _inner(value: object) -> object:
     """Mappings inside a namespace are as forgiving as those that gathering makes: what is not in them is null."""
     return (
-        rules.Facts({key: _inner(item) for key, item in value.items()})
+        rules.RuleFacts({key: _inner(item) for key, item in value.items()})
         if isinstance(value, dict)
         else value
     )
@@ -53,7 +53,7 @@ def cases() -> dict[str, Any]:
     return value
 
 
-def judged(id: str, facts: dict[str, Any]) -> Verdict:
+def judged(id: str, facts: dict[str, Any]) -> RuleFindings:
     return rules.judge([RULES[id]], world(facts), "train")
 
 
@@ -78,7 +78,7 @@ def test_the_rule_fires_on_its_case_and_says_what_to_do(id: str) -> None:
 
 @pytest.mark.parametrize("id", RULES)
 def test_the_rule_is_silent_on_the_other_case(id: str) -> None:
-    assert judged(id, cases()[id]["silent"]) == Verdict()
+    assert judged(id, cases()[id]["silent"]) == RuleFindings()
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_rate_that_is_usual_is_right_and_a_hundredth_or_a_hundred_times_of_it_
 def test_a_rate_of_a_program_that_no_rule_knows_is_its_own_affair() -> None:
     assert (
         judged("learning-rate-off", {"step": {"tools": []}, "settings": {"learning_rate": 0.1}})
-        == Verdict()
+        == RuleFindings()
     )
 
 

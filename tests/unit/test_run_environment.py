@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from runner.api.runs import _steps
 from runner.planning.run_view import StepView
 from runner.survey import run_environment
@@ -59,6 +61,22 @@ def test_a_folder_below_the_repository_has_its_own_changes_alone(tmp_path: Path)
     below.mkdir()
     code = looked_at(below, sys.executable, masked)["code"]
     assert len(code["commit"]) == 40 and code["changed"] == [] and code["diff"] == ""
+
+
+def test_an_unchanged_checkout_is_asked_twice_and_has_an_empty_diff(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, asked = repository(tmp_path), list[str]()
+    ask = run_environment._git
+
+    def counted(root: Path, *words: str) -> bytes:
+        asked.append(words[0])
+        return ask(root, *words)
+
+    monkeypatch.setattr(run_environment, "_git", counted)
+    code = looked_at(root, sys.executable, masked)["code"]
+    assert asked == ["rev-parse", "status"]
+    assert (len(code["commit"]), code["branch"], code["diff"]) == (40, "main", "")
 
 
 def test_a_folder_outside_of_git_has_no_code(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from runner.planning.run_view import (
     Planned,
     RunView,
     Standing,
-    Training,
+    TrainingReport,
     fold,
     progress_of,
 )
@@ -28,7 +28,7 @@ IDS = ("data", "train", "eval")
 
 def test_the_numbers_of_the_training_count_while_it_runs() -> None:
     run = Standing(
-        "ACTIVE", {"train": "RUNNING"}, total=1, trainings={"train": Training(60, 100, 40.0)}
+        "ACTIVE", {"train": "RUNNING"}, total=1, trainings={"train": TrainingReport(60, 100, 40.0)}
     )
     assert progress_of(run) == (0, 1, 60.0, 40.0)
 
@@ -40,7 +40,7 @@ def test_a_long_training_outweighs_a_short_step() -> None:
         total=3,
         expected={"data": 10.0, "train": 500.0, "eval": 10.0},
         elapsed={"train": 240.0},
-        trainings={"train": Training(50, 100, 240.0)},
+        trainings={"train": TrainingReport(50, 100, 240.0)},
     )
     # 10 s and half of 480 s are done, of 500 s.
     assert progress_of(run) == (1, 3, 50.0, 250.0)
@@ -80,7 +80,9 @@ RUNS = st.builds(
     st.dictionaries(st.sampled_from(IDS), st.floats(0, 1e6)),
     st.dictionaries(
         st.sampled_from(IDS),
-        st.builds(Training, st.floats(0, 1e6), st.floats(0, 1e6), st.none() | st.floats(0, 1e6)),
+        st.builds(
+            TrainingReport, st.floats(0, 1e6), st.floats(0, 1e6), st.none() | st.floats(0, 1e6)
+        ),
     ),
     st.dictionaries(st.sampled_from([str(each) for each in State]), st.integers(0, 9)),
 )
@@ -105,7 +107,9 @@ def test_a_training_that_is_further_makes_the_run_no_less_far(
     run = run._replace(state="ACTIVE", states={**run.states, "train": "RUNNING"})
     less, more = sorted([one, two])
     at = [
-        progress_of(run._replace(trainings={**run.trainings, "train": Training(part * 100, 100)}))
+        progress_of(
+            run._replace(trainings={**run.trainings, "train": TrainingReport(part * 100, 100)})
+        )
         for part in (less, more)
     ]
     assert (at[0].percent or 0.0) <= (at[1].percent or 0.0)

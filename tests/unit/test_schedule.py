@@ -12,10 +12,10 @@ from runner.planning.schedule import (
     EARLY,
     FINAL,
     MOVES,
+    AttemptOutcome,
     Move,
-    Outcome,
     Scheduler,
-    Spent,
+    SpentRetries,
     State,
     Task,
     backoff,
@@ -86,11 +86,11 @@ class World:
                 for task in self.tasks
             )
 
-    def outcome(self, id: str) -> Outcome:
+    def outcome(self, id: str) -> AttemptOutcome:
         script = self.outcomes.get(id, [])
         tries = len(self.reasons.get(id, []))
         reason = script[tries] if tries < len(script) else "ok"
-        return Outcome(reason == "ok", reason)
+        return AttemptOutcome(reason == "ok", reason)
 
     def live(self, crash_at: int | None = None, newest_first: bool = False) -> Scheduler | None:
         """Run until finished, or until the crash after that many moves."""
@@ -238,7 +238,7 @@ def test_any_interruption_ends_and_what_is_final_stays(world: World, actions: li
     scheduler.cancel("asked")
     for id, state in scheduler.states().items():
         if state is State.RUNNING:
-            scheduler.end(id, Outcome(False, "stopped"))
+            scheduler.end(id, AttemptOutcome(False, "stopped"))
     assert scheduler.is_finished
 
 
@@ -260,11 +260,11 @@ def test_the_two_budgets_never_mix() -> None:
         ("exit", State.QUEUED),
         ("preempted", State.FAILED),
     ]:
-        s.end("a", Outcome(False, reason))
+        s.end("a", AttemptOutcome(False, reason))
         assert s.state("a") is state
         if state is State.QUEUED:
             s.start("a")
-    assert budget_used(["lost", "exit", "stopped", "oom", "preempted"]) == Spent(
+    assert budget_used(["lost", "exit", "stopped", "oom", "preempted"]) == SpentRetries(
         failures=2, preemptions=2
     )
 
@@ -279,7 +279,7 @@ def test_a_preemption_after_a_new_checkpoint_costs_nothing_of_the_budget() -> No
         (True, State.QUEUED),
         (False, State.FAILED),
     ]:
-        s.end("a", Outcome(False, "preempted", saved=saved))
+        s.end("a", AttemptOutcome(False, "preempted", saved=saved))
         assert s.state("a") is state
         if state is State.QUEUED:
             s.start("a")
@@ -289,7 +289,7 @@ def test_a_failure_blocks_everything_below_it_however_deep() -> None:
     n = 5_000
     s = simple(Task("s0"), *(Task(f"s{i}", (f"s{i - 1}",)) for i in range(1, n)), keep_going=True)
     run(s, "s0")
-    moves = s.end("s0", Outcome(False))
+    moves = s.end("s0", AttemptOutcome(False))
     assert (
         len(moves) == n
         and s.counts[State.BLOCKED] == n - 1
@@ -303,9 +303,9 @@ def test_without_keep_going_the_rest_is_cancelled_when_the_last_running_step_end
     s = simple(Task("a"), Task("b"), Task("c"))
     run(s, "a", "b")
     s.judge("c", "run")
-    assert [m.after for m in s.end("a", Outcome(False))] == ["FAILED"]
+    assert [m.after for m in s.end("a", AttemptOutcome(False))] == ["FAILED"]
     assert s.startable() == [] and s.state("c") is State.QUEUED
-    assert [(m.id, m.after) for m in s.end("b", Outcome(True))] == [
+    assert [(m.id, m.after) for m in s.end("b", AttemptOutcome(True))] == [
         ("b", "DONE"),
         ("c", "CANCELLED"),
     ]
@@ -328,21 +328,21 @@ def test_a_step_that_is_stopped_early_skips_what_mentions_it_and_the_run_complet
         Task("a"), Task("b"), Task("of a", needs=("a",)), Task("best", after=("a", "b"))
     )
     run(scheduler, "a", "b")
-    scheduler.end("a", Outcome(False, EARLY, "far behind"))
-    scheduler.end("b", Outcome(True))
+    scheduler.end("a", AttemptOutcome(False, EARLY, "far behind"))
+    scheduler.end("b", AttemptOutcome(True))
     assert (
         scheduler.state("a") is scheduler.state("of a") is State.SKIPPED
         and scheduler.state("best") is State.READY
     )
     run(scheduler, "best")
-    scheduler.end("best", Outcome(True))
+    scheduler.end("best", AttemptOutcome(True))
     assert scheduler.result == "COMPLETED"
 
 
 def test_an_allowed_failure_lets_the_steps_below_go_on_and_the_run_complete() -> None:
     s = simple(Task("a", allow_failure=True), Task("b", ("a",)))
     run(s, "a")
-    s.end("a", Outcome(False))
+    s.end("a", AttemptOutcome(False))
     s.judge("b", "fresh")
     assert s.is_finished and s.result == "COMPLETED"
 
@@ -357,10 +357,10 @@ def test_bytes_that_are_gone_put_the_steps_below_back_even_one_that_is_retried()
         "b": "WAITING",
         "d": "WAITING",
     }
-    s.end("c", Outcome(False))
+    s.end("c", AttemptOutcome(False))
     assert s.state("c") is State.WAITING and s.startable() == ["a"]
     s.start("a")
-    s.end("a", Outcome(True))
+    s.end("a", AttemptOutcome(True))
     assert s.ready() == ["b", "c", "d"]
 
 
@@ -385,7 +385,7 @@ def test_a_paused_step_waits_again_at_no_cost_and_nothing_new_starts() -> None:
     run(s, "a")
     s.pause()
     assert s.ready() == [] and s.result == "ACTIVE"
-    s.end("a", Outcome(False, "stopped"))
+    s.end("a", AttemptOutcome(False, "stopped"))
     assert (s.state("a"), s.startable(), str(s.result)) == (State.QUEUED, [], "PAUSED")
     again = Scheduler([Task("a"), Task("b")], {}, jobs=1, keep_going=False, states=s.states())
     assert again.startable() == ["a"]
@@ -395,7 +395,7 @@ def test_a_cancel_wins_over_steps_that_still_end_well() -> None:
     s = simple(Task("a"))
     run(s, "a")
     s.cancel("asked")
-    s.end("a", Outcome(True))
+    s.end("a", AttemptOutcome(True))
     assert s.state("a") is State.DONE and s.result == "CANCELLED"
 
 
@@ -403,7 +403,7 @@ def test_a_drain_that_came_too_late_changes_nothing() -> None:
     s = simple(Task("a"))
     run(s, "a")
     s.drain()
-    s.end("a", Outcome(True))
+    s.end("a", AttemptOutcome(True))
     assert s.result == "COMPLETED"
 
 
@@ -413,9 +413,9 @@ def test_a_matrix_may_become_its_instances_while_running() -> None:
     assert {m.id for m in moves} == {"split[0]", "split[1]"}
     s.judge("split", "fresh", "became 2")
     run(s, "split[0]", "split[1]")
-    s.end("split[0]", Outcome(True))
+    s.end("split[0]", AttemptOutcome(True))
     assert s.state("merge") is State.WAITING
-    s.end("split[1]", Outcome(True))
+    s.end("split[1]", AttemptOutcome(True))
     assert s.ready() == ["merge"]
 
 
@@ -448,7 +448,7 @@ def test_a_big_step_is_not_starved_by_a_stream_of_urgent_small_ones() -> None:
             s.start(id)
             running.append(id)
             started += 1
-        s.end(running.pop(0), Outcome(True))
+        s.end(running.pop(0), AttemptOutcome(True))
     assert 16 <= started <= 20
 
 
@@ -457,7 +457,7 @@ def test_a_step_that_asks_for_more_than_there_is_runs_alone() -> None:
     run(s, "a")
     s.judge("b", "run")
     assert s.startable() == []
-    s.end("a", Outcome(True))
+    s.end("a", AttemptOutcome(True))
     assert s.startable() == ["b"]
 
 
@@ -471,7 +471,7 @@ def test_tenths_of_a_pool_add_up() -> None:
 def test_a_move_that_the_table_does_not_have_is_a_bug() -> None:
     s = simple(Task("a"))
     with pytest.raises(AssertionError, match="BUG"):
-        s.end("a", Outcome(True))
+        s.end("a", AttemptOutcome(True))
     with pytest.raises(AssertionError, match="BUG: a plan with a cycle"):
         priorities([Task("a", ("b",)), Task("b", ("a",))], {})
 

@@ -39,7 +39,7 @@ from runner.hosts.pool import HostPool
 from runner.hosts.renting.inventory import Inventory
 from runner.hosts.renting.kept import KeptLeases
 from runner.hosts.renting.leases import OnChange
-from runner.planning.schedule import LIMIT, ORPHANED, Move, Outcome, Scheduler, State, Task
+from runner.planning.schedule import LIMIT, ORPHANED, AttemptOutcome, Move, Scheduler, State, Task
 from runner.planning.step import ResourceSpec, StepSpec
 from runner.storage.records.ledger import LeaseRow
 from tests.unit.test_rented_model import SCHEDULES, Schedule, wrong
@@ -231,7 +231,7 @@ class Worker:
         await self.host_pool.find_offered(wanted)
         for id, state in [*self.kept.states.items()]:
             if state is State.RUNNING:
-                self.moves.end(id, Outcome(False, ORPHANED))
+                self.moves.end(id, AttemptOutcome(False, ORPHANED))
         while not self.moves.is_finished:
             while self.running.has_ended:
                 self._end(*self.running.next_end())
@@ -273,7 +273,7 @@ class Worker:
         if not fit:
             if not self.machines.are_coming and not self.host_pool.may_get_place(SPEC):
                 self.moves.start(id)
-                self.moves.end(id, Outcome(False, StepFailure.UNPLACED))
+                self.moves.end(id, AttemptOutcome(False, StepFailure.UNPLACED))
                 return False
             return True
         place = fit[0]
@@ -309,11 +309,13 @@ class Worker:
         if end is not None:
             job.over = True
             self.machines.lose(attempt.place, end)
-            outcome = Outcome(False, "lost", str(end))
+            outcome = AttemptOutcome(False, "lost", str(end))
         elif job.stopped and asyncio.get_running_loop().time() < job.ends:
-            outcome = Outcome(False, LIMIT if self.stopper.limit else "preempted", saved=True)
+            outcome = AttemptOutcome(
+                False, LIMIT if self.stopper.limit else "preempted", saved=True
+            )
         else:
-            outcome = Outcome(True)
+            outcome = AttemptOutcome(True)
         self.moves.end(id, outcome)
         self.moves.rest(id, 1.0)
 

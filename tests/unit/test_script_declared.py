@@ -207,7 +207,7 @@ def test_the_configuration_of_hydra_is_options_by_their_path() -> None:
         "out": "m.txt",
         "xs": [1],
     }
-    conf = script_hydra.Config("src/conf", values, {"opt": ("adam", "sgd")})
+    conf = script_hydra.HydraConfig("src/conf", values, {"opt": ("adam", "sgd")})
     script = scripts.read(
         HYDRA, lambda folder, name: conf if (folder, name) == ("conf", "config") else None
     )

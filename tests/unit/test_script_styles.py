@@ -11,7 +11,7 @@ import pytest
 from runner.interface import drafting, scripts
 from runner.interface.cli.new import _draft_script
 from runner.language import document, parse
-from runner.paths import Location
+from runner.paths import CallerLocation
 from tests.support import Space
 
 ARGPARSE = """
@@ -94,7 +94,9 @@ def tried(space: Space) -> Any:
 
     def go(source: str) -> tuple[dict[str, Any], str]:
         space.write("train.py", source)
-        made = _draft_script(Location(space.root), Path("recipe.yaml"), "mine", Path("train.py"))
+        made = _draft_script(
+            CallerLocation(space.root), Path("recipe.yaml"), "mine", Path("train.py")
+        )
         space.write("recipe.yaml", made.text)
         space.run()
         return document.parse(made.text.encode(), "mine.yaml").value, made.text  # type: ignore[return-value]
@@ -222,7 +224,7 @@ def test_modules_that_a_configuration_of_hydra_names_are_code(tmp_path: Path) ->
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    made = _draft_script(Location(tmp_path), Path("mine.yaml"), "mine", Path("src/train.py"))
+    made = _draft_script(CallerLocation(tmp_path), Path("mine.yaml"), "mine", Path("src/train.py"))
     value: Any = document.parse(made.text.encode(), "mine.yaml").value
     code = value["steps"]["train"]["code"]
     assert {"src/models/net.py", "src/models/parts.py"} <= set(code) or "src/" in code

@@ -8,8 +8,8 @@ import pytest
 
 from runner.advice.tool_settings import (
     Origin,
-    Settings,
-    Unknown,
+    ToolSettings,
+    UnknownSetting,
     of_inputs,
     of_tree,
     of_words,
@@ -38,8 +38,8 @@ def scope(**inputs: Any) -> dict[str, Any]:
     }
 
 
-def told(spec: StepSpec, **inputs: Any) -> Settings:
-    return Settings(of_words(words(spec, scope(**inputs))), NAMES)
+def told(spec: StepSpec, **inputs: Any) -> ToolSettings:
+    return ToolSettings(of_words(words(spec, scope(**inputs))), NAMES)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_an_accelerate_block_says_of_precision_is_reported() -> None:
 
 
 def test_an_input_that_is_a_mapping_is_found_below_its_name_and_without() -> None:
-    found = Settings(of_inputs({"columns": {"prompt": "question"}}), {})
+    found = ToolSettings(of_inputs({"columns": {"prompt": "question"}}), {})
     assert found["columns.prompt"] == found["prompt"] == "question"
 
 
@@ -108,7 +108,7 @@ def test_what_a_step_writes_is_no_setting() -> None:
 
 def test_what_only_the_running_step_knows_is_unknown() -> None:
     found = told(step(["t", "--gpus", "{{ host.gpus }}"]))
-    with pytest.raises(Unknown, match="the value of --gpus, known only to the running step"):
+    with pytest.raises(UnknownSetting, match="the value of --gpus, known only to the running step"):
         found["gpus"]
 
 
@@ -119,7 +119,7 @@ def test_a_configuration_is_found_by_its_path_its_end_and_our_name() -> None:
         "model": {"lora": {"rank": 8}},
         "off": None,
     }
-    found = Settings(of_tree(tree, scope(often=5), "config.yaml"), NAMES)
+    found = ToolSettings(of_tree(tree, scope(often=5), "config.yaml"), NAMES)
     assert found["save_every"] == 5 and found["datasets.path"] == "a"
     assert found["model.lora"] == {"rank": None} and found["lora.rank"] == 8 and found["rank"] == 8
     assert found["off"] is None and found["nothing"] is None
@@ -129,7 +129,7 @@ def test_a_configuration_is_found_by_its_path_its_end_and_our_name() -> None:
 
 def test_what_the_program_is_given_wins_over_what_an_input_is_called() -> None:
     line = of_words(words(step(["t", "--max_train_steps", "10"]), scope()))
-    found = Settings(
+    found = ToolSettings(
         [*line, *of_inputs({"max_steps": 99, "save_steps": 3, "vae": None, "set": {"a.b": 1}})],
         NAMES,
     )
@@ -139,7 +139,7 @@ def test_what_the_program_is_given_wins_over_what_an_input_is_called() -> None:
         found.find_origin("vae") == Origin("input", "vae") and found.find_origin("nothing") is None
     )
     line = of_words(words(step(["t", "--max_steps", "10"]), scope()))
-    assert Settings([*line, *of_inputs({"max_steps": 99})], NAMES)["max_steps"] == 10
+    assert ToolSettings([*line, *of_inputs({"max_steps": 99})], NAMES)["max_steps"] == 10
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 import pytest
 
-from runner.planning.waiting import Taker, Wait, Waiting, WaitKind, explain_waits
+from runner.planning.waiting import Taker, Wait, WaitingRun, WaitKind, explain_waits
 
 NOW = 1000.0
-RUN = Waiting("r1", due=1.0, driver="local", user="ann", recipe="a@1")
+RUN = WaitingRun("r1", due=1.0, driver="local", user="ann", recipe="a@1")
 
 
 def kinds(
-    runs: Sequence[Waiting], takers: Sequence[Taker], worked_on: Sequence[Waiting] = ()
+    runs: Sequence[WaitingRun], takers: Sequence[Taker], worked_on: Sequence[WaitingRun] = ()
 ) -> list[str]:
     return [str(wait.kind) for wait in explain_waits(runs, takers, worked_on, NOW)]
 
 
-def only(run: Waiting, *takers: Taker, worked_on: Sequence[Waiting] = ()) -> Wait:
+def only(run: WaitingRun, *takers: Taker, worked_on: Sequence[WaitingRun] = ()) -> Wait:
     (found,) = explain_waits([run], takers, worked_on, NOW)
     return found
 
@@ -39,7 +39,7 @@ def only(run: Waiting, *takers: Taker, worked_on: Sequence[Waiting] = ()) -> Wai
     ],
 )
 def test_a_run_says_by_a_kind_why_it_waits(
-    run: Waiting, takers: list[Taker], kind: str, fix: str
+    run: WaitingRun, takers: list[Taker], kind: str, fix: str
 ) -> None:
     found = only(run, *takers)
     assert found.kind == WaitKind(kind) and found.position == 1

@@ -14,7 +14,7 @@ LARGE: Final = 1 << 20  # size limit of programs and configurations, in bytes
 
 
 def contents(path: Path, most: int = 64 * LARGE) -> bytes | None:
-    """Return a file's bytes; None if it is missing, unreadable, or at least `most` bytes large."""
+    """Return a file's bytes, or None if it is missing, unreadable or at least `most` bytes large."""
     try:
         return path.read_bytes() if path.is_file() and path.stat().st_size < most else None
     except OSError:

@@ -121,7 +121,7 @@ def _is_conversation(row: Mapping[str, Any]) -> bool:
 
 
 def _tasks(files: Iterable[Path]) -> list[str]:
-    """Return the names of tasks and groups in task files of lm-evaluation-harness."""
+    """Return the task and group names in task files of lm-evaluation-harness."""
     texts = [contents(each, LARGE) or b"" for each in files if each.suffix == ".yaml"]
     return [
         name.decode(errors="replace")
@@ -131,7 +131,7 @@ def _tasks(files: Iterable[Path]) -> list[str]:
 
 
 def _find_columns(columns: Sequence[str]) -> dict[str, str | None]:
-    """Return the column, or None, for each name that trainers expect.
+    """Map each column name that trainers expect to the dataset's column, or None.
 
     Columns with the expected name come first, then common alternatives.
     """
@@ -142,7 +142,7 @@ def _find_columns(columns: Sequence[str]) -> dict[str, str | None]:
 
 
 def _values(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, list[str]]:
-    """Return the distinct values, as text, of columns with few values, such as labels."""
+    """Return the distinct values, as text, of low-cardinality columns such as labels."""
     found: dict[str, list[str]] = {}
     for name in columns:
         there = [row[name] for row in rows if row.get(name) is not None]
@@ -153,14 +153,14 @@ def _values(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[s
 
 
 def _is_score(value: object) -> bool:
-    """Return whether a value is a fractional number, or text with one."""
+    """Return True if a value is a fractional number, or text with a fractional number."""
     if isinstance(value, str) and re.fullmatch(r"-?\d+\.\d+", value.strip()):
         value = float(value)
     return isinstance(value, float) and not value.is_integer()
 
 
 def _layout(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str | None:
-    """Return the name of a layout that needs conversion; None for others.
+    """Return the name of a dataset layout that needs conversion, or None.
 
     `alpaca`: an `input` column that some rows use. `sharegpt`: turns with `from` and `value`.
     """
@@ -173,7 +173,7 @@ def _layout(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str | 
 
 
 def _has_tools(row: Mapping[str, Any]) -> bool:
-    """Return whether a row's conversation calls tools, or has a message without text."""
+    """Return True if a row's conversation calls tools or has a message without text."""
     turns = [
         turn
         for turn in _turns(

@@ -14,8 +14,8 @@ from typing import Any, Final
 from drivers import machine as driven
 from drivers.base import DriverError
 
-from ..rules import Facts
-from ..tool_settings import Unknown
+from ..rules import RuleFacts
+from ..tool_settings import UnknownSetting
 from . import GB
 
 PATIENCE: Final = 20.0
@@ -62,7 +62,10 @@ def facts(name: str, said: bytes) -> dict[str, object]:
 
 
 def _provider(name: str, said: Iterable[str]) -> str | None:
-    """Return the provider of a rented host, by its own report or address; None if not rented."""
+    """Return the provider of a rented host, or None if the host is not rented.
+
+    The provider is recognized by the host's own report or by its address.
+    """
     for provider in said:
         if provider in _PROVIDERS:
             return provider
@@ -76,8 +79,8 @@ _PROVIDERS: Final = {"vast": ".vast.ai", "runpod": ".runpod.io"}
 """Provider -> domain of its SSH proxies.  Directly reached machines report their provider."""
 
 
-def offer(host: Facts) -> dict[str, object]:
-    """Return the facts of a rental offer that the machine itself shows.
+def offer(host: RuleFacts) -> dict[str, object]:
+    """Return the facts of a rental offer that the rented machine itself shows.
 
     Only the provider knows the remaining hours and the verification.
     """
@@ -91,9 +94,9 @@ def offer(host: Facts) -> dict[str, object]:
 
 
 def here(root: Path) -> dict[str, object]:
-    """Return the facts of this machine; `root` selects the disk.
+    """Return the hardware facts of this machine. `root` selects the disk.
 
-    Raises Unknown after a timeout.
+    Raises UnknownSetting after a timeout.
     """
     import subprocess
 
@@ -101,12 +104,14 @@ def here(root: Path) -> dict[str, object]:
     try:
         said = subprocess.run(question, capture_output=True, timeout=PATIENCE).stdout
     except subprocess.TimeoutExpired:
-        raise Unknown(f"this machine did not report its hardware within {PATIENCE:g} s") from None
+        raise UnknownSetting(
+            f"this machine did not report its hardware within {PATIENCE:g} s"
+        ) from None
     return facts("this machine", said)
 
 
 async def ask(driver: Any) -> dict[str, object]:
-    """Return the facts of the first host of a driver that answers.  Raises DriverError."""
+    """Return the hardware facts of a driver's first host that answers. Raises DriverError."""
     from ...hosts.probe import visit
 
     failed: DriverError | None = None
@@ -129,8 +134,8 @@ async def ask(driver: Any) -> dict[str, object]:
     return {}
 
 
-def gpu(step: Facts, host: Facts) -> dict[str, object]:
-    """Return the facts of the step's GPU: the probed host's, or else those of the resources."""
+def gpu(step: RuleFacts, host: RuleFacts) -> dict[str, object]:
+    """Return the facts of the step's GPU, from the probed host or else from the step's resources."""
     found: dict[str, object] = {}
     try:
         if (host["gpus"] or 0) > 0:  # type: ignore[operator]
@@ -142,10 +147,10 @@ def gpu(step: Facts, host: Facts) -> dict[str, object]:
             ):
                 try:
                     found[name] = host[key]
-                except Unknown:
+                except UnknownSetting:
                     pass
             return found
-    except Unknown:
+    except UnknownSetting:
         pass
     if isinstance(wanted := step["gpu"], str):
         found["name"] = wanted
@@ -157,7 +162,7 @@ def gpu(step: Facts, host: Facts) -> dict[str, object]:
 
 
 def kind_of(name: object) -> Any:
-    """Return the GPU model with this name from recipes/hardware.yaml; None if it is unknown."""
+    """Return the GPU model with this name from recipes/hardware.yaml, or None if it is unknown."""
     from ...errors import NotFound
     from .. import estimates
 

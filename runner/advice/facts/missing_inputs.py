@@ -22,7 +22,7 @@ ABSENT: Final = "does not exist"
 
 
 def _hint_beside(source: Path, home: str, pattern: str) -> str:
-    """Return a hint for a pattern that matches beside the recipe but not below the root."""
+    """Return a hint if a file pattern matches beside the recipe but not below the root."""
     folder = source.parent
     if str(folder) == home or not folder.is_relative_to(home) or not any(folder.glob(pattern)):
         return ""
@@ -30,7 +30,7 @@ def _hint_beside(source: Path, home: str, pattern: str) -> str:
 
 
 def _hint_script(found: Survey, n: int) -> str:
-    """Return a hint for a script path with `../`, which counts from the recipe's folder."""
+    """Return a hint if a script path starts with `../`, which is relative to the recipe's folder."""
     from ...language.imports import find_starts
 
     spec = found.plan.specs()[n]
@@ -96,7 +96,7 @@ def _find_source_fault(ws: Workspace, found: Survey, source: Source) -> str:
 
 
 def find_missing_ahead(ws: Workspace, found: Survey, ahead: Ahead) -> list[tuple[str, str]]:
-    """Return the missing local inputs of a step before its expansion, as far as they are known."""
+    """Return the known missing local inputs of a step before its expansion."""
     from ...planning.patterns import AUTO, decode_pattern, is_glob
     from ...survey import code_files
 
@@ -121,7 +121,7 @@ class Member(NamedTuple):
 
 
 def find_members(ws: Workspace, found: Survey, n: int) -> Iterator[Member]:
-    """Yield the members that a step's inputs name in local files."""
+    """Yield the classes and functions in local files that a step's inputs name."""
     files = {
         source.name: source.address for source in found.plan.nodes[n].takes if source.kind == "path"
     }
@@ -133,7 +133,7 @@ def find_members(ws: Workspace, found: Survey, n: int) -> Iterator[Member]:
 
 
 def _check_member(data: bytes, name: str) -> tuple[str, tuple[str, ...] | None]:
-    """Return the fault of a name in a Python file, and the external base classes.
+    """Return the fault of a class or function name in a Python file, and the external base classes.
 
     The fault is empty for a valid name. The bases are None if they are unknown, and empty for a
     function.

@@ -199,7 +199,7 @@ def _text_after_answer(template: str, special: Mapping[str, str | None]) -> str 
 
 
 def _template(value: object) -> str:
-    """Return the chat template of a tokenizer_config.json; the default one of several."""
+    """Return the chat template of a tokenizer_config.json, or the default of several templates."""
     if isinstance(value, list):
         named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
         value = named.get("default")
@@ -207,7 +207,7 @@ def _template(value: object) -> str:
 
 
 def _modules(folder: Path) -> dict[str, object]:
-    """Return the last names of all modules with weights; empty without local weight headers."""
+    """Return the names of all modules with weights, or nothing without local weight headers."""
     names = set(_mapping(contents(folder / "model.safetensors.index.json")).get("weight_map") or ())
     if not names and (folder / "model.safetensors").is_file():
         names = set(_tensors(folder / "model.safetensors"))
@@ -232,7 +232,7 @@ _READS: Final = re.compile(r"\.(\d+)\.\w+\.(?:[qkv]|gate|up)_proj\.lora_A\.")
 
 
 def _misfit(adapter: Path, config: Mapping[str, Any]) -> str | None:
-    """Return why a LoRA adapter does not fit the model; None if there is no contradiction."""
+    """Return why a LoRA adapter does not fit the model, or None if no mismatch is found."""
     inner = config.get("text_config")
     text = inner if isinstance(inner, dict) else config
     width, layers = text.get("hidden_size"), text.get("num_hidden_layers")
@@ -271,7 +271,7 @@ def _token(value: object) -> str | None:
 
 
 def _adds_token(data: bytes | None, begin: str | None) -> bool:
-    """Return whether the tokenizer's post-processor adds the beginning-of-sequence token."""
+    """Return True if the tokenizer's post-processor adds the beginning-of-sequence token."""
     if not begin or not data:
         return False
     after = _mapping(data).get("post_processor")

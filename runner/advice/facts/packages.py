@@ -36,7 +36,7 @@ def read_lock(path: Path) -> dict[str, object]:
 
 
 def find_folders(python: str) -> Sequence[str] | None:
-    """Return the package folders of the Python at this path; None if it would have to be run."""
+    """Return the package folders of a Python interpreter. None if finding them requires running it."""
     if os.path.dirname(os.path.dirname(python)) == sys.prefix:
         return sys.path
     prefix = Path(python).parent.parent
@@ -45,7 +45,7 @@ def find_folders(python: str) -> Sequence[str] | None:
 
 
 class Installed(Mapping[str, object]):
-    """The packages in some folders; each is looked up on first use, because reading all is slow."""
+    """Installed packages in some folders. Each package is looked up on first use, for speed."""
 
     def __init__(self, where: Sequence[str]) -> None:
         self._where = list(where)

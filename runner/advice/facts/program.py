@@ -22,7 +22,7 @@ CONFIGS: Final = (".yaml", ".yml", ".toml", ".json")
 
 
 def derive_settings(settings: Iterable[Setting]) -> Iterator[Setting]:
-    """Yield the common settings that tools express in other ways.
+    """Yield common settings that tools express in other ways.
 
     For example, `bf16: true` sets the precision, and a LoRA module means that adapters are used.
     """
@@ -43,7 +43,7 @@ _METHODS: Final = ("sft", "dpo", "orpo", "kto", "cpo", "grpo", "rloo", "ppo", "r
 
 
 def find_method(line: Sequence[str]) -> str | None:
-    """Return the training method in the names of the started programs; None if there is none."""
+    """Return the training method found in the names of the started programs, or None."""
     for word in line[:12]:
         if not word.startswith("-"):
             for part in re.split(r"[^a-z]+", word.rpartition("/")[2].lower()):
@@ -53,7 +53,7 @@ def find_method(line: Sequence[str]) -> str | None:
 
 
 def is_named_training(names: Sequence[str]) -> bool:
-    """Return whether a step or its program is named like a training.
+    """Return True if a step's or program's name suggests a training.
 
     For example `train`, `my_train.py`, `trl sft` or `rl @ rl.toml`.
     """
@@ -116,7 +116,7 @@ def parse_config(name: str, data: bytes) -> object:
 
 
 def read_code(found: Survey, n: int) -> tuple[list[str], list[str]]:
-    """Return the modules that a step's Python files import, and keywords of configuration objects.
+    """Return the modules imported by a step's Python files, and keywords of configuration objects.
 
     Keywords are collected from calls of names that end with Config or Arguments.
     """

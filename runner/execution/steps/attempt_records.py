@@ -11,7 +11,7 @@ from drivers.base import Exit
 from ...storage.content.files import Content
 from ...storage.content.objects import Objects
 from ...storage.records import links
-from ...storage.records.links import Link
+from ...storage.records.links import TrackerLink
 from . import attempt_result
 from .attempt import Attempt
 from .chunks import Chunks
@@ -58,14 +58,14 @@ class AttemptRecords:
 
     def links_of(
         self, id: str, attempt: Attempt, outputs: Mapping[str, str] = NO_OUTPUTS
-    ) -> list[Link]:
+    ) -> list[TrackerLink]:
         """Return links to dashboards with an attempt's metrics, such as TensorBoard.
 
         `outputs` are the contents of its outputs by name.
         """
         trees = {name: Content(content) for name, content in outputs.items() if content[0] == "t"}
         boards = [
-            Link(id, "TensorBoard", f"{id}.{name}")
+            TrackerLink(id, "TensorBoard", f"{id}.{name}")
             for name, content in trees.items()
             if self._objects.manifests.mentions(content, links.EVENTS)
         ]
@@ -83,7 +83,7 @@ class AttemptRecords:
         reason: str,
         exit: Exit | None,
         *,
-        links: list[Link],
+        links: list[TrackerLink],
         name: str = "",
         saved: bool = False,
     ) -> None:

@@ -18,7 +18,7 @@ from ...hosts.place.host_task import replaced_message
 from ...hosts.place.spare_dirs import SparePool
 from ...planning.fingerprint import World
 from ...planning.step import MetricsSpec, StepSpec
-from ...secrets import Masker, Stream
+from ...secrets import Masker, StreamMasker
 from ...storage import metrics
 from ...storage.content.disk import delete_whole
 from ...storage.records import links
@@ -276,7 +276,7 @@ def _copy_masked(source: str, target: str, masker: Masker, size: int) -> None:
         kept.write(stream.end())
 
 
-def _masking_stream(file: BinaryIO, start: int, masker: Masker) -> Stream:
+def _masking_stream(file: BinaryIO, start: int, masker: Masker) -> StreamMasker:
     """Return a secret-masking stream for the rest of a file from position `start`.
 
     The stream has read the bytes before. A secret that crosses `start` is masked, too.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ...agent.regular import open_regular
 from ...errors import RecipeError
-from ...secrets import Stream
+from ...secrets import StreamMasker
 from ...storage.records.exchange import Chunk
 from ...storage.records.runs import Stale
 from ...storage.workspace import Workspace
@@ -45,7 +45,7 @@ class _Text:
     name: str
     stream: str
     path: str
-    masked: Stream
+    masked: StreamMasker
     read: int = 0
     sent: int = 0
 
@@ -95,7 +95,9 @@ class Chunks:
         for text in texts:
             kept = self._kept_path(text)
             text.path, text.read = str(kept), text.sent
-            text.masked = Stream(type(self._commits.masker)())  # the kept file is already masked
+            text.masked = StreamMasker(
+                type(self._commits.masker)()
+            )  # the kept file is already masked
             rows += self._read_new(text)
         self._send(rows)
         if self._telemetry is not None:

@@ -22,13 +22,13 @@ from ...planning.plan import Node
 from ...planning.schedule import FINAL, Move, State
 from ...secrets import Masker
 from ...storage.content.files import Content
-from ...storage.records.index import Changes, Made, Published, Trace
-from ...storage.records.links import Link
+from ...storage.records.index import CachedOutput, Changes, Published, Trace
+from ...storage.records.links import TrackerLink
 from ...storage.records.runs import LET_GO, AttemptRow, Event, RunState, StepRow
 from ...storage.workspace import Workspace
 
 
-class Listener(Protocol):
+class EventListener(Protocol):
     """Callback protocol for stored events."""
 
     def events(self, batch: Sequence[Event]) -> None: ...
@@ -133,7 +133,7 @@ class GroupCommit:
         run: str,
         fence: int,
         recipe: str,
-        listener: Listener | None,
+        listener: EventListener | None,
         expected: Mapping[str, float],
         say: Callable[[str], None],
         masker: Masker,
@@ -238,7 +238,9 @@ class GroupCommit:
         import json
 
         paths = {output.name: output.path for output in node.outputs}
-        made = tuple(Made(name, paths[name], Content(content)) for name, content in outputs.items())
+        made = tuple(
+            CachedOutput(name, paths[name], Content(content)) for name, content in outputs.items()
+        )
         seconds = exit.ended - exit.started if exit.ended else 0.0
         used = f'{{"cpu": {round(exit.cpu, 3)}, "peak_memory": {exit.peak_memory}'
         provenance = f"{used}, {json.dumps(dict(facts))[1:]}" if facts else f"{used}}}"
@@ -276,7 +278,7 @@ class GroupCommit:
         python: str = "",
         *,
         saved: bool = False,
-        links: Sequence[Link] = (),
+        links: Sequence[TrackerLink] = (),
     ) -> None:
         ended: dict[str, object] = (
             {"code": exit.code, "cpu": exit.cpu, "peak_memory": exit.peak_memory} if exit else {}

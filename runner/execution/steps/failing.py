@@ -11,7 +11,7 @@ from ...digest import Digest
 from ...failures import StepFailure
 from ...hosts.place.capacity import SOONEST_LOOK
 from ...planning.plan import ALLOW_FAILURE
-from ...planning.schedule import BUSY, Move, Outcome, State
+from ...planning.schedule import BUSY, AttemptOutcome, Move, State
 from .adjusting import SmallerInputs
 from .commit import GroupCommit
 from .run_plan import RunPlan
@@ -22,7 +22,7 @@ LINES: Final = 10
 LONGEST_LINE: Final = 200
 
 
-class Failure(NamedTuple):
+class FailureDetails(NamedTuple):
     """Failed step with its log and hint, secrets masked."""
 
     id: str
@@ -85,10 +85,10 @@ class Failures:
     ) -> None:
         self._steps, self._schedule, self._commits = steps, schedule, commits
         self._smaller_inputs = smaller_inputs
-        self._final: list[Failure] = []
+        self._final: list[FailureDetails] = []
 
     @property
-    def final(self) -> list[Failure]:
+    def final(self) -> list[FailureDetails]:
         """Failures of steps that are not retried, in order."""
         return self._final
 
@@ -96,7 +96,7 @@ class Failures:
         """Record a failed attempt of a RUNNING step, and retry the step or fail it."""
         self._schedule.disturb()
         smaller = self._smaller_inputs.divide(id) if cause.reason == "oom" else ""
-        outcome = Outcome(False, cause.reason, cause.words, left.saved, bool(smaller))
+        outcome = AttemptOutcome(False, cause.reason, cause.words, left.saved, bool(smaller))
         lines = last_lines(left.tail)
         own = self._schedule.end(
             id, outcome, _facts_of(cause, left), if_failed={"tail": lines} if lines else {}
@@ -122,12 +122,12 @@ class Failures:
         """
         if key is not None:
             self._commits.release_after_flush(key)
-        self._schedule.end(id, Outcome(False, BUSY))
+        self._schedule.end(id, AttemptOutcome(False, BUSY))
         self._schedule.rest(id, SOONEST_LOOK)
 
-    def _failure_of(self, id: str, cause: Cause, left: Evidence) -> Failure:
+    def _failure_of(self, id: str, cause: Cause, left: Evidence) -> FailureDetails:
         masked = self._commits.masker.text
-        return Failure(
+        return FailureDetails(
             id,
             masked(cause.words or cause.reason),
             left.tail,

@@ -9,7 +9,7 @@ from drivers.base import Exit
 from ...planning import causes
 from ...planning.halving import STOPPED
 from ...planning.judge import NOTHING
-from ...planning.schedule import EARLY, PREEMPTIONS, Outcome
+from ...planning.schedule import EARLY, PREEMPTIONS, AttemptOutcome
 from ...storage.content.disk import delete
 from ...storage.content.files import no_space
 from . import attempt_result
@@ -60,7 +60,7 @@ class FailureRecorder:
         self._tidying.discard_log(attempt)
         self._tidying.tidy(attempt, success=False)
         self._steps.set_made(attempt.number, NOTHING)
-        self._schedule.end(id, Outcome(False, EARLY, cause.words))
+        self._schedule.end(id, AttemptOutcome(False, EARLY, cause.words))
 
     def fail(self, id: str, attempt: Attempt, cause: Cause, exit: Exit | None) -> None:
         """Store the log and files of a failed attempt, and record its failure with a hint."""

@@ -114,8 +114,8 @@ class InputStager:
             return overlays
         self._overlays = None
         self._commits.say(
-            f'inputs = "{WORD}" of recipe.toml cannot be had on this machine ({why}): '
-            "inputs are staged as without it"
+            f'inputs = "{WORD}" of recipe.toml is not supported on this machine ({why}): '
+            "steps get read-only inputs instead"
         )
         return None
 

@@ -31,7 +31,7 @@ from .diverging import DivergedLosses
 from .early import EarlyStops
 from .ending import Ender
 from .environments import StepEnvironments
-from .failing import Failure, Failures
+from .failing import FailureDetails, Failures
 from .groups import GROUP_SECONDS, Groups
 from .health import HealthChecks
 from .host_hooks import HostHooks
@@ -53,7 +53,7 @@ class Report:
 
     state: str
     counts: dict[str, int]
-    failures: list[Failure]
+    failures: list[FailureDetails]
     abandoned: list[str] = field(default_factory=list)
     left: bool = False
     """Whether the run is unfinished and left to another worker."""

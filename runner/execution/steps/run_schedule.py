@@ -10,8 +10,8 @@ from typing import Final, Protocol
 from ...planning.schedule import (
     FINAL,
     ORPHANED,
+    AttemptOutcome,
     Move,
-    Outcome,
     RunState,
     Scheduler,
     State,
@@ -87,7 +87,7 @@ class RunSchedule:
     def end(
         self,
         id: str,
-        outcome: Outcome,
+        outcome: AttemptOutcome,
         data: Mapping[str, object] = NO_DATA,
         *,
         if_failed: Mapping[str, object] = NO_DATA,
@@ -129,7 +129,7 @@ class RunSchedule:
         """
         for id, state in states.items():
             if state is State.RUNNING:
-                self.end(id, Outcome(False, ORPHANED))
+                self.end(id, AttemptOutcome(False, ORPHANED))
             elif state in (State.DONE, State.FRESH):
                 self.make_again(id, "the step has to run again")
             if self.state(id) is State.QUEUED:

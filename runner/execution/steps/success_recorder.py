@@ -11,7 +11,7 @@ from drivers.base import Exit
 from ...errors import Infrastructure, Invalid
 from ...hosts.place.host_task import TaskResult
 from ...planning.judge import Made
-from ...planning.schedule import Outcome
+from ...planning.schedule import AttemptOutcome
 from ...storage import metrics
 from ...storage.crash import crashpoint
 from ...storage.workspace import Workspace
@@ -89,7 +89,7 @@ class SuccessRecorder:
         self._records.store(id, attempt, "done", "", exit, links=links)
         self._records.keep_log(id, attempt)
         data |= _facts_of(values, warnings, exit)
-        self._schedule.end(id, Outcome(True), data)
+        self._schedule.end(id, AttemptOutcome(True), data)
         self._tidying.tidy(attempt, success=True)
         self._growth.grow()
         return None

@@ -1,4 +1,4 @@
-"""Jobs on a host through its agent: start, wait, read the log, stop.
+"""Start, wait for and stop jobs on a host through its agent, and read their logs.
 
 A start is one message, and the end of a job arrives as one line that completes the waiting future.  Nothing is polled.  If the agent is killed or the
 connection breaks, the next connection repeats unconfirmed messages.  This is safe because an agent starts each job name only once.
@@ -46,24 +46,29 @@ if TYPE_CHECKING:
     from .wire import Wire
 
 CHUNK = 1 << 20
-BEATS = 9  # heartbeats within the deadman time of a client
-FOREVER = 1e8  # seconds; longer waits get no alarm
-ROOM = (
-    1 << 15
-)  # bytes of one read: small enough that its memory is reused, not mapped and unmapped each time
+"""Most bytes of a log per read."""
+BEATS = 9
+"""Heartbeats within the deadman time of a client."""
+FOREVER = 1e8
+"""Seconds.  Longer waits get no alarm."""
+ROOM = 1 << 15
+"""Bytes per read of a socket, few enough that their memory is reused instead of mapped and unmapped each time."""
 REMEMBERED = 10_000
-SIGN = 5.0  # seconds between two heartbeats on a stream
-PROTOCOLS = (
-    NUMBER - 1,
-    NUMBER,
-)  # supported protocols: an agent with jobs still serves a newer recipe
-UNUSED = 3.0  # seconds after which an agent without clients and jobs has exited
-FAREWELL = 10.0  # seconds to send the last messages when closing
-SILENCE = 20.0  # seconds without an answer after which the connection counts as broken
+"""Finished jobs that a client remembers."""
+SIGN = 5.0
+"""Seconds between two heartbeats on a stream."""
+PROTOCOLS = (NUMBER - 1, NUMBER)
+"""Supported protocols.  An older agent with jobs still serves a newer recipe."""
+UNUSED = 3.0
+"""Seconds after which an agent without clients and jobs has exited."""
+FAREWELL = 10.0
+"""Seconds to send the last messages when closing."""
+SILENCE = 20.0
+"""Seconds without an answer after which the connection counts as broken."""
 
 
-class Line(Protocol):
-    """A connection to one agent.  Calls `hear` with received bytes, and `lost` with the reason when the connection ends."""
+class AgentConnection(Protocol):
+    """A connection to one agent.  Calls `on_data` with received bytes, and `on_loss` with the reason when the connection ends."""
 
     patience: float
     """Seconds without a connection after which waiting callers get Unreachable."""
@@ -78,7 +83,7 @@ class Line(Protocol):
     """Seconds without a client after which the agent stops all jobs; None for never."""
 
     def open(
-        self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]
+        self, on_data: Callable[[bytes], None], on_loss: Callable[[DriverError | None], None]
     ) -> bool:
         """Start to connect; False if the agent is not ready yet.  Raises Denied, Unreachable."""
         ...
@@ -88,7 +93,7 @@ class Line(Protocol):
         ...
 
     def close(self) -> None:
-        """Close the connection without a call of `lost`.  Idempotent."""
+        """Close the connection without a call of `on_loss`.  Idempotent."""
         ...
 
     def host(self) -> Host:
@@ -111,7 +116,7 @@ class Line(Protocol):
 class Client:
     """Jobs on one host.  They outlive the connection and this process.  A client belongs to one event loop at a time."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: AgentConnection) -> None:
         self._line = line
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connected = False  # or connecting
@@ -121,18 +126,25 @@ class Client:
         self._retry: asyncio.TimerHandle | None = None
         self._beats: asyncio.TimerHandle | None = None
         self._received = bytearray()
-        self._until_greeted = bytearray()  # messages that an exiting agent may not have read
+        self._until_greeted = bytearray()
+        """Messages that an exiting agent may not have read."""
         self._going: set[str] = set()
-        self._pending: set[str] = set()  # requests of this connection without an answer
-        self._starts: dict[
-            str, bytes
-        ] = {}  # start messages of unfinished jobs: a killed agent may not have read them
+        """Names of running jobs."""
+        self._pending: set[str] = set()
+        """Names of jobs with a request of this connection and no answer yet."""
+        self._starts: dict[str, bytes] = {}
+        """Start messages of unfinished jobs, because a killed agent may not have read them."""
         self._stops: dict[str, bytes] = {}
+        """Stop messages of unfinished jobs."""
         self._over: dict[str, Exit] = {}
-        self._printed: dict[str, int] = {}  # log bytes of finished jobs
+        """Exits of finished jobs."""
+        self._printed: dict[str, int] = {}
+        """Log bytes of finished jobs."""
         self._waiting: dict[str, list[tuple[asyncio.Future[None], float]]] = {}
+        """Callers of `wait` by job, each with the time at which its patience ends."""
         self._questions = 0
         self._asked: dict[int, asyncio.Future[dict[str, str]]] = {}
+        """Questions about locks without an answer, by number."""
 
     @property
     def root(self) -> str:
@@ -142,8 +154,9 @@ class Client:
     @property
     def failing_for(self) -> float:
         """Seconds of failed reconnection attempts; 0 if the agent answers or is not needed."""
-        since = self._failing_since
-        return self._loop.time() - since if self._loop is not None and since is not None else 0.0
+        if self._loop is None or self._failing_since is None:
+            return 0.0
+        return self._loop.time() - self._failing_since
 
     def wake(self) -> None:
         """Start to connect to the agent early.  Errors are raised for the first job."""
@@ -159,17 +172,7 @@ class Client:
         job = Job(key, {"log": await self._line.log_path(command.log, name)})
         if name not in self._over or self._over[name].reason == "busy":
             self._over.pop(name, None)
-            limits = (f"{command.timeout or ''}", f"{command.idle_timeout or ''}")
-            env = (
-                text
-                for pairs in (command.env, command.secrets)
-                for pair in pairs.items()
-                for text in pair
-            )
-            how = (" ".join(command.locks), "1" if command.outlives else "", f"{len(command.argv)}")
-            self._starts[name] = _frame(
-                "start", name, command.cwd, job.data["log"], *limits, *how, *command.argv, *env
-            )
+            self._starts[name] = _start_frame(name, command, job.data["log"])
             try:
                 self._ask_for_job(name)
             except DriverError:
@@ -180,7 +183,8 @@ class Client:
     async def find_free_locks(self, locks: Sequence[str]) -> Sequence[str]:
         """Return the locks that no job of this login on the machine holds.  Raises Denied if locks do not work, and Unreachable."""
         self._bind_loop()
-        number = self._questions = self._questions + 1
+        self._questions += 1
+        number = self._questions
         answer: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
         try:
@@ -205,25 +209,28 @@ class Client:
                     return None
             elif name not in self._pending:
                 self._ask_for_job(name)
-            woken: asyncio.Future[None] = loop.create_future()
-            waiter = (woken, give_up_at)
-            self._waiting.setdefault(name, []).append(waiter)
-            alarm = (
-                loop.call_at(give_up_at, _resolve, woken)
-                if now < give_up_at < now + FOREVER
-                else None
-            )
-            try:
-                await woken
-            finally:
-                if alarm is not None:
-                    alarm.cancel()
-                waiting = self._waiting.get(name, [])
-                if waiter in waiting:
-                    waiting.remove(waiter)
-                    if not waiting:
-                        del self._waiting[name]
+            await self._wait_for_news(name, now, give_up_at)
         return over
+
+    async def _wait_for_news(self, name: str, now: float, give_up_at: float) -> None:
+        """Wait for a message about a job, or until `give_up_at`.  Raises the error of the connection."""
+        loop = asyncio.get_running_loop()
+        woken: asyncio.Future[None] = loop.create_future()
+        waiter = (woken, give_up_at)
+        self._waiting.setdefault(name, []).append(waiter)
+        alarm: asyncio.TimerHandle | None = None
+        if now < give_up_at < now + FOREVER:
+            alarm = loop.call_at(give_up_at, _resolve, woken)
+        try:
+            await woken
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+            waiting = self._waiting.get(name, [])
+            if waiter in waiting:
+                waiting.remove(waiter)
+                if not waiting:
+                    del self._waiting[name]
 
     async def log(self, job: Job, offset: int) -> bytes:
         """Read the output of a job from byte `offset`; empty if there is no more output yet.
@@ -236,7 +243,7 @@ class Client:
         return await self._line.read(await self._line.log_path(job.data.get("log"), name), offset)
 
     def has_no_log(self, job: Job) -> bool:
-        """Return whether a finished job has no readable log: the agent reported no length."""
+        """Return whether a finished job has no readable log, because the agent reported no length."""
         return file_name(job.key) not in self._printed
 
     async def stop(self, job: Job, grace: timedelta) -> None:
@@ -255,24 +262,22 @@ class Client:
         """Close the connections; jobs continue.  If `lost` names a reason, waiting callers get HostLost with this reason."""
         await self._line.aclose()
         self._disconnect()
-        self._forget()
+        self._forget_requests()
         if lost:
             self._fail(HostLost(lost), None)
 
     # --- the connection
 
-    def _forget(self) -> None:
-        for of_this_loop in (
-            self._until_greeted,
-            self._going,
-            self._pending,
-            self._starts,
-            self._stops,
-        ):
-            of_this_loop.clear()
+    def _forget_requests(self) -> None:
+        """Forget the requests and running jobs of the present event loop.  Exits of finished jobs stay known."""
+        self._until_greeted.clear()
+        self._going.clear()
+        self._pending.clear()
+        self._starts.clear()
+        self._stops.clear()
 
     def _ask_for_job(self, name: str) -> None:
-        """Send the start message of a job, or a wait message if this client did not start it."""
+        """Send the start message of a job, or a wait message if this client did not start the job."""
         self._send(self._starts.get(name) or _frame("wait", name))
         self._pending.add(name)
 
@@ -281,10 +286,11 @@ class Client:
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._disconnect()
-            self._forget()
+            self._forget_requests()
             self._loop = loop
 
     def _send(self, frame: bytes) -> None:
+        """Send a message, and connect first if necessary."""
         if not self._connected and self._retry is None:
             self._failing_since, self._tries = None, 0
             self._connect()
@@ -327,14 +333,13 @@ class Client:
         if now - self._failing_since >= self._line.patience:
             self._until_greeted.clear()
             self._fail(reason, None)
-        else:
-            if self._line.hurried:
-                self._fail(reason, now)
-            pauses = self._line.pauses
-            self._retry = self._loop.call_later(
-                max(least, pauses[min(self._tries, len(pauses) - 1)]), self._reconnect
-            )
-            self._tries += 1
+            return
+        if self._line.hurried:
+            self._fail(reason, now)
+        pauses = self._line.pauses
+        pause = max(least, pauses[min(self._tries, len(pauses) - 1)])
+        self._retry = self._loop.call_later(pause, self._reconnect)
+        self._tries += 1
 
     def _reconnect(self) -> None:
         with suppress(DriverError):  # raised in the waiting callers
@@ -355,6 +360,7 @@ class Client:
                     question.set_exception(error)
 
     def _disconnect(self) -> None:
+        """Close the connection, and cancel heartbeats and retries."""
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
@@ -375,19 +381,24 @@ class Client:
             return
         if greeted:
             self._failing_since, self._tries = None, 0
-            self._going.clear()
-            for answer in self._asked.values():
-                if not answer.done():
-                    answer.set_exception(error or Unreachable("the agent was killed"))
-            self._until_greeted += b"".join(self._starts.values())
-            self._pending = {*self._starts, *self._waiting}
-            for name in self._pending - self._starts.keys():
-                self._until_greeted += _frame("wait", name)
-            self._until_greeted += b"".join(self._stops.values())
+            self._repeat_messages(error or Unreachable("the agent was killed"))
         if self._until_greeted or self._line.deadman is not None:
             self._schedule_retry(error)
 
+    def _repeat_messages(self, error: DriverError) -> None:
+        """Queue the messages of all unfinished jobs for the next connection, and fail questions about locks."""
+        self._going.clear()
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(error)
+        self._until_greeted += b"".join(self._starts.values())
+        self._pending = {*self._starts, *self._waiting}
+        for name in self._pending - self._starts.keys():
+            self._until_greeted += _frame("wait", name)
+        self._until_greeted += b"".join(self._stops.values())
+
     def _receive(self, data: bytes) -> None:
+        """Handle the complete lines of the received data.  The first line of a connection is the agent's greeting."""
         self._received += data
         *lines, rest = self._received.split(b"\n")
         self._received = bytearray(rest)
@@ -411,35 +422,43 @@ class Client:
 
     def _handle_message(self, message: dict[str, Any]) -> None:
         if "free" in message:
-            if (asked := self._asked.get(message["free"])) is not None and not asked.done():
+            asked = self._asked.get(message["free"])
+            if asked is not None and not asked.done():
                 asked.set_result(message)
             return
         name = str(message.pop("job"))
         self._pending.discard(name)
         if "code" in message:
-            printed = message.pop("printed", None)
-            exit = Exit(**message)
-            self._going.discard(name)
-            self._starts.pop(name, None)
-            self._stops.pop(name, None)
-            self._over[name] = exit
-            if printed is not None and exit.reason != "busy":
-                self._printed[name] = int(printed)
-            if len(self._over) > REMEMBERED:
-                oldest = next(iter(self._over))
-                del self._over[oldest]
-                self._printed.pop(oldest, None)
-            for waiting, _ in self._waiting.pop(name, ()):
-                _resolve(waiting)
+            self._record_exit(name, message)
         else:
             self._going.add(name)
             for waiting, give_up_at in self._waiting.get(name, ()):
                 if self._loop is None or give_up_at <= self._loop.time():
                     _resolve(waiting)
 
+    def _record_exit(self, name: str, message: dict[str, Any]) -> None:
+        """Record the exit of a job, and wake the callers that wait for the job."""
+        printed = message.pop("printed", None)
+        exit = Exit(**message)
+        self._going.discard(name)
+        self._starts.pop(name, None)
+        self._stops.pop(name, None)
+        self._over[name] = exit
+        if printed is not None and exit.reason != "busy":
+            self._printed[name] = int(printed)
+        if len(self._over) > REMEMBERED:
+            oldest = next(iter(self._over))
+            del self._over[oldest]
+            self._printed.pop(oldest, None)
+        for waiting, _ in self._waiting.pop(name, ()):
+            _resolve(waiting)
+
 
 class SocketLine:
-    """The connection to the agent of a root directory on this machine.  Starts the agent if necessary."""
+    """The connection to the agent of a root directory on this machine.  Starts the agent if necessary.
+
+    `context` is the identity of this process.  With `own`, only an agent with the same identity is accepted.
+    """
 
     patience = 10.0
     pauses: Sequence[float] = (0.01,)
@@ -447,13 +466,11 @@ class SocketLine:
     deadman: float | None = None
 
     def __init__(self, host: Host, context: str = "", *, own: bool = False) -> None:
-        """Store the identity of this process as `context`.  With `own`, only an agent with the same identity is accepted."""
         self._host = host
         self._root = host.root
         self._context, self._own = context, own
-        self._awake: socket.socket | None = (
-            None  # a connection to an agent without a request so far
-        )
+        self._awake: socket.socket | None = None
+        """A connection to the agent without a request so far."""
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unsent = bytearray()
@@ -465,7 +482,7 @@ class SocketLine:
                 self._awake = self._connect()
 
     def open(
-        self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]
+        self, on_data: Callable[[bytes], None], on_loss: Callable[[DriverError | None], None]
     ) -> bool:
         try:
             self._socket, self._awake = self._awake or self._connect(), None
@@ -476,7 +493,7 @@ class SocketLine:
         logging.getLogger("runner.hosts").debug("connected to the agent of %s", self._root)
         self._socket.setblocking(False)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket, self._receive, self._socket, hear, lost)
+        self._loop.add_reader(self._socket, self._receive, self._socket, on_data, on_loss)
         return True
 
     def _connect(self) -> socket.socket | None:
@@ -537,8 +554,8 @@ class SocketLine:
     def _receive(
         self,
         ours: socket.socket,
-        hear: Callable[[bytes], None],
-        lost: Callable[[DriverError | None], None],
+        on_data: Callable[[bytes], None],
+        on_loss: Callable[[DriverError | None], None],
     ) -> None:
         try:
             data = ours.recv(ROOM)
@@ -547,9 +564,9 @@ class SocketLine:
         except OSError:
             data = b""
         if data:
-            hear(data)
+            on_data(data)
         else:
-            lost(None)
+            on_loss(None)
 
     def _write_rest(self) -> None:
         assert self._socket is not None and self._loop is not None
@@ -564,7 +581,7 @@ class SocketLine:
 
 
 class StreamLine:
-    """The connection to the agent of another machine.  Files there are read over `wire`."""
+    """The connection to the agent of another machine, over a stream.  Logs are read through `wire`."""
 
     patience = 60.0
     pauses: Sequence[float] = (0.1, 0.3, 1.0, 3.0)
@@ -576,14 +593,14 @@ class StreamLine:
         self._unsent = bytearray()
         self._news = asyncio.Event()
         self._leaving = False
-        self._carrying: asyncio.Task[None] | None = None
+        self._exchanging: asyncio.Task[None] | None = None
 
     def open(
-        self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]
+        self, on_data: Callable[[bytes], None], on_loss: Callable[[DriverError | None], None]
     ) -> bool:
         self._unsent.clear()
         self._news = asyncio.Event()
-        self._carrying = asyncio.get_running_loop().create_task(self._exchange(hear, lost))
+        self._exchanging = asyncio.get_running_loop().create_task(self._exchange(on_data, on_loss))
         return True
 
     def write(self, data: bytes) -> None:
@@ -591,9 +608,13 @@ class StreamLine:
         self._news.set()
 
     def close(self) -> None:
-        carrying, self._carrying = self._carrying, None
-        if carrying is not None and not carrying.done() and carrying is not asyncio.current_task():
-            carrying.cancel()
+        exchanging, self._exchanging = self._exchanging, None
+        if (
+            exchanging is not None
+            and not exchanging.done()
+            and exchanging is not asyncio.current_task()
+        ):
+            exchanging.cancel()
         self._unsent.clear()
 
     def host(self) -> Host:
@@ -612,18 +633,19 @@ class StreamLine:
         await asyncio.gather(self._finish(), self._wire.aclose())
 
     async def _finish(self) -> None:
-        carrying, self._leaving = self._carrying, True
-        if carrying is not None:
+        """Send the last messages and end the stream, within `FAREWELL` seconds."""
+        exchanging, self._leaving = self._exchanging, True
+        if exchanging is not None:
             self._news.set()
-            await asyncio.wait([carrying], timeout=FAREWELL)
+            await asyncio.wait([exchanging], timeout=FAREWELL)
             self.close()
-            await asyncio.wait([carrying])
+            await asyncio.wait([exchanging])
         self._leaving = False
 
     async def _exchange(
-        self, hear: Callable[[bytes], None], lost: Callable[[DriverError | None], None]
+        self, on_data: Callable[[bytes], None], on_loss: Callable[[DriverError | None], None]
     ) -> None:
-        """Exchange messages over a stream until it ends, then call `lost` with the reason."""
+        """Exchange messages over a stream until it ends, then call `on_loss` with the reason."""
         from .stream import Stream
 
         try:
@@ -634,22 +656,22 @@ class StreamLine:
                     async with asyncio.timeout(SILENCE):
                         payload = await stream.receive()
                     if payload[:1] == b"d":
-                        await stream.send(
-                            b"d"
-                        )  # an empty answer: some connections delay small packets until the other side answers
-                        hear(payload[1:])
-                    if self._carrying is not asyncio.current_task():
+                        # An empty answer, because some connections delay small packets until the other side answers.
+                        await stream.send(b"d")
+                        on_data(payload[1:])
+                    if self._exchanging is not asyncio.current_task():
                         return
             finally:
                 sending.cancel()
                 await stream.aclose()
         except TimeoutError:
-            lost(Unreachable(f"no response from the host for {SILENCE:g} seconds"))
+            on_loss(Unreachable(f"no response from the host for {SILENCE:g} seconds"))
         except DriverError as error:
             if not self._leaving:
-                lost(error)
+                on_loss(error)
 
     async def _send_queued(self, stream: Stream) -> None:
+        """Send queued messages as they come, and a heartbeat after `SIGN` seconds without a message."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SIGN):
@@ -716,7 +738,22 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
+def _start_frame(name: str, command: Command, log: str) -> bytes:
+    """Return the start message of a job."""
+    limits = (f"{command.timeout or ''}", f"{command.idle_timeout or ''}")
+    outlives = "1" if command.outlives else ""
+    env: list[str] = []
+    for pairs in (command.env, command.secrets):
+        for variable, value in pairs.items():
+            env += (variable, value)
+    return _frame(
+        *("start", name, command.cwd, log, *limits, " ".join(command.locks), outlives),
+        *(f"{len(command.argv)}", *command.argv, *env),
+    )
+
+
 def _frame(*fields: str) -> bytes:
+    """Return a message to the agent."""
     body = "\0".join(fields)
     if body.count("\0") != len(fields) - 1:
         raise Rejected(
@@ -728,8 +765,6 @@ def _frame(*fields: str) -> bytes:
 
 def _file_error(error: OSError, root: str) -> Denied | Unreachable:
     words = f"{error.filename or root}: {error.strerror or error}"
-    return (
-        Denied(words)
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
-        else Unreachable(words)
-    )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+        return Denied(words)
+    return Unreachable(words)

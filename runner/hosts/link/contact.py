@@ -1,4 +1,4 @@
-"""Contact with a host: repeat a request until the host answers or is considered lost."""
+"""Contact with a host.  Requests are repeated until the host answers or is considered lost."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ LONG: Final = 40
 """Attempts if a lease depends on the answer: a quarter of an hour."""
 
 
-class Contact:
-    """Contact with a host that always answers: this machine, or a machine with the same disk."""
+class HostContact:
+    """Contact with this machine or a machine with the same disk, which always answers."""
 
     silent = False
     """Whether the host does not answer now.  Its jobs may continue, but new jobs should start elsewhere."""
@@ -36,7 +36,7 @@ class Contact:
         return await ask()
 
 
-class RemoteContact(Contact):
+class RemoteContact(HostContact):
     """Contact with a remote host, which may be unreachable for a while without a failure of its jobs."""
 
     def __init__(self, name: str, say: Callable[[str], None]) -> None:
@@ -76,15 +76,17 @@ class RemoteContact(Contact):
 
 
 def retry_policy(tries: float = math.inf) -> Policy:
-    """Return a retry policy for driver calls.
+    """Return a policy for at most `tries` attempts of a driver call or a request to a host.
 
-    After throttling, the wait is the provider's; otherwise it grows with each attempt.
+    After throttling, the provider sets the wait, and the attempts are not limited.  Otherwise the wait grows with each attempt.
     """
 
     def policy(error: Exception, tried: int) -> float | None:
         if isinstance(error, Throttled):
             return error.after.total_seconds()
-        return pause(tried, 0.5, 30.0) if isinstance(error, Unreachable) and tried < tries else None
+        if isinstance(error, Unreachable) and tried < tries:
+            return pause(tried, 0.5, 30.0)
+        return None
 
     return policy
 

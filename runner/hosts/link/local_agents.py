@@ -1,13 +1,13 @@
 """Choose the local agent of a run.
 
-It has the same limits, groups and namespaces as the process that executes the run.
+The agent has the same limits, groups and namespaces as the process that executes the run.
 
 A job inherits most limits from its agent, because a start message cannot contain them.  So each workspace has these entries below `.recipe/local`:
 
     IDENTITY/          the root of the agent for all processes with the same inherited limits
     claims/RUN.FENCE   a link whose target names the agent root of the jobs of this claim
 
-If another process resumes a run, it asks the agents of earlier claims for their jobs, and starts new jobs with its own agent.
+A process that resumes a run asks the agents of earlier claims for their jobs, and starts new jobs with its own agent.
 """
 
 from __future__ import annotations
@@ -52,23 +52,34 @@ def process_identity() -> str:
     """
     facts = [os.uname().nodename, *(os.environ.get(name, "") for name in _ALLOCATIONS)]
     proc = next((path for path in _PROC if os.path.exists(f"{path}/status")), "")
-    if proc:
-        status = dict(
-            line.split(":", 1) for line in _read(f"{proc}/status").split("\n") if ":" in line
-        )
-        facts += [f"{name}{status.get(name, '')}" for name in _STATUS]
-        facts += [_read(f"{proc}/{name}") for name in _FILES]
-        facts += [_target(f"{proc}/ns/{name}") for name in _NAMESPACES]
-        facts.append(_read("/proc/sys/kernel/random/boot_id"))
-    else:
-        facts += [f"{_umask()}", f"{os.getuid()}:{os.geteuid()}:{os.getgid()}:{os.getegid()}"]
-        facts.append(f"{os.getgroups()}")
-        facts += [f"{resource.getrlimit(number)}" for number in _limits()]
+    facts += _facts_of_proc(proc) if proc else _facts_without_proc()
     top = os.stat("/")
     facts += [f"{top.st_dev}:{top.st_ino}", f"{os.getpriority(os.PRIO_PROCESS, 0)}"]
     if hasattr(os, "sched_getscheduler"):
         facts.append(f"{os.sched_getscheduler(0)}")
     return hashlib.sha256("\0".join(facts).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _facts_of_proc(proc: str) -> list[str]:
+    """Return the inherited properties of a process from its directory in /proc, and the boot id."""
+    lines = _read(f"{proc}/status").split("\n")
+    status = dict(line.split(":", 1) for line in lines if ":" in line)
+    return [
+        *(f"{name}{status.get(name, '')}" for name in _STATUS),
+        *(_read(f"{proc}/{name}") for name in _FILES),
+        *(_target(f"{proc}/ns/{name}") for name in _NAMESPACES),
+        _read("/proc/sys/kernel/random/boot_id"),
+    ]
+
+
+def _facts_without_proc() -> list[str]:
+    """Return the inherited properties of this process on a system without /proc."""
+    return [
+        f"{_umask()}",
+        f"{os.getuid()}:{os.geteuid()}:{os.getgid()}:{os.getegid()}",
+        f"{os.getgroups()}",
+        *(f"{resource.getrlimit(number)}" for number in _limits()),
+    ]
 
 
 def choose_root(home: Path, ours: str) -> Path:
@@ -88,7 +99,7 @@ def choose_root(home: Path, ours: str) -> Path:
 
 
 def note_claim(home: Path, run: str, fence: int, root: str) -> None:
-    """Record, before the first job starts, the agent root of this claim's jobs on this machine."""
+    """Record the agent root of this claim's jobs on this machine.  Called before the first job starts."""
     folder = home / "local" / _CLAIMS
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -124,15 +135,18 @@ def find_spent_roots(home: Path, needed: Collection[str]) -> list[Path]:
     An unused root has no agent, no job and no claim of the runs `needed`.
     """
     folder = home / "local"
-    notes = sorted((folder / _CLAIMS).glob("*.*"))
-    kept = [note for note in notes if note.name.rpartition(".")[0] in needed]
-    named = {os.path.basename(os.readlink(note)) for note in kept}
-    roots = [
-        root
-        for root in (sorted(folder.iterdir()) if folder.is_dir() else ())
-        if root.name not in named and (root / "lock").exists() and not _in_use(root)
-    ]
-    return [*(note for note in notes if note not in kept), *roots]
+    spent, named = list[Path](), set[str]()
+    for note in sorted((folder / _CLAIMS).glob("*.*")):
+        run = note.name.rpartition(".")[0]
+        if run in needed:
+            named.add(os.path.basename(os.readlink(note)))
+        else:
+            spent.append(note)
+    if folder.is_dir():
+        for root in sorted(folder.iterdir()):
+            if root.name not in named and (root / "lock").exists() and not _in_use(root):
+                spent.append(root)
+    return spent
 
 
 def forget_root(path: Path) -> bool:
@@ -147,6 +161,7 @@ def forget_root(path: Path) -> bool:
 
 
 def _in_use(root: Path) -> bool:
+    """Return whether an agent or a job uses an agent root."""
     with _hold_briefly(root / "lock") as free, _hold_briefly(root / ALL) as without_jobs:
         return not (free and without_jobs)
 
@@ -156,6 +171,7 @@ def _claim_path(home: Path, run: str, fence: str) -> Path:
 
 
 def _is_held(root: Path) -> bool:
+    """Return whether a running agent holds the lock of its root."""
     with _hold_briefly(root / "lock") as free:
         return not free
 

@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 from drivers.base import Denied, DriverError, Host, Rejected, Unreachable
 
 from ... import agent
-from ...agent.frames import Broken, Frames, frame
+from ...agent.frames import BadFrame, FrameParser, frame
 
 Part: TypeAlias = Literal["jobs", "files"]
 
@@ -152,61 +152,33 @@ class Stream:
     ) -> None:
         self.root = ""
         self._call, self._sent = call, sent
-        self._frames = Frames()
+        self._frames = FrameParser()
         self._payloads = deque(self._frames.feed(received))
 
     @classmethod
     async def open(cls, host: Host, root: str, part: Part) -> Stream:
-        """Start `part` in `root`, which is created if missing; a relative root starts at the login's home.  Raises the errors of `Host.call`.
+        """Start `part` in `root`, which is created if missing; a relative root starts at the login's home.
 
-        The messages of Denied and Rejected say what the host lacks.
+        Raises the errors of `Host.call`.  The messages of Denied and Rejected say what the host lacks.
         """
-        mark, ours = secrets.token_hex(8), agent_program()
-        pythons = tuple(dict.fromkeys(each for each in (host.python, *PYTHONS) if each))
-        argv = (
-            "/bin/sh",
-            "-c",
-            _FIND,
-            "sh",
-            root,
-            mark,
-            _LOAD,
-            ours.digest,
-            str(len(ours.data)),
-            part,
-            *pythons,
-        )
+        output, program = _LoaderOutput(secrets.token_hex(8)), agent_program()
+        argv = _loader_argv(host, root, output.mark, part, program)
         sent: asyncio.Queue[bytes] = asyncio.Queue(AHEAD)
         call = cast("AsyncGenerator[bytes, None]", host.call(argv, _drain_queue(sent)))
-        words = _LoaderOutput(mark)
         try:
             async with asyncio.timeout(PATIENCE), contextlib.AsyncExitStack() as stack:
                 stack.push_async_callback(call.aclose)
-                async for data in call:
-                    for word in words.feed(data):
-                        if word == "need":
-                            await sent.put(ours.data)
-                        elif word == "python":
-                            fix = f"install Python on the host, set `python` in the driver's settings, or unpack a Python to {root}/python"
-                            raise Denied(f"no CPython 3.9 or later on the host: {fix}")
-                        elif word.startswith("no "):
-                            raise _refusal(word[3:])
-                        elif word == "cut":
-                            raise Unreachable("the agent program was damaged in transfer")
-                        else:
-                            raise Unreachable("the host sent an unexpected reply")
-                    if words.rest is not None:
-                        stream = cls(call, sent, words.rest)
-                        stream.root = os.fsdecode((await stream.receive())[1:])
-                        stack.pop_all()
-                        return stream
+                received = await _wait_for_program(call, sent, output, program, root)
+                stream = cls(call, sent, received)
+                stream.root = os.fsdecode((await stream.receive())[1:])
+                stack.pop_all()
+                return stream
         except Rejected as error:
             raise _refusal(str(error)) from error
-        except Broken as error:
+        except BadFrame as error:
             raise Unreachable("the agent's output arrived incomplete") from error
         except TimeoutError as error:
             raise Unreachable(f"cannot start the agent within {PATIENCE:g} s") from error
-        raise Unreachable("the host sent no valid reply")
 
     async def send(self, *parts: bytes | memoryview) -> None:
         """Send one frame; wait while the queue is full."""
@@ -227,7 +199,7 @@ class Stream:
                 raise Unreachable("the agent exited") from None
             except Rejected as error:
                 raise Unreachable(f"the agent exited: {error}") from error
-            except Broken as error:
+            except BadFrame as error:
                 raise Unreachable("the agent's output arrived incomplete") from error
         return self._payloads.popleft()
 
@@ -236,7 +208,7 @@ class Stream:
         await self._call.aclose()
 
     async def leave(self) -> None:
-        """Wait briefly until the idle program on the host exits."""
+        """End the idle program on the host, and wait briefly for its exit."""
         with contextlib.suppress(TimeoutError, DriverError):
             async with asyncio.timeout(FAREWELL):
                 await self.finish()
@@ -245,34 +217,77 @@ class Stream:
         await self._call.aclose()
 
 
+def _loader_argv(host: Host, root: str, mark: str, part: Part, program: Program) -> tuple[str, ...]:
+    """Return the command that finds a Python on the host, and loads and starts the agent."""
+    pythons = dict.fromkeys(each for each in (host.python, *PYTHONS) if each)
+    size = str(len(program.data))
+    return ("/bin/sh", "-c", _FIND, "sh", root, mark, _LOAD, program.digest, size, part, *pythons)
+
+
+async def _wait_for_program(
+    call: AsyncGenerator[bytes, None],
+    sent: asyncio.Queue[bytes],
+    output: _LoaderOutput,
+    program: Program,
+    root: str,
+) -> bytes:
+    """Wait until the agent's program runs on the host, and send the program if it is missing.
+
+    Returns the program's first output.  Raises Denied, Rejected, Unreachable.
+    """
+    async for data in call:
+        for word in output.feed(data):
+            if word != "need":
+                raise _loader_error(word, root)
+            await sent.put(program.data)
+        if output.rest is not None:
+            return output.rest
+    raise Unreachable("the host sent no valid reply")
+
+
+def _loader_error(word: str, root: str) -> DriverError:
+    """Return the error for a word of the loader."""
+    if word == "python":
+        fix = f"install Python on the host, set `python` in the driver's settings, or unpack a Python to {root}/python"
+        return Denied(f"no CPython 3.9 or later on the host: {fix}")
+    if word.startswith("no "):
+        return _refusal(word[3:])
+    if word == "cut":
+        return Unreachable("the agent program was damaged in transfer")
+    return Unreachable("the host sent an unexpected reply")
+
+
 class _LoaderOutput:
     """Parses the loader's words in the output of a login.
 
-    Their lines start with a random mark.
+    Their lines start with the random `mark`.
     """
 
     def __init__(self, mark: str) -> None:
+        self.mark = mark
         self.rest: bytes | None = None
         """The data after the last word, `here`; None before it."""
-        self._mark = f"\n{mark} ".encode()
-        self._held = b""
+        self._line_start = f"\n{mark} ".encode()
+        self._unparsed = b""
 
     def feed(self, data: bytes) -> Sequence[str]:
-        """Return the complete words so far, without `here`."""
-        self._held += data
+        """Return the words that `data` completes, without `here`."""
+        self._unparsed += data
         found: list[str] = []
         while self.rest is None:
-            before, marked, after = self._held.partition(self._mark)
+            before, marked, after = self._unparsed.partition(self._line_start)
             word, ended, rest = after.partition(b"\n")
             if not ended:
                 if not marked and len(before) > NOISE:
-                    self._held = before[-len(self._mark) :]
+                    # Only the start of a line with the mark may matter.
+                    self._unparsed = before[-len(self._line_start) :]
                 break
             if word == b"here":
                 self.rest = rest
             else:
                 found.append(word.decode("utf-8", "surrogateescape"))
-                self._held = b"\n" + rest if rest.startswith(self._mark[1:]) else rest
+                # The end of this line may be the start of the next line with the mark.
+                self._unparsed = b"\n" + rest if rest.startswith(self._line_start[1:]) else rest
         return found
 
 
@@ -288,4 +303,5 @@ async def _drain_queue(sent: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
 
 
 def _refusal(words: str) -> Denied | Rejected:
+    """Return Denied if a host's error message says that its disk is full or cannot be written, otherwise Rejected."""
     return Denied(words) if any(word in words for word in _FULL) else Rejected(words)

@@ -30,8 +30,12 @@ from .stream import FAREWELL, SMALL, Stream
 
 TRIES = 8
 """Attempts without any progress before a transfer fails."""
-NEAR, LANES, MOST = 0.015, 2, 14
-"""Longest round-trip time of a near host in seconds, its streams, and the most streams.
+NEAR = 0.015
+"""Longest round-trip time of a near host in seconds."""
+LANES = 2
+"""Streams to a near host."""
+MOST = 14
+"""Most streams to a far host.
 
 A server reads ahead few bytes per stream (OpenSSH 2 MiB), so a longer round trip needs more streams.  Fourteen streams and the one for jobs
 fit into two connections with eight streams each.
@@ -45,7 +49,7 @@ BESIDE = 3
 PIECE = (128 << 10) - HEAD - 1
 """Bytes per frame, the loss if a connection breaks.  With their headers, frames fill packets of 32 KiB, which servers accept."""
 CHUNK = 8 << 20
-"""Bytes.  Smaller files are sent together; larger files are compared and sent again in chunks of this size."""
+"""Bytes per chunk.  Smaller files are sent together, larger files are compared and sent again in chunks of this size."""
 LONGEST_ANSWER = 256 << 20
 """Maximum size of an answer in bytes."""
 _T = TypeVar("_T")
@@ -59,7 +63,7 @@ class CorruptReply(Exception):
     """Damaged data arrived, here or on the host.  The request is repeated."""
 
 
-class Gone(Exception):
+class UploadGone(Exception):
     """The partial upload no longer exists on the host."""
 
 
@@ -69,18 +73,17 @@ def retry_pause(failures: int) -> float:
 
 
 def _retry_policy(error: Exception, tried: int) -> float | None:
-    return (
-        retry_pause(tried)
-        if tried < TRIES and isinstance(error, (Unreachable, CorruptReply))
-        else None
-    )
+    """Return the seconds to wait before another attempt, None for no more attempts."""
+    if tried >= TRIES or not isinstance(error, (Unreachable, CorruptReply)):
+        return None
+    return retry_pause(tried)
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TransferProgress:
     """The progress of a transfer, with speed and remaining time.
 
-    Units are bytes, bytes per second, and seconds; `eta` is None while unknown.
+    Units are bytes, bytes per second, and seconds.
     """
 
     what: str
@@ -88,6 +91,7 @@ class Progress:
     total: int
     rate: float
     eta: float | None
+    """Remaining seconds; None while unknown."""
 
 
 class Wire:
@@ -100,7 +104,7 @@ class Wire:
         *,
         name: str = "the host",
         say: Callable[[str], None] = lambda _text: None,
-        progress: Callable[[Progress], None] = lambda _progress: None,
+        progress: Callable[[TransferProgress], None] = lambda _progress: None,
     ) -> None:
         self.host, self.root, self.name, self.say = host, root, name, say
         self.sender = f"{process_name()}-{next(_count)}"
@@ -109,14 +113,20 @@ class Wire:
         self._progress = progress
         self._idle: list[Stream] = []
         self._wanting: deque[asyncio.Future[Stream]] = deque()
+        """Requests that wait for a stream, in order."""
         self._opening: set[asyncio.Task[Stream]] = set()
         self._closed = False
-        self._count = 0  # open streams, including those being opened
-        self._round_trip = float("inf")  # seconds of the fastest answer so far
+        self._count = 0
+        """Number of open and opening streams."""
+        self._round_trip = float("inf")
+        """Seconds of the fastest answer so far."""
         self._squeezer = Squeezer()
 
     async def open(self) -> None:
-        """Create the directories on the host, and determine their absolute path.  Opens the streams of a near host and waits for one of them."""
+        """Create the directories on the host, and determine the absolute path of `root`.
+
+        Opens the streams of a near host and waits for one of them.
+        """
         while self._count < LANES:
             self._start_opening()
 
@@ -131,11 +141,12 @@ class Wire:
         """Whether one stream cannot use the full bandwidth, because the round trip is long."""
         return self._round_trip > NEAR
 
-    def open_lanes(self, size: int, questions: int) -> int:
-        """Return the number of streams for `questions` requests with `size` bytes.  For a far host, start to open them."""
+    def open_lanes(self, size: int, requests: int) -> int:
+        """Return the number of streams for `requests` requests with `size` bytes, and start to open the missing ones of a far host."""
         if not self.is_far:
             return LANES
-        lanes = max(1, min(MOST, questions, max(FEW, size // LANE)))
+        lanes = max(FEW, size // LANE)
+        lanes = max(1, min(MOST, requests, lanes))
         while self._count < lanes:
             self._start_opening()
         return lanes
@@ -143,25 +154,28 @@ class Wire:
     async def run_parallel(
         self, jobs: Sequence[Callable[[], Awaitable[object]]], size: int
     ) -> BaseException | None:
-        """Run all jobs, `size` bytes together, on several streams.  After a broken connection no job starts, and the error is returned."""
-        left, trouble = iter(jobs), list[BaseException]()
+        """Run all jobs, `size` bytes together, on several streams.
 
-        async def lane() -> None:
-            for job in left:
+        After a broken connection or damaged data, no more jobs start, and the first such error is returned.  Other errors are raised.
+        """
+        remaining, errors = iter(jobs), list[BaseException]()
+
+        async def run_lane() -> None:
+            for job in remaining:
                 try:
                     await job()
                 except (Unreachable, CorruptReply) as error:
-                    trouble.append(error)
-                if trouble:
+                    errors.append(error)
+                if errors:
                     return
 
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self.open_lanes(size, len(jobs))):
-                    group.create_task(lane())
+                    group.create_task(run_lane())
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from None
-        return trouble[0] if trouble else None
+        return errors[0] if errors else None
 
     async def aclose(self) -> None:
         """Stop the programs on the host.  Later requests fail."""
@@ -173,9 +187,8 @@ class Wire:
         for opening in self._opening:
             opening.cancel()
         if self._opening:
-            await asyncio.wait(
-                self._opening, timeout=FAREWELL
-            )  # a stream that opened just now is idle then
+            # A stream that opened just now is idle then.
+            await asyncio.wait(self._opening, timeout=FAREWELL)
         idle, self._idle = self._idle, []
         self._count -= len(idle)
         await asyncio.gather(*(stream.leave() for stream in idle))
@@ -194,7 +207,7 @@ class Wire:
         read: Callable[[Any], _T],
         data: bytes | Iterator[bytes] = b"",
     ) -> _T:
-        """Call a function as `ask` does, but only once, with `data` to send.
+        """Call a function as `ask` does, with `data` to send, but without a second attempt.
 
         Raises the read error of `data`, and CorruptReply for a damaged answer.
         """
@@ -219,25 +232,26 @@ class Wire:
     async def _exchange(
         self, function: str, arguments: tuple[object, ...], data: bytes | Iterator[bytes]
     ) -> tuple[Any, bytes]:
+        """Send a request with its data, and return the answer and its data."""
         async with self._reserve_stream() as stream:
-            asked = time.monotonic()
+            began = time.monotonic()
             sending = asyncio.ensure_future(self._send_request(stream, function, arguments, data))
             try:
-                said = bytearray()
+                received = bytearray()
                 while (payload := await stream.receive())[:1] in (b"d", b"z"):
-                    said += _open_payload(payload)
-                    if len(said) > LONGEST_ANSWER:
+                    received += _open_payload(payload)
+                    if len(received) > LONGEST_ANSWER:
                         raise Infrastructure(
                             f"{self.name} sends an endless reply",
                             fix="check which program runs on the host, and that it is the right host",
                         )
-                failed = await sending
+                read_error = await sending
             finally:
                 sending.cancel()
-        if failed is not None:
-            raise failed
-        self._round_trip = min(self._round_trip, time.monotonic() - asked)
-        return self._parse_answer(payload), bytes(said)
+        if read_error is not None:
+            raise read_error
+        self._round_trip = min(self._round_trip, time.monotonic() - began)
+        return self._parse_answer(payload), bytes(received)
 
     async def _send_request(
         self,
@@ -247,29 +261,31 @@ class Wire:
         data: bytes | Iterator[bytes],
     ) -> Exception | None:
         """Send a request with its data.  Returns the read error of the data, if any, because the host answers even then."""
-        failed: Exception | None = None
-        squeeze = self.is_far or (
-            isinstance(data, bytes) and len(data) <= SMALL
-        )  # srun delays data longer than 1 KiB
+        # Short data too, because srun delays data longer than 1 KiB.
+        is_short = isinstance(data, bytes) and len(data) <= SMALL
+        compress = self.is_far or is_short
+        read_error: Exception | None = None
         await stream.send(b"q", json.dumps([self.sender, function, *arguments]).encode())
         try:
             for parts in _split_into_pieces((data,) if isinstance(data, bytes) else data):
-                await stream.send(*(self._squeezer.payload(parts) if squeeze else plain(parts)))
+                await stream.send(*(self._squeezer.payload(parts) if compress else plain(parts)))
         except (Changed, OSError) as error:
-            failed = error
+            read_error = error
         await stream.send(b"")
-        return failed
+        return read_error
 
     def _parse_answer(self, payload: bytes) -> Any:
+        """Return the answer of a payload.  Raises Gone, and Infrastructure with the host's error message."""
+        kind = payload[:1]
         try:
             answer = json.loads(payload[1:])
-            kind, words = answer if payload[:1] == b"e" else ("", "")
+            fault, words = answer if kind == b"e" else ("", "")
         except (ValueError, TypeError, RecursionError) as error:
             raise CorruptReply from error
-        if payload[:1] == b"r":
+        if kind == b"r":
             return answer
-        if kind == "gone":
-            raise Gone
+        if fault == "gone":
+            raise UploadGone
         self.raise_if_disk_full(str(words))
         raise Infrastructure(f"{self.name}: {words}")
 
@@ -279,7 +295,7 @@ class Wire:
         stream = self._idle.pop() if self._idle else await self._wait_for_stream()
         try:
             yield stream
-        except (Gone, Infrastructure):
+        except (UploadGone, Infrastructure):
             await self._release_stream(stream)  # the host answered, so the stream is in order
             raise
         except BaseException:
@@ -321,14 +337,15 @@ class Wire:
         self._idle.append(stream)
 
     def _open_if_wanted(self) -> None:
-        if (
-            not self._closed
-            and len(self._wanting) > len(self._opening)
-            and self._count < (MOST if self.is_far else LANES) + BESIDE
-        ):
+        """Open another stream if more requests wait than streams open, up to the maximum."""
+        most = (MOST if self.is_far else LANES) + BESIDE
+        if self._closed or self._count >= most:
+            return
+        if len(self._wanting) > len(self._opening):
             self._start_opening()
 
     def _start_opening(self) -> None:
+        """Open a stream in the background."""
         self._count += 1
         opening = asyncio.get_running_loop().create_task(self._open_stream())
         self._opening.add(opening)
@@ -342,6 +359,7 @@ class Wire:
             raise
 
     def _finish_opening(self, opening: asyncio.Task[Stream]) -> None:
+        """Hand out a new stream, or give its error to one waiting request.  The other requests try again."""
         self._opening.discard(opening)
         error = Unreachable(CLOSED) if opening.cancelled() else opening.exception()
         if error is None:
@@ -349,7 +367,7 @@ class Wire:
             self._hand_out(opening.result())
             return
         self._count -= 1
-        while self._wanting:  # one waiting request gets the error; the others try again
+        while self._wanting:
             turn = self._wanting.popleft()
             if not turn.done():
                 turn.set_exception(error)
@@ -388,11 +406,11 @@ class Wire:
 
     @contextlib.contextmanager
     def measure(self, what: str, total: int) -> Iterator[Meter]:
-        """Measure a transfer of `total` bytes and report its progress."""
+        """Measure a transfer of `total` bytes, and report its progress and its end."""
         meter = Meter(what, total, self._progress)
-        begun = time.monotonic()
+        began = time.monotonic()
         yield meter
-        _log.info("%s: %d bytes in %.3f s", what, total, time.monotonic() - begun)
+        _log.info("%s: %d bytes in %.3f s", what, total, time.monotonic() - began)
         meter.done = meter.total
         meter.report()
 
@@ -425,33 +443,29 @@ def _split_into_pieces(blocks: Iterable[bytes]) -> Iterator[list[bytes | memoryv
 class Meter:
     """Counts transferred bytes and reports the progress about four times a second."""
 
-    def __init__(self, what: str, total: int, show: Callable[[Progress], None]) -> None:
+    def __init__(self, what: str, total: int, show: Callable[[TransferProgress], None]) -> None:
         self.total, self.done = total, 0
         self._what, self._show = what, show
-        self._begun = self._last = time.monotonic()
+        self._began = self._reported = time.monotonic()
 
     def count(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """Yield the blocks, and count each after its transfer."""
         for block in blocks:
             yield block
             self.add(len(block))
 
     def add(self, size: int) -> None:
+        """Count `size` bytes, and report the progress if the last report is old."""
         self.done = min(self.total, self.done + size)
-        if time.monotonic() - self._last > 0.25:
+        if time.monotonic() - self._reported > 0.25:
             self.report()
 
     def report(self) -> None:
-        self._last = time.monotonic()
-        rate = self.done / max(1e-6, self._last - self._begun)
-        self._show(
-            Progress(
-                self._what,
-                self.done,
-                self.total,
-                rate,
-                (self.total - self.done) / rate if rate else None,
-            )
-        )
+        """Report the progress now."""
+        self._reported = time.monotonic()
+        rate = self.done / max(1e-6, self._reported - self._began)
+        eta = (self.total - self.done) / rate if rate else None
+        self._show(TransferProgress(self._what, self.done, self.total, rate, eta))
 
 
 def ignore_answer(answer: object) -> None:
@@ -472,7 +486,7 @@ def parse_digests(answer: Any) -> tuple[int, list[str]]:
 
 
 def process_name() -> str:
-    """Return a unique name of this process: boot id, pid namespace, pid, start time."""
+    """Return a unique name of this process, from its boot id, pid namespace, pid, and start time."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read()[:8]

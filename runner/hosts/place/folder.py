@@ -16,7 +16,7 @@ from ...errors import RecipeError
 from ...storage.content.disk import delete
 from ...storage.content.files import Content, scan
 from ...storage.workspace import Workspace
-from ..link.contact import Contact
+from ..link.contact import HostContact
 from .host_task import Paths
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class RemoteFolder(Folder):
     """The directory of recipe on a host with a disk of its own.  `busy` returns whether steps run there."""
 
     def __init__(
-        self, ws: Workspace, host_store: HostStore, contact: Contact, busy: Callable[[], bool]
+        self, ws: Workspace, host_store: HostStore, contact: HostContact, busy: Callable[[], bool]
     ) -> None:
         super().__init__(ws)
         self._host_store, self._contact, self._busy = host_store, contact, busy

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from drivers.base import Exit, Job, Unreachable
 
-from ..link.contact import Contact
+from ..link.contact import HostContact
 from .host_task import FOREVER, HostTask, Paths, replaced_message
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ ROOM = 8 << 20
 """Bytes of a metrics file per request."""
 
 
-class Follower:
+class AttemptFollower:
     """Follows one attempt.  `paths` are on the host; the local copies use the attempt's own paths."""
 
     def __init__(
         self,
         host: Client,
         host_store: HostStore,
-        contact: Contact,
+        contact: HostContact,
         task: HostTask,
         job: Job,
         paths: Paths,

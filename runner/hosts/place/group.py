@@ -25,7 +25,7 @@ from .folder import Folder
 from .host_task import FOREVER, HostTask, Paths, StateFolder, TaskResult
 from .place import GRACE, Place
 from .remote import RemotePlace
-from .rendezvous import Node, Rendezvous, gather_all
+from .rendezvous import Rendezvous, RendezvousNode, gather_all
 from .staging import AttemptDirectory
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class GroupFolder(Folder):
         )
 
 
-class Group(Place):
+class HostGroup(Place):
     """The hosts of a multi-node step, in the order of their ranks."""
 
     def __init__(self, members: Sequence[RemotePlace]) -> None:
@@ -240,7 +240,9 @@ class Group(Place):
         pairs = list(zip(self._members, task.parts, strict=True))
         commands = await gather_all(each.prepare(part, found) for each, part in pairs)
         nodes = [
-            Node(each.name, each.host, each.address, part.python or each.python, bool(part.python))
+            RendezvousNode(
+                each.name, each.host, each.address, part.python or each.python, bool(part.python)
+            )
             for each, part in pairs
         ]
         met = await self._members[0].contact.insist(
@@ -336,7 +338,7 @@ def group_of(places: Sequence[Place]) -> Place:
     return (
         places[0]
         if len(places) == 1
-        else Group([place for place in places if isinstance(place, RemotePlace)])
+        else HostGroup([place for place in places if isinstance(place, RemotePlace)])
     )
 
 

@@ -22,8 +22,8 @@ from ...storage.content.disk import Disk, unlink
 WORD: Final = "overlay"
 """The value of `inputs` in recipe.toml that enables overlays."""
 BREAKS: Final = (
-    "in such a step `sudo` and `chown` fail where you are not root, hard links out of an input fail, "
-    "and a single large file cannot be renamed or deleted"
+    "in steps with this setting, `sudo` and `chown` fail if you are not root, hard links to inputs fail, "
+    "and an input that is a single large file cannot be renamed or deleted"
 )
 CHANGES: Final = ".over"
 """Suffix of the directory beside an attempt with the command's changes to its inputs."""

@@ -22,7 +22,7 @@ from ...storage.content.files import is_full, no_space
 from ...storage.crash import crashpoint
 from ...storage.workspace import Workspace
 from .. import interpreters, variables
-from ..link.contact import Contact
+from ..link.contact import HostContact
 from .capacity import Capacity
 from .folder import Folder
 from .host_task import FOREVER, HostTask, Paths, StateFolder, TaskResult
@@ -73,7 +73,7 @@ class Place:
         self.ws, self.name, self.host, self.shell = ws, name, host, shell
         self.python, self.path = shell.python, shell.path
         self.capacity = Capacity(machine, devices, slots, host.find_free_locks)
-        self.contact = Contact()
+        self.contact = HostContact()
         self.folder = Folder(ws)
         self.installer = sys.executable
         """The Python that creates environments from locks."""

@@ -19,13 +19,13 @@ from drivers.base import Command, Denied, Exit, Job, Rejected
 from ...errors import DiskFull
 from ...planning.step import OutputSpec
 from ...storage.content.files import Content, Entry, is_full, no_space
-from ...storage.content.inputs import COPIED, Source, size_of
+from ...storage.content.inputs import COPIED, InputSource, size_of
 from ...storage.crash import crashpoint
 from ...storage.workspace import Workspace
 from ..link.contact import RemoteContact
 from .collecting import Collector
 from .folder import RemoteFolder
-from .following import Follower
+from .following import AttemptFollower
 from .host_task import HostTask, Paths, StateFolder, TaskResult
 from .place import Place, Shell
 from .staging import AttemptDirectory
@@ -137,7 +137,7 @@ class RemotePlace(Place):
     ) -> TaskResult:
         """Wait for the end of a started attempt, and collect its outputs."""
         paths = self.paths(task.attempt)
-        follower = Follower(self.host, self.host_store, self.contact, task, job, paths)
+        follower = AttemptFollower(self.host, self.host_store, self.contact, task, job, paths)
         collector = Collector(self.ws, self.host_store, self.folder, task, paths)
         try:
             exit = await follower.wait_for_end(
@@ -249,7 +249,7 @@ class RemotePlace(Place):
         if not wanted:
             self._report_links(task, await self.host_store.stage(name, contents))
             return
-        from ..link.wire import Gone
+        from ..link.wire import UploadGone
         from .rendezvous import gather_all
 
         sent = asyncio.Event()
@@ -263,7 +263,7 @@ class RemotePlace(Place):
                 linked = await self.host_store.stage(
                     name, contents, wanted
                 )  # sent in parallel with the contents
-            except Gone:  # the uploads took longer than the host waits
+            except UploadGone:  # the uploads took longer than the host waits
                 await sent.wait()
                 linked = await self.host_store.stage(name, contents)
             self._report_links(task, linked)
@@ -296,8 +296,10 @@ class RemotePlace(Place):
         seen = await self.host_store.shared_disk.find_same(list(given.values()))
         return {name: path for name, path in given.items() if path in seen}
 
-    def _source_of(self, attempt: AttemptDirectory, name: str, at: str, content: str) -> Source:
-        return Source(at, os.path.realpath(f"{attempt.path}/{name}"), Content(content))
+    def _source_of(
+        self, attempt: AttemptDirectory, name: str, at: str, content: str
+    ) -> InputSource:
+        return InputSource(at, os.path.realpath(f"{attempt.path}/{name}"), Content(content))
 
     def _find_sources(
         self, attempt: AttemptDirectory, wanted: set[str]

@@ -95,7 +95,7 @@ class ProgramHost(Protocol):
         ...
 
 
-class Node(NamedTuple):
+class RendezvousNode(NamedTuple):
     """One of several hosts that work together."""
 
     name: str
@@ -133,7 +133,7 @@ async def gather_all(doing: Iterable[Coroutine[object, object, _T]]) -> list[_T]
         raise
 
 
-async def check_nodes(nodes: Sequence[Node], port: int = 0) -> Rendezvous:
+async def check_nodes(nodes: Sequence[RendezvousNode], port: int = 0) -> Rendezvous:
     """Check that the nodes can work together.  With `port`, all nodes dial this port of node 0; with 0, all nodes dial all others.
 
     Raises CannotRun if they cannot, DriverError.
@@ -175,7 +175,7 @@ async def check_nodes(nodes: Sequence[Node], port: int = 0) -> Rendezvous:
     return Rendezvous(answers[0].port, [each.ahead for each in answers])
 
 
-async def check_port_free(node: Node, port: int) -> None:
+async def check_port_free(node: RendezvousNode, port: int) -> None:
     """Check that a program can listen on a port of a host.  Raises CannotRun, DriverError."""
     over = asyncio.Event()
     over.set()
@@ -185,7 +185,7 @@ async def check_port_free(node: Node, port: int) -> None:
 
 
 async def _listen(
-    node: Node, answer: asyncio.Future[_Report], over: asyncio.Event, port: int
+    node: RendezvousNode, answer: asyncio.Future[_Report], over: asyncio.Event, port: int
 ) -> None:
     async def input() -> AsyncIterator[bytes]:
         await over.wait()
@@ -230,7 +230,7 @@ async def _listen(
 
 
 async def _dial(
-    rank: int, others: Sequence[int], nodes: Sequence[Node], answers: Sequence[_Report]
+    rank: int, others: Sequence[int], nodes: Sequence[RendezvousNode], answers: Sequence[_Report]
 ) -> None:
     if not others:
         return
@@ -246,7 +246,7 @@ async def _dial(
             )
 
 
-def _compare(nodes: Sequence[Node], answers: Sequence[_Report]) -> None:
+def _compare(nodes: Sequence[RendezvousNode], answers: Sequence[_Report]) -> None:
     for package, called in ALIKE.items():
         for n, answer in enumerate(answers):
             first, other = (each.have.get(package, "") for each in (answers[0], answer))

@@ -26,7 +26,7 @@ from ...storage.content.digest_cache import DigestCache
 from ...storage.content.disk import MODE, WRITABLE, delete, overwrite
 from ...storage.content.files import Changed, Content, Unhashable, scan
 from ...storage.content.giving import FULL
-from ...storage.content.inputs import EACH_FILE, Source, StoredInputs
+from ...storage.content.inputs import EACH_FILE, InputSource, StoredInputs
 from ...storage.content.objects import Objects
 from .overlays import CHANGES, Overlays
 from .spare_dirs import SpareFolder, SparePool
@@ -296,7 +296,9 @@ class AttemptDirectory:
         at, content, source, name = given
         path = os.path.realpath(source)
         known = Content(content or cache.content_of(at) or "")
-        why = inputs.keep(Source(at, path, known), together) if known else "it no longer exists"
+        why = (
+            inputs.keep(InputSource(at, path, known), together) if known else "it no longer exists"
+        )
         if why:
             overlays = self.overlays
             is_overlaid = overlays is not None and not overlays.refusal(path)
@@ -306,7 +308,7 @@ class AttemptDirectory:
                     self.notices[name] = MOUNTED.format(why)
             else:
                 self.notices[name] = LINKS.format(why) + (OVERLAY if overlays is None else "")
-                self._link(inputs, Source(at, path, known), name)
+                self._link(inputs, InputSource(at, path, known), name)
             self._note_link(cache, at, content, name)
             return
         self._add_files(inputs.objects, known, name)
@@ -318,7 +320,7 @@ class AttemptDirectory:
             self.notices[name] = MANY.format(f"{count:,}", count * SECONDS_PER_FILE)
         self.objects[name] = content
 
-    def _link(self, inputs: StoredInputs, source: Source, name: str) -> None:
+    def _link(self, inputs: StoredInputs, source: InputSource, name: str) -> None:
         """Link to the user's file, or create a directory of such links."""
         target = f"{self.path}/{name}"
         if not os.path.isdir(source.path):

@@ -125,7 +125,7 @@ class Inventory:
         ]
 
     def mark_leaving(self) -> list[Place]:
-        """Mark the places whose lease ends or that are about to be preempted; return all leaving places."""
+        """Mark the places whose lease or host is about to end; return all leaving places."""
         now = time.time()
         for held in self.held:
             lease_ends = self._ends and any(_is_overdue(row, now) for row in held.leases)

@@ -234,7 +234,7 @@ class KeptLeases(Leases):
         """Return whether the machine of a lease keeps running after the run."""
         return self.keep_alive and bool(row.machine) and row.state == "UP"
 
-    def cost(self, machine: LeaseRow) -> float:
+    def total_cost(self, machine: LeaseRow) -> float:
         """Return the US dollars that a persistent machine and all its uses have cost so far.
 
         The cost of open uses is recorded.

@@ -93,7 +93,7 @@ class LeaseUpkeep:
                 return
 
     async def _renew(self) -> None:
-        """Renew the leases until cancelled: every hour, and when another lease has freed money."""
+        """Renew the leases every hour, and when another lease has freed money, until cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RENEW):

@@ -1,4 +1,4 @@
-"""Leases on machines: the only caller of a driver's `acquire`, `release` and `leases`.
+"""Leases on machines.  This module is the only caller of a driver's `acquire`, `release` and `leases`.
 
 Every rental has an intent, an effect, a record, and a proof.  The ledger row comes first, so that a machine is known before it exists.  If the
 reply to an order is lost or unreadable, two listings are searched before anything else is rented.  A lease is GONE only when nothing is billed.
@@ -48,8 +48,8 @@ from ...storage.crash import crashpoint
 from ...storage.records.ledger import LeaseRow, Ledger
 from ..link.contact import LONG, SOON, retry_policy
 from .budget import Budget
+from .cooldowns import COOLDOWNS, account_digest, is_denied
 from .money import RELEASE_SECONDS, committed_cost
-from .resting import COOLDOWNS, account_digest, is_denied
 
 _T = TypeVar("_T")
 RENEW: Final = 3600.0
@@ -472,7 +472,7 @@ class Leases:
         return adopted
 
     async def _resolve_intent(self, row: LeaseRow) -> LeaseRow:
-        """Resolve the intent of an earlier worker: COMING if the provider has the machine, otherwise GONE."""
+        """Resolve the intent of an earlier worker.  Returns a COMING lease if the provider has the machine, otherwise a GONE lease."""
         lease = await self._find(row)
         if lease is None:
             return self._move(row, "GONE", reason="never rented")

@@ -1,4 +1,4 @@
-"""How long the money lasts: pure arithmetic in seconds, US dollars, and US dollars per hour."""
+"""Arithmetic of a machine's cost and running time.  Units are seconds, US dollars, and US dollars per hour."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def affordable_seconds(left: float, price: float, shares: int = 1) -> float:
 
 
 def release_reserve(term: float) -> float:
-    """Return the seconds that `affordable` reserved for the end of a machine with this term."""
+    """Return the seconds that `affordable_seconds` reserved for the end of a machine with this term."""
     return min(RELEASE_SECONDS, term / 9)
 
 

@@ -107,13 +107,13 @@ def why_no_group(
     return ""
 
 
-def wish_for(need: Need, taking: Mapping[Need, StepTotals], filters: Mapping[str, str]) -> Wish:
-    """Return the request to a driver for a need, with the known duration of its steps.
+def wish_for(need: Need, totals: Mapping[Need, StepTotals], filters: Mapping[str, str]) -> Wish:
+    """Return the request to a driver for a need, with the known totals of its steps.
 
-    `taking` holds the totals of each need, on any market.
+    `totals` holds the totals of each need, on any market.
     """
-    takes = taking.get(replace(need, market="any"), StepTotals())
-    return Wish(need, hours=takes.hours, home=takes.home, filters=filters)
+    known = totals.get(replace(need, market="any"), StepTotals())
+    return Wish(need, hours=known.hours, home=known.home, filters=filters)
 
 
 def market_of(settings: Mapping[str, Any]) -> AnyMarket:

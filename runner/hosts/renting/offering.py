@@ -19,6 +19,7 @@ from .leases import create_driver
 from .totals import Pricing, Total
 
 RUNNERS_UP: Final = 2
+"""Number of offers shown beside the best one."""
 CONFIRM_ABOVE: Final = 2.0
 """US dollars above which a confirmation is required, unless the driver's setting `confirm` is set."""
 ENDS: Final = {
@@ -35,15 +36,19 @@ IS_VM: Final = "the machine is a VM, which cannot boot a container image"
 
 
 class Shelf(NamedTuple):
-    """One driver's offers for one wish, cheapest first.  `excluded` counts reasons for exclusion; `failed` says why the driver could not be asked."""
+    """One driver's offers for one wish, cheapest first."""
 
     driver: str
     wish: Wish
     offers: Sequence[Offer] = ()
     excluded: Mapping[str, int] = {}
+    """Number of excluded offers by reason."""
     ends: str = ""
+    """The end of the machines and other terms, as text."""
     failed: str = ""
+    """Why the driver could not be asked; empty if it answered."""
     pricing: Pricing = Pricing()
+    """The cost model that ranks the offers."""
 
     @property
     def total(self) -> float | None:
@@ -56,10 +61,12 @@ class Shelf(NamedTuple):
 
     def egress_note(self) -> str:
         """Return a note that totals exclude egress of unknown size; empty without such a charge."""
-        lacks = self.wish.home is None and any(
-            offer.egress_price and self.total_of(offer).usd is not None for offer in self.offers
-        )
-        return EGRESS_UNKNOWN if lacks else ""
+        if self.wish.home is not None:
+            return ""
+        for offer in self.offers:
+            if offer.egress_price and self.total_of(offer).usd is not None:
+                return EGRESS_UNKNOWN
+        return ""
 
     def describe_exclusions(self) -> str:
         """Return the exclusion reasons by count; empty if nothing was excluded."""
@@ -71,34 +78,36 @@ def rank_offers(shelves: Sequence[Shelf]) -> list[tuple[Shelf, Offer]]:
 
     Offers without a known cost come last, by hourly price.
     """
+    offers = [(shelf, offer) for shelf in shelves for offer in shelf.offers]
     if len(shelves) == 1:
-        return [(shelves[0], offer) for offer in shelves[0].offers]
+        return offers
 
-    def key(each: tuple[Shelf, Offer]) -> tuple[bool, float]:
-        usd = each[0].total_of(each[1]).usd
-        return (True, each[1].hourly) if usd is None else (False, usd)
+    def sort_key(each: tuple[Shelf, Offer]) -> tuple[bool, float]:
+        shelf, offer = each
+        usd = shelf.total_of(offer).usd
+        return (True, offer.hourly) if usd is None else (False, usd)
 
-    return sorted(((shelf, offer) for shelf in shelves for offer in shelf.offers), key=key)
+    return sorted(offers, key=sort_key)
 
 
 def describe_excluded(excluded: Mapping[str, int]) -> str:
-    """Return the exclusion reasons by count; empty if nothing was excluded."""
-    count = sum(excluded.values())
-    return (
-        f"{count} excluded: {', '.join(f'{count} {why}' for why, count in excluded.items())}"
-        if count
-        else ""
-    )
+    """Return the number of excluded offers by reason; empty if nothing was excluded."""
+    total = sum(excluded.values())
+    if not total:
+        return ""
+    reasons = ", ".join(f"{count} {why}" for why, count in excluded.items())
+    return f"{total} excluded: {reasons}"
 
 
 def create_renter(ws: Workspace, name: str, hosts: Sequence[str] = ()) -> Driver | None:
-    """Return the driver of that name if its machines cost money; `hosts` overrides its settings.  Raises RecipeError."""
-    driver = (
-        create_driver(name, ws.config.driver(name), hosts, str(ws.home))
-        if name not in FREE
-        else None
-    )
-    return driver if driver is not None and _costs(driver) else None
+    """Create the driver `name` if its machines cost money, otherwise return None; `hosts` overrides its settings.
+
+    Raises RecipeError.
+    """
+    if name in FREE:
+        return None
+    driver = create_driver(name, ws.config.driver(name), hosts, str(ws.home))
+    return driver if _costs(driver) else None
 
 
 def _costs(driver: Driver) -> bool:
@@ -108,11 +117,17 @@ def _costs(driver: Driver) -> bool:
 def find_renters(ws: Workspace) -> dict[str, Driver]:
     """Return every driver whose machines cost money, except drivers that cannot be created here."""
     found = {}
-    for name in sorted({*DRIVERS, *ws.config.drivers} - {*FREE}):
+    for name in _candidates(ws):
         with suppress(RecipeError):
-            if (driver := create_renter(ws, name)) is not None:
+            driver = create_renter(ws, name)
+            if driver is not None:
                 found[name] = driver
     return found
+
+
+def _candidates(ws: Workspace) -> list[str]:
+    """Return the names of all drivers that may rent machines."""
+    return sorted({*DRIVERS, *ws.config.drivers} - {*FREE})
 
 
 class PricedDrivers(NamedTuple):
@@ -123,37 +138,40 @@ class PricedDrivers(NamedTuple):
 
 
 def priced_drivers(ws: Workspace, asked: str) -> PricedDrivers:
-    """Return the drivers in `asked`: `all`, or a list of names; a cluster without prices only by its name.
+    """Return the drivers in `asked`: `all`, or a list of names.  A cluster without prices is returned only by its name.
 
     Raises CannotRun for a named driver that rents nothing or is not installed.
     """
     if asked != "all":
-        found = {
-            name: create_driver(name, ws.config.driver(name), (), str(ws.home))
-            for name in asked.split(",")
-            if name not in FREE
-        }
-        free = [
-            name
-            for name in asked.split(",")
-            if name in FREE or not (_costs(found[name]) or found[name].traits.allocates)
-        ]
-        if free:
-            raise CannotRun(
-                f"the driver {free[0]} does not rent machines",
-                fix="list all offers with `recipe offers --driver all`",
-            )
-        return PricedDrivers(found, [])
-    able: dict[str, Driver] = {}
+        return PricedDrivers(_create_named(ws, asked.split(",")), [])
+    found: dict[str, Driver] = {}
     not_installed: list[str] = []
-    for name in sorted({*DRIVERS, *ws.config.drivers} - {*FREE}):
+    for name in _candidates(ws):
         try:
-            if (driver := create_renter(ws, name)) is not None:
-                able[name] = driver
+            driver = create_renter(ws, name)
         except CannotRun:
             if _is_set_up(ws, name):
                 not_installed.append(name)
-    return PricedDrivers(able, not_installed)
+            continue
+        if driver is not None:
+            found[name] = driver
+    return PricedDrivers(found, not_installed)
+
+
+def _create_named(ws: Workspace, names: Sequence[str]) -> dict[str, Driver]:
+    """Create the named drivers.  Raises CannotRun if one of them rents nothing."""
+    found = {
+        name: create_driver(name, ws.config.driver(name), (), str(ws.home))
+        for name in names
+        if name not in FREE
+    }
+    for name in names:
+        if name in FREE or not (_costs(found[name]) or found[name].traits.allocates):
+            raise CannotRun(
+                f"the driver {name} does not rent machines",
+                fix="list all offers with `recipe offers --driver all`",
+            )
+    return found
 
 
 def _is_set_up(ws: Workspace, name: str) -> bool:
@@ -178,49 +196,54 @@ async def ask_offers(
 ) -> list[Shelf]:
     """Ask each driver for offers for each of its wishes, cheapest run first.
 
-    `pricing` maps needs (with any market) to cost models.  Raises Infrastructure if no driver could be asked, Invalid.
+    `pricing` maps needs (with any market) to cost models.  Raises Infrastructure if no driver could be asked, and Invalid for a wrong filter.
     """
     found = []
     for name, (driver, wishes) in asking.items():
         for wish in wishes:
             costing = pricing.get(replace(wish.need, market="any"), Pricing())
-            try:
-                found_there = await retry_async(partial(driver.offers, wish), retry_policy(SOON))
-                # The partitions of a cluster keep the order of its settings.
-                ranks = driver.traits.priced
-                offers = costing.rank(found_there, wish) if ranks else found_there
-                image = (
-                    wish.need.image
-                    and not driver.traits.images
-                    and f"{wish.need.image} runs in a container engine on the machine: {IS_VM}"
-                )
-                trusted = FIRST_USE if driver.traits.identity == "first_use" else ""
-                ends = "; ".join(
-                    words
-                    for words in (ENDS[driver.traits.ends], trusted, driver.traits.prices, image)
-                    if words
-                )
-                found.append(
-                    Shelf(name, wish, offers, dict(driver.excluded), ends, pricing=costing)
-                )
-            except Rejected as error:
-                raise Invalid(
-                    [Problem("bad-input", str(error), fix="see docs/clouds.md, Filters")]
-                ) from error
-            except DriverError as error:
-                found.append(Shelf(name, wish, failed=str(error)))
+            found.append(await _ask_driver(name, driver, wish, costing))
         await driver.aclose()
     if found and all(shelf.failed for shelf in found):
         raise Infrastructure("\n".join(dict.fromkeys(shelf.failed for shelf in found)))
     return found
 
 
+async def _ask_driver(name: str, driver: Driver, wish: Wish, costing: Pricing) -> Shelf:
+    """Return a driver's offers for one wish.  Raises Invalid for a wrong filter."""
+    try:
+        offers = await retry_async(partial(driver.offers, wish), retry_policy(SOON))
+    except Rejected as error:
+        raise Invalid(
+            [Problem("bad-input", str(error), fix="see docs/clouds.md, Filters")]
+        ) from error
+    except DriverError as error:
+        return Shelf(name, wish, failed=str(error))
+    if driver.traits.priced:  # the partitions of a cluster keep the order of its settings
+        offers = costing.rank(offers, wish)
+    ends = "; ".join(_describe_terms(driver, wish.need))
+    return Shelf(name, wish, offers, dict(driver.excluded), ends, pricing=costing)
+
+
+def _describe_terms(driver: Driver, need: Need) -> list[str]:
+    """Return the terms of a driver's machines: their end, the host key, the origin of prices, and the place of the image."""
+    terms = [ENDS[driver.traits.ends]]
+    if driver.traits.identity == "first_use":
+        terms.append(FIRST_USE)
+    if driver.traits.prices:
+        terms.append(driver.traits.prices)
+    if need.image and not driver.traits.images:
+        terms.append(f"{need.image} runs in a container engine on the machine: {IS_VM}")
+    return terms
+
+
 def rank_again(shelf: Shelf, wish: Wish, pricing: Mapping[Need, Pricing]) -> Shelf:
-    """Rank the offers of a shelf again for another wish; `pricing` is the same as for `shelves`."""
+    """Rank the offers of a shelf for another wish; `pricing` maps needs to cost models, as for `ask_offers`."""
     costing = pricing.get(replace(wish.need, market="any"), Pricing())
+    offers = shelf.offers
     # A cluster without prices keeps the order of its settings.
-    ranks = any(offer.price for offer in shelf.offers)
-    offers = costing.rank(shelf.offers, wish) if ranks else shelf.offers
+    if any(offer.price for offer in offers):
+        offers = costing.rank(offers, wish)
     return shelf._replace(wish=wish, offers=offers, pricing=costing)
 
 
@@ -231,19 +254,15 @@ def cost_to_confirm(
     machines: int = 1,
     drivers: Collection[str] = (),
 ) -> float | None:
-    """Return the total cost in US dollars if it requires a confirmation; otherwise None.
+    """Return the total cost in US dollars if the cost requires a confirmation; otherwise None.
 
-    The cost covers all wishes, with `machines` machines each.
+    The cost covers all wishes, with `machines` machines each, and is at most `limit`.
 
     `drivers` are more drivers whose setting `confirm` counts.
     """
     usd = sum(shelf.total or 0.0 for shelf in found) * machines
-    usd = usd if limit is None else min(usd, limit)
-    most = min(
-        (
-            float(ws.config.driver(name).get("confirm", CONFIRM_ABOVE))
-            for name in {*drivers, *(shelf.driver for shelf in found)}
-        ),
-        default=CONFIRM_ABOVE,
-    )
-    return usd if usd > most else None
+    if limit is not None:
+        usd = min(usd, limit)
+    names = {*drivers, *(shelf.driver for shelf in found)}
+    limits = [float(ws.config.driver(name).get("confirm", CONFIRM_ABOVE)) for name in names]
+    return usd if usd > min(limits, default=CONFIRM_ABOVE) else None

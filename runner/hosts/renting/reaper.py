@@ -28,7 +28,8 @@ from .several import alternatives
 RunStatus: TypeAlias = Literal["live", "over", "dead", "gone", "never"]
 """Status of a run.
 
-In order: executing or about to be submitted; finished; without a worker; unknown to its workspace; never submitted, with a free lease.
+A `live` run is executing or about to be submitted, an `over` run has finished, and a `dead` run has no worker.
+A `gone` run is unknown to its workspace.  A `never` run is unknown too, but its lease is free, so it was never submitted.
 """
 
 Reason: TypeAlias = Literal[
@@ -50,8 +51,10 @@ class Fate(NamedTuple):
     """The decision about a lease."""
 
     end: bool
+    """Whether the lease is released automatically."""
     reason: Reason
     more: str = ""
+    """Details that follow the text of the reason."""
 
     @property
     def why(self) -> str:
@@ -76,27 +79,32 @@ def decide_fate(row: LeaseRow, run_status: RunStatus, now: float) -> Fate:
         return Fate(True, "over")
     if run_status == "dead":
         return Fate(not row.price, "dead")
-    return Fate(True, "never") if run_status == "never" else Fate(False, "unknown")
+    if run_status == "never":
+        return Fate(True, "never")
+    return Fate(False, "unknown")
 
 
 def find_run_status(row: LeaseRow, environ: Mapping[str, str]) -> RunStatus:
     """Return the status of a lease's run from its workspace.  With runs in a database, `gone` includes runs that are not submitted yet."""
     root = home(Path(row.workspace), environ)
+    shared = environ.get("RECIPE_RUNS", "")
     try:
-        with Store.open(
-            root, read_only=True, shared=environ.get("RECIPE_RUNS", ""), workspace=row.workspace
-        ) as store:
-            try:
-                found = store.runs.get(row.run)
-            except NotFound:
-                found = None
-            if store.runs.live(row.run):
-                return "live"
-            if found is None:
-                return "gone" if row.price or environ.get("RECIPE_RUNS") else "never"
-            return "over" if is_over(found, store.runs.tallies([row.run])[row.run]) else "dead"
+        with Store.open(root, read_only=True, shared=shared, workspace=row.workspace) as store:
+            return _read_run_status(store, row, bool(shared))
     except RecipeError:
         return "gone"
+
+
+def _read_run_status(store: Store, row: LeaseRow, shared: bool) -> RunStatus:
+    try:
+        run = store.runs.get(row.run)
+    except NotFound:
+        run = None
+    if store.runs.live(row.run):
+        return "live"
+    if run is None:
+        return "gone" if row.price or shared else "never"
+    return "over" if is_over(run, store.runs.tallies([row.run])[row.run]) else "dead"
 
 
 def judge_leases(
@@ -120,58 +128,56 @@ async def release_orphan(leases: Leases, row: LeaseRow, why: str) -> str:
 
 
 async def release_leftovers(leases: Leases, environ: Mapping[str, str]) -> list[str]:
-    """Release leftover leases of the same driver at the start of a run.  Returns messages about the others."""
+    """Release leftover leases of the drivers and the stack of `leases`; return messages about other leases, failures and unknown machines.
+
+    Raises DriverError if the provider cannot list the allocation of a dead run.
+    """
     said = []
-    for row, found in judge_leases(leases.ledger.living_leases(), environ):
-        ends, why = found.end, found.why
-        if row.run == leases.run or found.reason == "kept":
+    for row, fate in judge_leases(leases.ledger.living_leases(), environ):
+        if row.run == leases.run or fate.reason == "kept":
             continue
-        ours, tell = (
-            row.driver in leases.names and row.stack == leases.stack,
-            bool(row.price),
-        )  # another stack may use another account
-        if (
-            ours
-            and row.lease
-            and found.reason in ("dead", "unknown")
-            and leases.driver.traits.allocates
-        ):
-            tell = await leases.is_listed(
-                row
-            )  # a release would end its jobs, and the allocation ends itself when idle
-            ends = not tell
-        if ends and ours:
-            if left := await release_orphan(leases, row, why):
-                said.append(f"cannot release the machine {row.key} of {row.driver}: {left}")
-        elif tell and found.reason != "at-work":
+        # Another stack may use another account.
+        is_ours = row.driver in leases.names and row.stack == leases.stack
+        ends, is_reported = fate.end, bool(row.price)
+        may_have_jobs = row.lease and fate.reason in ("dead", "unknown")
+        if is_ours and may_have_jobs and leases.driver.traits.allocates:
+            # A release would end the jobs of an allocation, and an idle allocation ends itself.
+            is_reported = await leases.is_listed(row)
+            ends = not is_reported
+        if ends and is_ours:
+            fault = await release_orphan(leases, row, fate.why)
+            if fault:
+                said.append(f"cannot release the machine {row.key} of {row.driver}: {fault}")
+        elif is_reported and fate.reason != "at-work":
             said.append(
-                f"{describe_lease(row, time.time())}: {why}; left running; terminate it with `recipe reap {row.key}`"
+                f"{describe_lease(row, time.time())}: {fate.why}; left running; terminate it with `recipe reap {row.key}`"
             )
     if leases.driver.traits.priced:
         with suppress(DriverError):  # the run itself reports the error
-            said += [
-                f"{describe_stranger(lease)}; add it to the ledger with `recipe reap --adopt {lease.key}`"
-                for lease in await leases.find_strangers()
-            ]
+            for lease in await leases.find_strangers():
+                said.append(
+                    f"{describe_stranger(lease)}; add it to the ledger with `recipe reap --adopt {lease.key}`"
+                )
     return said
 
 
 def add_stranger(ledger: Ledger, lease: Lease, workspace: str) -> None:
-    """Add an unknown machine tagged by this installation to the ledger, as a lease without a run.  It stays until a user terminates it by name."""
+    """Add an unknown machine of this installation to the ledger, as a lease without a run for one term.
+
+    Such a lease is not released before its end, unless a user terminates the machine by name.
+    """
     now = time.time()
-    offer: dict[str, object] = {"driver": lease.driver, "id": lease.id, "price": lease.price}
-    until = now + TERM.total_seconds()
     row = LeaseRow(
         lease.key,
         lease.driver,
-        "",
-        workspace,
-        {},
-        "recipe reap",
-        "ASKED",
-        offer,
-        until,
-        lease.price,
+        run="",
+        workspace=workspace,
+        need={},
+        holder="recipe reap",
+        state="ASKED",
+        offer={"driver": lease.driver, "id": lease.id, "price": lease.price},
+        until=now + TERM.total_seconds(),
+        price=lease.price,
         asked=now,
     )
     ledger.ask(row)
@@ -186,23 +192,29 @@ def describe_stranger(lease: Lease, installation: str | None = None) -> str:
 
 
 def settle(name: str, hosts: Sequence[str], ws: Workspace, stack: str) -> list[str]:
-    """Run `release_leftovers` for a run with nothing to execute, on a stack if one is named.  Creates no driver if there are no leases."""
+    """Run `release_leftovers` for a run with nothing to execute, on a stack if `stack` is not empty; return the messages.
+
+    Without leases, no driver is created.
+    """
     said: list[str] = []
-    if several := alternatives(ws.config, name):
-        return [words for each in several for words in settle(each, hosts, ws, stack)]
+    several = alternatives(ws.config, name)
+    if several:
+        for each in several:
+            said += settle(each, hosts, ws, stack)
+        return said
     for path in (of_user(ws.environ), of_workspace(ws.home)):
         with Ledger.open(path, read_only=True) as ledger:
-            known = ledger.living_leases(name)
-        if known:
+            has_leases = bool(ledger.living_leases(name))
+        if has_leases:
             driver = create_driver(name, ws.config.driver(name), hosts, str(ws.home))
             with Ledger.open(path) as ledger:
                 leases = KeptLeases(driver, name, ledger, "", str(ws.root))
                 leases.stack = ws.config.stack(stack).id if stack else ""
-                said += asyncio.run(_tidy_and_close(leases, ws.environ))
+                said += asyncio.run(_release_and_close(leases, ws.environ))
     return said
 
 
-async def _tidy_and_close(leases: Leases, environ: Mapping[str, str]) -> list[str]:
+async def _release_and_close(leases: Leases, environ: Mapping[str, str]) -> list[str]:
     try:
         return await release_leftovers(leases, environ)
     finally:
@@ -210,14 +222,13 @@ async def _tidy_and_close(leases: Leases, environ: Mapping[str, str]) -> list[st
 
 
 def describe_lease(row: LeaseRow, now: float) -> str:
-    """Describe a lease: machine, run and cost."""
+    """Describe the machine, the run and the cost of a lease."""
     if row.kept:
         hours = max(0.0, now - row.asked) / 3600
         return f"{row.driver} {row.key} (machine {row.lease.get('id', '?')}), disk ${24 * row.price:.2f} a day, ${row.price * hours:.2f} so far"
-    hours = max(0.0, now - (now if row.paid_from is None else row.paid_from)) / 3600
-    cost = (
-        f"${row.price:.2f} an hour, ${row.price * hours:.2f} so far"
-        if row.price
-        else "costs nothing"
-    )
+    cost = "costs nothing"
+    if row.price:
+        began = now if row.paid_from is None else row.paid_from
+        hours = max(0.0, now - began) / 3600
+        cost = f"${row.price:.2f} an hour, ${row.price * hours:.2f} so far"
     return f"{row.driver} {row.key} of run {row.run} in {row.workspace}, {cost}"

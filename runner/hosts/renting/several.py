@@ -1,4 +1,4 @@
-"""Leases of one run at several providers: one list of all offers; each lease belongs to its provider."""
+"""Leases of one run at several providers, with one list of all offers.  Each lease belongs to its provider."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class SeveralLeases(KeptLeases):
         return [row for leases in self.by_driver.values() for row in await leases.repeat_releases()]
 
     async def check_denial(self) -> None:
-        """Do nothing: `offers` checks each provider."""
+        """Do nothing, because `offers` checks each provider."""
 
     def accrue(self) -> None:
         for leases in self.by_driver.values():

@@ -1,4 +1,4 @@
-"""The cost of a run on an offer: running time, start, preemptions, egress.  Pure functions on ledger rows.
+"""The cost of a run on an offer, with running time, start, preemptions and egress.  Pure functions on ledger rows.
 
 Costs are US dollars, times are hours.
 """
@@ -25,7 +25,10 @@ RECENT_MACHINES: Final = 20
 
 
 class Hours(NamedTuple):
-    """The time of one need's steps on one kind of GPU.  `basis` names its source; `guessed` means that no run measured it."""
+    """The time of one need's steps on one kind of GPU.
+
+    `basis` names the source of the time.  `guessed` means that no run measured the time.
+    """
 
     hours: float
     basis: str = ""
@@ -116,7 +119,7 @@ class Pricing:
         return Total(hours, boot, lost, egress, work + boot + lost + egress)
 
     def _hours(self, offer: Offer, wish: Wish) -> Hours | None:
-        """Return the hours of a run on an offer: for the offer's GPU if known, otherwise the hours of the wish."""
+        """Return the hours of a run on the offer's GPU, or the hours of the wish if those are unknown."""
         hours = None
         if self.hours_on is not None:
             hours = self.hours_on(offer.resources.gpu or "", offer.resources.gpu_memory)

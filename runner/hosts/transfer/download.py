@@ -23,7 +23,16 @@ from ...errors import Corrupt, DiskFull, Infrastructure
 from ...language.units import about
 from ...storage.content.files import Entry, no_space
 from ..link.read_range import hash_chunks
-from ..link.wire import MOST, TRIES, CorruptReply, Gone, Meter, Wire, parse_digests, retry_pause
+from ..link.wire import (
+    MOST,
+    TRIES,
+    CorruptReply,
+    Meter,
+    UploadGone,
+    Wire,
+    parse_digests,
+    retry_pause,
+)
 from .manifests import find_fault, list_folders
 
 LEAST, FILES = 1 << 20, 4096
@@ -183,7 +192,7 @@ class OutputDownload:
         hashing = asyncio.to_thread(hash_chunks, self._local_path(entry), size, chunk)
         try:
             (_, on_host), local = await asyncio.gather(asking, hashing)
-        except Gone:
+        except UploadGone:
             raise self._changed_error(entry) from None
         wrong = [
             number

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ...errors import Corrupt, Infrastructure
 from ...storage.content import files, tar
 from ...storage.content.files import Content, Entry
-from ..link.wire import CorruptReply, Gone, Wire, ignore_answer, parse_strings
+from ..link.wire import CorruptReply, UploadGone, Wire, ignore_answer, parse_strings
 from . import shared_disk
 from .download import HashedOutput, OutputDownload
 from .manifests import find_fault, object_name, object_path, tree_stamp
@@ -209,7 +209,7 @@ class HostStore(Sender):
                 [name for name, _ in outputs],
                 read=lambda answer: _parse_outputs(answer, outputs),
             )
-        except Gone:
+        except UploadGone:
             raise Vanished(
                 f"{path} no longer exists on {self.wire.name}", fix="run the step again"
             ) from None
@@ -322,7 +322,7 @@ class HostStore(Sender):
         """Turn an object into a writable part of a state at `path`, shared with no other file."""
         try:
             await self.wire.ask("release", object_name(content), path, read=ignore_answer)
-        except Gone:
+        except UploadGone:
             raise Infrastructure(
                 f"{self.wire.name}: the uploaded files of {path} disappeared",
                 fix="find out which program deletes files on the host",

@@ -22,7 +22,7 @@ from ...secrets import Secret
 from ...storage.content import files
 from ...storage.content.files import Content, Entry
 from ...storage.signed import Item, Signed, opens
-from ..link.wire import CorruptReply, Gone, Meter, ignore_answer
+from ..link.wire import CorruptReply, Meter, UploadGone, ignore_answer
 from .manifests import HEX, object_name, tree_stamp
 from .upload import Sender
 
@@ -55,7 +55,7 @@ class Puller:
             await self._sender.resume_transfer(source.name)
             try:
                 content = await self._pull(source, known, learn)
-            except (CannotPull, CannotRun, Corrupt, Gone) as error:
+            except (CannotPull, CannotRun, Corrupt, UploadGone) as error:
                 with contextlib.suppress(DriverError, RecipeError):  # delete the useless data
                     await self._wire.ask(
                         "remove",
@@ -86,7 +86,7 @@ class Puller:
             is_named = await self._wire.ask(
                 "settle", source.name, object_name(content), stamp, read=bool
             )
-        except Gone:
+        except UploadGone:
             is_named = False
         # The answer to an earlier request may have been lost: then the object exists already.
         if not is_named and content not in await self._sender.find_existing((content,)):

@@ -28,8 +28,8 @@ from ..link.wire import (
     MOST,
     TRIES,
     CorruptReply,
-    Gone,
     Meter,
+    UploadGone,
     Wire,
     ignore_answer,
     parse_strings,
@@ -93,9 +93,10 @@ class Sender:
             turns.callback(asyncio.create_task(self._send_signs_of_life()).cancel)
             try:
                 await retry_async(
-                    lambda: self._send(sources, manifests or {}), backoff(Gone, TRIES, 0.0, 0.0)
+                    lambda: self._send(sources, manifests or {}),
+                    backoff(UploadGone, TRIES, 0.0, 0.0),
                 )
-            except Gone:
+            except UploadGone:
                 fix = f"find out which program deletes files below {self.wire.root}"
                 raise Infrastructure(
                     f"{self.wire.name}: files disappear during the upload", fix=fix
@@ -354,7 +355,7 @@ class Sender:
         stamp = upload.describe_tree()[1]
         try:
             return await self.wire.ask("place_tree", upload.name, stamp, upload.had_data, read=bool)
-        except Gone:
+        except UploadGone:
             if await self.find_existing((upload.content,)):
                 return True  # an earlier request named the tree, but its answer was lost
             raise
@@ -366,7 +367,7 @@ class Sender:
         # An earlier request may have named the others, but its answer was lost.
         others = {content_of(entry) for name, entry in upload.files.items() if name not in named}
         if await self.find_existing(others) != others:
-            raise Gone
+            raise UploadGone
 
 
 class _HostState(NamedTuple):

@@ -18,7 +18,7 @@ from .flags import add_request, color, request_of
 from .targets import open_for_run
 
 if TYPE_CHECKING:
-    from ...advice.rules import Verdict
+    from ...advice.rules import RuleFindings
     from ...survey.request import Request
     from ...survey.survey import Survey
 
@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
     request = request_of(args)
     with open_for_run(args.workspace, request) as ws:
         ws.share(args.store)
-        host = _host(ws, args)
-        found, verdict = _check_asked(ws, request, args, host)
+        host = _host_facts(ws, args)
+        found, verdict = _check_request(ws, request, args, host)
         _print(found, verdict, args)
         if args.format == "text" and not args.quiet:
             _print_warnings(ws, found)
@@ -63,9 +63,9 @@ def run(args: argparse.Namespace) -> int:
     return 3 if any(finding.rule.severity in bad for finding in verdict.findings) else 0
 
 
-def _check_asked(
+def _check_request(
     ws: Workspace, request: Request, args: argparse.Namespace, host: dict[str, object] | None
-) -> tuple[Survey, Verdict]:
+) -> tuple[Survey, RuleFindings]:
     from ...advice import preflight
     from ...survey.survey import survey
     from ...survey.templates import refuse_unrenderable
@@ -83,7 +83,7 @@ def _check_asked(
     )
 
 
-def _typeable(ws: Workspace, request: Request) -> str:
+def _argument_of(ws: Workspace, request: Request) -> str:
     path = from_here(ws.root, request.recipe) if is_path(request.recipe) else request.recipe
     return path if "/" in path or not is_path(path) else f"./{path}"
 
@@ -92,7 +92,7 @@ def _driver(args: argparse.Namespace) -> str:
     return "ssh" if args.driver == "local" and args.hosts else str(args.driver)
 
 
-def _host(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | None:
+def _host_facts(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | None:
     """Return facts about the selected host: {} if the host fails to answer, None for this machine."""
     name = _driver(args)
     if name == "local":
@@ -122,7 +122,7 @@ def _print_warnings(ws: Workspace, found: Survey) -> None:
         print(safe_line(line))
 
 
-def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
+def _print(found: Survey, verdict: RuleFindings, args: argparse.Namespace) -> None:
     from ...advice.findings import problems
     from ..diagnostics import render
 
@@ -131,7 +131,10 @@ def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
     print(render(problems(worth, found), args.format, color(sys.stdout), unchecked=missing), end="")
     if args.format != "text":
         if missing:
-            print(f"recipe: {missing} rules were not checked; {_needs(verdict)}", file=sys.stderr)
+            print(
+                f"recipe: {missing} rules were not checked; {_describe_missing_facts(verdict)}",
+                file=sys.stderr,
+            )
         return
     if not verdict.findings and not args.quiet:
         print(
@@ -151,13 +154,13 @@ def _print(found: Survey, verdict: Verdict, args: argparse.Namespace) -> None:
             end="",
         )
     elif missing:
-        print(f"{_needs(verdict)}; -v lists the rules")
+        print(f"{_describe_missing_facts(verdict)}; -v lists the rules")
     cost = found.plan.settings.limits.cost
     if cost is not None and not args.quiet:
         print(f"limits: cost {money_text(cost)}")
 
 
-def _needs(verdict: Verdict) -> str:
+def _describe_missing_facts(verdict: RuleFindings) -> str:
     """Return a line that lists the facts missing for unchecked rules, most wanted first."""
     counts = Counter(each.why.removeprefix("needs ") for each in verdict.unchecked)
     return "to check them, provide: " + "; ".join(
@@ -171,8 +174,8 @@ def _fix_and_check(
     args: argparse.Namespace,
     host: dict[str, object] | None,
     found: Survey,
-    verdict: Verdict,
-) -> Verdict:
+    verdict: RuleFindings,
+) -> RuleFindings:
     """Print the input values and recipe edits that fix the findings, and check again with the inputs.
 
     Return the second verdict, or `verdict` if no input value fixes a finding.
@@ -192,7 +195,7 @@ def _fix_and_check(
         if not written:
             print("no setting fixes these problems", file=out)
         return verdict
-    words = [f"{name}={_word(value)}" for name, value in {**request.inputs, **typed}.items()]
+    words = [f"{name}={_plain(value)}" for name, value in {**request.inputs, **typed}.items()]
     flags = [
         *([f"--preset {request.preset}"] if request.preset else []),
         *([f"--python {shlex.quote(args.python)}"] if args.python else []),
@@ -207,7 +210,7 @@ def _fix_and_check(
             " ".join(
                 [
                     "type: recipe run",
-                    shlex.quote(_typeable(ws, request)),
+                    shlex.quote(_argument_of(ws, request)),
                     *flags,
                     *map(shlex.quote, words),
                 ]
@@ -216,9 +219,9 @@ def _fix_and_check(
         file=out,
     )
     again = replace(
-        request, inputs={**request.inputs, **{name: _word(value) for name, value in typed.items()}}
+        request, inputs={**request.inputs, **{name: _plain(value) for name, value in typed.items()}}
     )
-    after, left = _check_asked(ws, again, args, host)
+    after, left = _check_request(ws, again, args, host)
     if left.findings:
         print("with these changes, these problems remain:", file=out)
         _print(after, left, args) if args.format == "text" else None
@@ -231,5 +234,5 @@ def _fix_and_check(
     return left
 
 
-def _word(value: object) -> str:
+def _plain(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)

@@ -82,13 +82,15 @@ def run(args: argparse.Namespace) -> int:
         exported = kept_state.export(checkpoint, Path(args.export))
         print(safe_line(beside(str(exported))))
     elif args.path or args.number is not None:
-        print("\n".join(safe_line(str(state.find_numbered(args.number).path)) for state in states))
+        for state in states:
+            print(safe_line(str(state.find_numbered(args.number).path)))
     elif args.json:
         print(json.dumps([_as_json(state) for state in states], indent=2))
     else:
-        print("\n".join(line for state in states for line in _as_text(state)))
+        lines = [line for state in states for line in _as_text(state)]
         if any(state.newest() for state in states):
-            print("\n".join(_resume_hints(found, states, request)))
+            lines += _resume_hints(found, states, request)
+        print("\n".join(lines))
     return 0
 
 

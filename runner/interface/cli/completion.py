@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...errors import RecipeError
-from ...paths import Location, is_path, location
+from ...paths import CallerLocation, is_path, location
 from .verbs import VERBS, parser_of
 
 _SCRIPTS: Final = {
@@ -191,7 +191,7 @@ def _positional_candidates(
     parser: argparse.ArgumentParser,
     word: str,
     positionals: list[str],
-    place: Location,
+    place: CallerLocation,
 ) -> Iterator[str]:
     """Yield completions for a positional argument: choices, input values, steps, inputs, recipes.
 
@@ -212,7 +212,7 @@ def _positional_candidates(
 
 
 def _recipes_and_inputs(
-    verb: str, word: str, positionals: list[str], place: Location
+    verb: str, word: str, positionals: list[str], place: CallerLocation
 ) -> Iterator[str]:
     """Yield inputs after a recipe or an input value, and recipes until one is named.
 
@@ -225,7 +225,7 @@ def _recipes_and_inputs(
         yield from _recipes(word, place)
 
 
-def _input_names(word: str, positionals: list[str], place: Location) -> Iterator[str]:
+def _input_names(word: str, positionals: list[str], place: CallerLocation) -> Iterator[str]:
     """Yield `NAME=` for the recipe's inputs that have no value yet, except secrets."""
     inputs = _section(_recipe(positionals, place), "inputs")
     given = {each.partition("=")[0] for each in positionals}
@@ -237,7 +237,7 @@ def _input_names(word: str, positionals: list[str], place: Location) -> Iterator
     yield from _starting_with(word, names)
 
 
-def _recipes(word: str, place: Location) -> Iterator[str]:
+def _recipes(word: str, place: CallerLocation) -> Iterator[str]:
     """Yield library recipes, then recipe files of the current directory."""
     from ...language import library
 
@@ -269,7 +269,7 @@ def _input_values(recipe: Any, name: str, value: str) -> Iterator[str]:
 # -- the recipe of the command line  ----------------------------------------------------------------------------------------------------------------
 
 
-def _recipe(words: Sequence[str], place: Location) -> Any:
+def _recipe(words: Sequence[str], place: CallerLocation) -> Any:
     """Return the unvalidated content of the first readable recipe; an empty mapping if none is."""
     from ...language import document, library
 
@@ -312,10 +312,10 @@ def _describe_input(spec: Any) -> str:
     return " ".join(str(spec.get("doc") or spec.get("type") or "").split())
 
 
-def _location_of(words: Sequence[str]) -> Location:
+def _location_of(words: Sequence[str]) -> CallerLocation:
     """Return the location of `-C`, otherwise of the current directory."""
     given = next((word for before, word in pairwise(words) if before == "-C"), None)
-    return location(os.environ) if given is None else Location(Path(given).expanduser())
+    return location(os.environ) if given is None else CallerLocation(Path(given).expanduser())
 
 
 def _positional_words(words: list[str], value_flags: dict[str, argparse.Action]) -> list[str]:

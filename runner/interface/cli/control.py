@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         if args.verb == "prioritize":
             return _prioritize(place, run, args)
         if isinstance(place, LocalTransport):
-            return _continue_here(place, run, args)
+            return _continue_locally(place, run, args)
         return _continue(place, run, args)
 
 
@@ -127,7 +127,7 @@ def _stop(place: Transport, run: str, args: argparse.Namespace) -> int:
     outcome = _stop_run(place, run, args.verb, keep_hosts=keep_hosts)
     if not outcome.done and outcome.state not in FINAL and not args.no_wait:
         outcome = _wait_for_end(place, run, args.verb, keep_hosts=keep_hosts)
-    print(answer_of(outcome, args.verb))
+    print(describe_outcome(outcome, args.verb))
     return 0 if outcome.done or outcome.state not in FINAL else 1
 
 
@@ -149,7 +149,7 @@ def _wait_for_end(place: Transport, run: str, verb: str, *, keep_hosts: bool) ->
         if now.word == "NEEDS_RECOVERY":  # its worker died before it read the request
             return _stop_run(place, run, verb, keep_hosts=keep_hosts)
         if time.monotonic() > deadline:
-            raise _not_answered(place, run, verb)
+            raise _timeout_error(place, run, verb)
         time.sleep(LOOK)
 
 
@@ -159,7 +159,7 @@ def _prioritize(place: Transport, run: str, args: argparse.Namespace) -> int:
     return 0
 
 
-def answer_of(outcome: Outcome, verb: str) -> str:
+def describe_outcome(outcome: Outcome, verb: str) -> str:
     """Describe the outcome of a cancel, pause or resume request."""
     run, state = outcome.run, outcome.state
     if not outcome.done and state not in FINAL:
@@ -173,7 +173,7 @@ def answer_of(outcome: Outcome, verb: str) -> str:
     return f"run {run} is {state}"
 
 
-def _not_answered(place: Transport, run: str, verb: str) -> Busy:
+def _timeout_error(place: Transport, run: str, verb: str) -> Busy:
     # A worker's name contains its PID: `HOST process PID`, or `process PID` for a worker of this machine.
     who = next((f" ({each.worker})" for each in place.workers() if run in each.runs), "")
     to = f" --to {place.name}" if place.name else ""
@@ -190,11 +190,11 @@ def _continue(place: Transport, run: str, args: argparse.Namespace) -> int:
     if args.verb == "retry":
         print(place.retry(run, args.begin).run)
     else:
-        print(answer_of(place.request(run, "resume"), "resume"))
+        print(describe_outcome(place.request(run, "resume"), "resume"))
     return 0
 
 
-def _continue_here(place: LocalTransport, run: str, args: argparse.Namespace) -> int:
+def _continue_locally(place: LocalTransport, run: str, args: argparse.Namespace) -> int:
     """Resume or retry a run of this workspace: in this terminal, or queued if it was submitted.
 
     Raises Invalid if `--driver` is given for a queued run.
@@ -205,29 +205,29 @@ def _continue_here(place: LocalTransport, run: str, args: argparse.Namespace) ->
     # A submitted run goes to a worker again, and a run of `recipe run` continues in this terminal.
     queue = args.queue or row.due is not None or bool(row.bundle)
     if queue and args.driver is not None:
-        raise _driver_stays()
+        raise _fixed_driver_error()
     if queue or (args.verb == "retry" and row.state not in FINAL):
         return _continue(place, run, args)
     if args.verb == "retry":
-        return _carry_out(place.ws, row, args, requests.retried_choice(row, args.begin))
+        return _execute(place.ws, row, args, requests.retried_choice(row, args.begin))
     return _resume(place.ws, run, args)
 
 
 def _resume(ws: Workspace, run: str, args: argparse.Namespace) -> int:
     outcome = requests.resume(ws, run, queue=False)
     if outcome.done or outcome.state in FINAL or ws.store.runs.live(run):
-        print(answer_of(outcome, "resume"))
+        print(describe_outcome(outcome, "resume"))
         return 0
     row = ws.store.runs.get(run)
-    return _carry_out(ws, row, args, choice_of_run(row), resumed=run)
+    return _execute(ws, row, args, choice_of_run(row), resumed=run)
 
 
-def _driver_stays() -> Invalid:
+def _fixed_driver_error() -> Invalid:
     fix = "remove `--driver`, or run `recipe submit` with `--driver`"
     return Invalid([Problem("bad-request", "a queued run keeps its driver", fix=fix)])
 
 
-def _carry_out(
+def _execute(
     ws: Workspace, row: RunRow, args: argparse.Namespace, choice: Choice, resumed: str = ""
 ) -> int:
     """Execute a resumed or retried run in this terminal."""

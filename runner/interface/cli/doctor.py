@@ -8,14 +8,14 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from drivers import devices, machine
 
 from ...agent import cgroups
-from ...hosts.probe import Finding
+from ...hosts.probe import ProbeLine
 from .flags import JSON_HELP
 
 _PACKAGES: Final = ("torch", "accelerate", "transformers", "peft")
@@ -40,29 +40,38 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = (
-        _away(args)
-        if args.driver != "local" or args.host
-        else [*_software(), *_machine(), *_workspace(args.workspace), *_training(), *_extensions()]
-    )
+    if args.driver != "local" or args.host:
+        found = _examine_hosts(args)
+    else:
+        found = [
+            *_software(),
+            *_machine(),
+            *_workspace(args.workspace),
+            *_training(),
+            *_extensions(),
+        ]
     if args.json:
         print(json.dumps([finding._asdict() for finding in found], indent=2))
     else:
-        width = max(len(finding.what) for finding in found)
-        host = ""
-        for finding in found:
-            if finding.host != host:
-                host = finding.host
-                print(f"{host}:")
-            if finding.state != "ok" or not args.quiet:
-                print(
-                    f"{finding.state:7}  {finding.what:{width}}  {finding.found}"
-                    + (f": {finding.advice}" if finding.advice else "")
-                )
+        _print_findings(found, only_problems=bool(args.quiet))
     return 2 if any(finding.state == "missing" for finding in found) else 0
 
 
-def _away(args: argparse.Namespace) -> list[Finding]:
+def _print_findings(found: Sequence[ProbeLine], *, only_problems: bool) -> None:
+    """Print a line per finding, below the names of their hosts."""
+    width = max(len(finding.what) for finding in found)
+    host = ""
+    for finding in found:
+        if finding.host != host:
+            host = finding.host
+            print(f"{host}:")
+        if finding.state != "ok" or not only_problems:
+            advice = f": {finding.advice}" if finding.advice else ""
+            print(f"{finding.state:7}  {finding.what:{width}}  {finding.found}{advice}")
+
+
+def _examine_hosts(args: argparse.Namespace) -> list[ProbeLine]:
+    """Examine the hosts or provider accounts of the driver, by default of the driver `ssh`."""
     import asyncio
 
     from ...hosts.probe import examine
@@ -72,93 +81,75 @@ def _away(args: argparse.Namespace) -> list[Finding]:
     from ...storage.records.store import home
     from .flags import check_driver
 
-    name = "ssh" if args.driver == "local" else args.driver  # `--host` alone means the driver ssh
+    name = "ssh" if args.driver == "local" else args.driver
     check_driver(name)
     root = Path(os.path.abspath(args.workspace))
-    config, at = load(root, os.environ), str(home(root, os.environ))
+    config, store = load(root, os.environ), str(home(root, os.environ))
     names = driver_names(config, name)
-    found: list[Finding] = []
+    found: list[ProbeLine] = []
     for each in names:
-        seen = asyncio.run(examine(create_driver(each, config.driver(each), args.host, at)))
+        driver = create_driver(each, config.driver(each), args.host, store)
+        findings = asyncio.run(examine(driver))
         if len(names) > 1:
-            seen = [finding._replace(host=finding.host or each) for finding in seen]
-        found += seen
+            findings = [finding._replace(host=finding.host or each) for finding in findings]
+        found += findings
     return found
 
 
-def _software() -> Iterator[Finding]:
+def _software() -> Iterator[ProbeLine]:
     import sqlite3
 
     version = ".".join(map(str, sys.version_info[:3]))
-    yield Finding("ok", "python", version)  # recipe cannot be installed with an unsupported version
-    if sqlite3.sqlite_version_info >= (3, 51, 3):
-        yield Finding("ok", "sqlite", sqlite3.sqlite_version)
-    else:
+    yield ProbeLine(
+        "ok", "python", version
+    )  # recipe cannot be installed with an unsupported version
+    sqlite = sqlite3.sqlite_version
+    if sqlite3.sqlite_version_info < (3, 51, 3):
         # Not an error: the bug is in the write-ahead log, which the store never uses.
-        yield Finding(
-            "ok",
-            "sqlite",
-            f"{sqlite3.sqlite_version} (its write-ahead log can be damaged by two writers before 3.51.3; recipe does not use it)",
-        )
-    git = shutil.which("git")
-    yield (
-        Finding("ok", "git", git)
-        if git
-        else Finding(
-            "note",
-            "git",
-            "not found",
-            "install it for recipes whose `code` comes from a repository",
-        )
-    )
-    bash = shutil.which("bash")
-    yield (
-        Finding("ok", "bash", bash)
-        if bash
-        else Finding("note", "bash", "not found", "install it for steps with `shell: bash`")
-    )
+        sqlite += " (its write-ahead log can be damaged by two writers before 3.51.3; recipe does not use it)"
+    yield ProbeLine("ok", "sqlite", sqlite)
+    for program, advice in (
+        ("git", "install it for recipes whose `code` comes from a repository"),
+        ("bash", "install it for steps with `shell: bash`"),
+    ):
+        path = shutil.which(program)
+        if path:
+            yield ProbeLine("ok", program, path)
+        else:
+            yield ProbeLine("note", program, "not found", advice)
 
 
-def _sandbox() -> Finding:
+def _sandbox() -> ProbeLine:
     from ...hosts.sandbox import find_local_refusal
 
     if why := find_local_refusal():
-        return Finding("note", "sandbox", why, "allow user namespaces for steps with `sandbox`")
-    return Finding("ok", "sandbox", "user, mount, process and network namespaces")
+        return ProbeLine("note", "sandbox", why, "allow user namespaces for steps with `sandbox`")
+    return ProbeLine("ok", "sandbox", "user, mount, process and network namespaces")
 
 
-def _machine() -> Iterator[Finding]:
-    cores, group = cgroups.processors()
-    yield Finding(
-        "ok",
-        "cores",
-        f"{cores:g} (limit of this cgroup; the machine has {os.cpu_count()})"
-        if group
-        else f"{cores:g}",
-    )
-    memory, group = cgroups.memory()
-    text = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"
-    yield Finding(
-        "ok",
-        "memory",
-        f"{memory / 1e9:.1f} GB (limit of this cgroup; the machine has {text})" if group else text,
-    )
+def _machine() -> Iterator[ProbeLine]:
+    cores, cgroup = cgroups.processors()
+    limit = f" (limit of this cgroup; the machine has {os.cpu_count()})" if cgroup else ""
+    yield ProbeLine("ok", "cores", f"{cores:g}{limit}")
+    memory, cgroup = cgroups.memory()
+    installed = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"
+    limited = f"{memory / 1e9:.1f} GB (limit of this cgroup; the machine has {installed})"
+    yield ProbeLine("ok", "memory", limited if cgroup else installed)
     yield _sandbox()
+    yield _gpus()
+
+
+def _gpus() -> ProbeLine:
+    """Return a finding on the GPUs, with the NVIDIA driver and CUDA_VISIBLE_DEVICES."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     setting = "" if visible is None else f"; CUDA_VISIBLE_DEVICES={visible}"
     try:
         found = devices.here(os.environ)
     except devices.Hung:
-        yield Finding("missing", "gpus", machine.HUNG, machine.WEDGED)
-        return
+        return ProbeLine("missing", "gpus", machine.HUNG, machine.WEDGED)
     if not found:
-        yield Finding(
-            "note",
-            "gpus",
-            f"none{setting}",
-            "for recipes that need a GPU, use another machine or a preset for CPUs (`--preset smoke`)",
-        )
-        return
+        advice = "for recipes that need a GPU, use another machine or a preset for CPUs (`--preset smoke`)"
+        return ProbeLine("note", "gpus", f"none{setting}", advice)
     try:
         driver = Path("/proc/driver/nvidia/version").read_text("utf-8").splitlines()[0].strip()
     except (OSError, IndexError):
@@ -167,22 +158,22 @@ def _machine() -> Iterator[Finding]:
         f"{device.name} is {device.uuid}" if device.uuid not in ("", device.name) else device.name
         for device in found
     )
-    yield Finding("ok", "gpus", f"{len(found)} ({driver}{setting}): {names}")
+    return ProbeLine("ok", "gpus", f"{len(found)} ({driver}{setting}): {names}")
 
 
-def _extensions() -> Iterator[Finding]:
+def _extensions() -> Iterator[ProbeLine]:
     """Yield findings on recipes and drivers from other installed packages, and on faulty packages."""
     from ... import extensions
     from ...language import library
 
     for group, what in ((extensions.RECIPES, "recipes"), (extensions.DRIVERS, "driver")):
         for each in extensions.find_extensions(group):
-            yield Finding("ok", what, f"{each.name} ({each.target}) from {each.origin}")
+            yield ProbeLine("ok", what, f"{each.name} ({each.target}) from {each.origin}")
     for problem in (*library.faults(), *extensions.driver_faults()):
-        yield Finding("note", "packages", problem.message, problem.fix)
+        yield ProbeLine("note", "packages", problem.message, problem.fix)
 
 
-def _overlay(folder: Path) -> Finding:
+def _overlay(folder: Path) -> ProbeLine:
     """Return a finding on overlays in `folder`, which let steps write to their inputs."""
     from ...hosts.place.overlays import BREAKS, find_refusal
 
@@ -193,61 +184,55 @@ def _overlay(folder: Path) -> Finding:
     except OSError as error:
         why = f"{error.strerror}"
     if why:
-        return Finding("note", what, f"cannot be had: {why}", "inputs are staged as without it")
-    return Finding("ok", what, f"can be had; {BREAKS}")
+        return ProbeLine(
+            "note", what, f"not supported: {why}", "steps get read-only inputs instead"
+        )
+    return ProbeLine("ok", what, f"supported; {BREAKS}")
 
 
-def _workspace(root: Path) -> Iterator[Finding]:
-    from ...storage.content.disk import file_system
+def _workspace(root: Path) -> Iterator[ProbeLine]:
     from ...storage.records.store import home
 
     if not root.is_dir():
-        yield Finding(
-            "missing", "workspace", str(root), "not a directory; select the workspace with `-C`"
-        )
+        advice = "not a directory; select the workspace with `-C`"
+        yield ProbeLine("missing", "workspace", str(root), advice)
         return
     folder = home(Path(os.path.abspath(root)), os.environ)
-    if "RECIPE_HOME" in os.environ:
-        yield Finding("ok", "RECIPE_HOME", os.environ["RECIPE_HOME"])
-    else:
-        yield Finding("ok", "RECIPE_HOME", f"not set; results are cached in {folder}")
-    for what, place, advice in (
-        ("workspace", root, "make it writable to publish results of recipe files here"),
-        (
-            "store",
-            _nearest_folder(folder),
-            "make it writable, or set RECIPE_HOME to a writable directory",
-        ),
-    ):
-        trouble = _write_trouble(place)
-        yield (
-            Finding("ok", what, f"{place}, writable")
-            if not trouble
-            else Finding("missing", what, f"{place}: {trouble}", advice)
-        )
-    place = _nearest_folder(folder)
-    kind, remote = file_system(place)
-    if remote:
-        yield Finding(
-            "missing",
-            "file system",
-            f"{kind}, a network file system",
-            "set RECIPE_HOME to a directory on a local disk: locks and the store require one",
-        )
-    else:
-        yield Finding(
-            "ok",
-            "file system",
-            f"{kind}, {'copies share disk blocks (reflinks)' if _reflinks(place) else 'no reflinks: each copy takes disk space'}",
-        )
-    yield _overlay(place)
-    free = shutil.disk_usage(place).free
+    setting = os.environ.get("RECIPE_HOME", f"not set; results are cached in {folder}")
+    yield ProbeLine("ok", "RECIPE_HOME", setting)
+    store = _nearest_folder(folder)
+    yield _writable("workspace", root, "make it writable to publish results of recipe files here")
+    yield _writable("store", store, "make it writable, or set RECIPE_HOME to a writable directory")
+    yield _file_system(store)
+    yield _overlay(store)
+    yield _disk(store)
+
+
+def _writable(what: str, folder: Path, advice: str) -> ProbeLine:
+    trouble = _write_trouble(folder)
+    if trouble:
+        return ProbeLine("missing", what, f"{folder}: {trouble}", advice)
+    return ProbeLine("ok", what, f"{folder}, writable")
+
+
+def _file_system(folder: Path) -> ProbeLine:
+    from ...storage.content.disk import file_system
+
+    kind, is_remote = file_system(folder)
+    if is_remote:
+        advice = "set RECIPE_HOME to a directory on a local disk: locks and the store require one"
+        return ProbeLine("missing", "file system", f"{kind}, a network file system", advice)
+    if _reflinks(folder):
+        return ProbeLine("ok", "file system", f"{kind}, copies share disk blocks (reflinks)")
+    return ProbeLine("ok", "file system", f"{kind}, no reflinks: each copy takes disk space")
+
+
+def _disk(folder: Path) -> ProbeLine:
+    free = shutil.disk_usage(folder).free
     text = f"{free / 1e9:.1f} GB free"
-    yield (
-        Finding("ok", "disk", text)
-        if free >= 1e9
-        else Finding("note", "disk", text, "delete unused cached data with `recipe gc`")
-    )
+    if free < 1e9:
+        return ProbeLine("note", "disk", text, "delete unused cached data with `recipe gc`")
+    return ProbeLine("ok", "disk", text)
 
 
 def _nearest_folder(folder: Path) -> Path:
@@ -283,7 +268,7 @@ def _reflinks(folder: Path) -> bool:
     return True
 
 
-def _training() -> Iterator[Finding]:
+def _training() -> Iterator[ProbeLine]:
     """Yield findings on training packages; versions are read from metadata, as imports take seconds."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -291,8 +276,8 @@ def _training() -> Iterator[Finding]:
 
     for name in _PACKAGES:
         try:
-            yield Finding("ok", name, version(name))
+            yield ProbeLine("ok", name, version(name))
         except PackageNotFoundError:
-            yield Finding(
+            yield ProbeLine(
                 "note", name, "not installed", f"{install_line('train')} to train on this machine"
             )

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class GraphNode:
     """A graph node: a step, or a collapsed group of matrix instances."""
 
     label: str
@@ -74,7 +74,7 @@ class Box:
     needs: tuple[str, ...]
 
 
-def draw(found: Survey) -> dict[str, Box]:
+def draw(found: Survey) -> dict[str, GraphNode]:
     """Return the plan's boxes by id, in plan order, followed by the steps that are not expanded yet.
 
     A matrix of more than COLLAPSED instances becomes one box.
@@ -97,7 +97,9 @@ def draw(found: Survey) -> dict[str, Box]:
             if len(ids) == 1
             else f"{len(ids)} instances: {', '.join(f'{c} {a}' for a, c in answers.items())}"
         )
-        boxes[id] = Box(words, next(iter(answers)) if len(answers) == 1 else "mixed", tuple(needs))
+        boxes[id] = GraphNode(
+            words, next(iter(answers)) if len(answers) == 1 else "mixed", tuple(needs)
+        )
     for step in found.later:
         known = [
             name[found.plan.nodes[n].id]
@@ -107,11 +109,11 @@ def draw(found: Survey) -> dict[str, Box]:
         others = [
             other.shown for need in step.needs for other in found.later if need in names(other.id)
         ]
-        boxes[step.shown] = Box(step.why, "maybe", tuple(dict.fromkeys([*known, *others])))
+        boxes[step.shown] = GraphNode(step.why, "maybe", tuple(dict.fromkeys([*known, *others])))
     return boxes
 
 
-def tree(boxes: Mapping[str, Box]) -> list[str]:
+def tree(boxes: Mapping[str, GraphNode]) -> list[str]:
     """Return the lines of a dependency tree, from the steps on which no step depends.
 
     `…` marks a step whose dependencies are left out: it is printed above, or too deep.
@@ -146,7 +148,7 @@ def tree(boxes: Mapping[str, Box]) -> list[str]:
     return lines
 
 
-def mermaid(boxes: Mapping[str, Box]) -> list[str]:
+def mermaid(boxes: Mapping[str, GraphNode]) -> list[str]:
     """Return the lines of a Mermaid flowchart, with arrows from dependencies to dependents."""
     number = {id: f"s{n}" for n, id in enumerate(boxes)}
     lines = ["flowchart LR"]
@@ -163,7 +165,7 @@ def mermaid(boxes: Mapping[str, Box]) -> list[str]:
     return lines
 
 
-def dot(boxes: Mapping[str, Box], name: str) -> list[str]:
+def dot(boxes: Mapping[str, GraphNode], name: str) -> list[str]:
     """Return the lines of a Graphviz graph, with arrows from dependencies to dependents."""
     lines = [
         f"digraph {_quote(name)} {{",
@@ -197,7 +199,7 @@ def as_json(found: Survey) -> Mapping[str, object]:
     return {"recipe": plan.recipe, "nodes": nodes, "edges": edges, "pending": pending}
 
 
-def _edges(boxes: Mapping[str, Box]) -> Iterable[tuple[str, str]]:
+def _edges(boxes: Mapping[str, GraphNode]) -> Iterable[tuple[str, str]]:
     return ((id, need) for id, box in boxes.items() for need in box.needs)
 
 

@@ -17,13 +17,13 @@ from ...planning.ids import names, readable, stored_form
 from ...planning.waiting import WaitKind
 from ..handle import core
 from ..handle.local_transport import LocalTransport
-from ..handle.shells import carry_out, runs_of
+from ..handle.shells import drive, runs_of
 from ..handle.transport import Listing, LogPart
-from ..logs import Follower, for_stdout, show
+from ..logs import LogFollower, for_stdout, show
 from ..tables import align
 from ..tail import safe_line, span
 from .flags import JSON_HELP, positive
-from .one_run import moment_of
+from .one_run import format_moment
 from .overview import overview
 from .places import describe_place, resolve_recipe, transport_for_reading
 from .run_differences import print_differences
@@ -32,7 +32,7 @@ from .targets import find_producers, has_recent_step, suggest_step
 if TYPE_CHECKING:
     from ...api.values import Status
     from ...storage.records.runs import AttemptRow
-    from ..handle.core import Attempt
+    from ..handle.core import LogPosition
     from ..handle.transport import Transport
     from ..logs import Writer
 
@@ -169,7 +169,7 @@ def _cells(row: Status, *, with_user: bool) -> dict[str, str]:
     seconds = overview(row)["seconds"]
     return {
         "RUN": row.id,
-        "BEGAN": moment_of(row.created),
+        "BEGAN": format_moment(row.created),
         "STATE": _state_of(row),
         "RAN": str(row.counts.ran),
         "FRESH": str(row.counts.fresh),
@@ -241,12 +241,12 @@ def _choose_attempts(
     return [LogPart(each.step, each.number, 0, False, args.node) for each in chosen]
 
 
-def _list_attempts(place: Transport, run: str, step: str) -> list[Attempt]:
+def _list_attempts(place: Transport, run: str, step: str) -> list[LogPosition]:
     """Return the attempts of a step and its matrix instances in a run; of all steps for ""."""
-    found: list[Attempt] = []
-    running: dict[str, Attempt] = {}
-    for event in carry_out(place, core.events(run, 0, False)):
-        core.hear(event, found, running, lambda id, _number: not step or step in names(id))
+    found: list[LogPosition] = []
+    running: dict[str, LogPosition] = {}
+    for event in drive(place, core.events(run, 0, False)):
+        core.apply_event(event, found, running, lambda id, _number: not step or step in names(id))
     return found
 
 
@@ -265,15 +265,25 @@ def _show_producer_logs(
         return 0
     if not producers:
         raise NotFound(f'"{step}" did not run in {run}', fix=suggest_step(step, list(states)))
-    any_shown = False
-    for earlier_run in dict.fromkeys(each.run for each in producers):
-        attempts = [each for each in producers if each.run == earlier_run]
-        _say(earlier(max(each.ended or 0.0 for each in attempts), earlier_run))
-        parts = [LogPart(each.step, each.n, 0, False, args.node) for each in attempts]
-        any_shown |= show(place, earlier_run, parts, writer, _say, heads=len(producers) > 1)
+    any_shown = _show_logs_by_run(place, producers, writer, args.node)
     if not any_shown and not args.quiet:
         _say("no output, or the log is no longer stored")
     return 0
+
+
+def _show_logs_by_run(
+    place: Transport, attempts: Sequence[AttemptRow], writer: Writer, node: int
+) -> bool:
+    """Print the logs of attempts of several runs; return False if all are empty."""
+    by_run: dict[str, list[AttemptRow]] = {}
+    for attempt in attempts:
+        by_run.setdefault(attempt.run, []).append(attempt)
+    any_shown = False
+    for run, own in by_run.items():
+        _say(describe_producer(max(each.ended or 0.0 for each in own), run))
+        parts = [LogPart(each.step, each.n, 0, False, node) for each in own]
+        any_shown |= show(place, run, parts, writer, _say, heads=len(attempts) > 1)
+    return any_shown
 
 
 def _find_producers(
@@ -286,7 +296,7 @@ def _find_producers(
     return [each for each in attempts if args.attempt in (None, each.n)]
 
 
-def earlier(ended: float, run: str) -> str:
+def describe_producer(ended: float, run: str) -> str:
     """Format the run that created a cached result, and its age: `from run RUN, 3m ago`."""
     return f"from run {run}, {span(max(0.0, time.time() - ended))} ago"
 
@@ -330,7 +340,7 @@ def _follow(place: Transport, run: str, step: str, writer: Writer, node: int) ->
     is_done = now.over or (now.waits is not None and now.waits.kind == WaitKind.SUBMITTER)
     if step and is_done and not any(step in names(id) for id in known):
         raise _did_not_run(place, now, step, known)
-    follower = Follower(
+    follower = LogFollower(
         place,
         run,
         lambda id: not step or step in names(id),

@@ -143,7 +143,7 @@ def _snakemake(name: str, source: Path, root: Path, args: argparse.Namespace) ->
 
 
 def _python_of_snakemake() -> str:
-    """Return a Python that has Snakemake: that of `snakemake` on PATH, otherwise recipe's own.
+    """Return the Python of `snakemake` on PATH, otherwise recipe's own Python.
 
     Raises CannotRun if Snakemake is not installed.
     """

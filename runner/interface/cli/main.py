@@ -37,7 +37,7 @@ def _answer(words: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        return _unheard()
+        return _ignore_closed_stdout()
     except SystemExit as end:  # invalid command line, or --help
         return end.code if isinstance(end.code, int) else 0
     except Exception as error:
@@ -72,21 +72,21 @@ def _flush(code: int) -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        return _unheard() or code
+        return _ignore_closed_stdout() or code
     except OSError as error:
-        _discard()
-        _complain(f"recipe: cannot write the output: {error.strerror}\n")
+        _discard_stdout()
+        _write_error(f"recipe: cannot write the output: {error.strerror}\n")
         return code or 5
     return code
 
 
-def _unheard() -> int:
+def _ignore_closed_stdout() -> int:
     """Discard further output after the reader of stdout has exited (EPIPE), and return 0."""
-    _discard()
+    _discard_stdout()
     return 0
 
 
-def _discard() -> None:
+def _discard_stdout() -> None:
     # Python flushes stdout again at exit, and would print an error.
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, sys.stdout.fileno())
@@ -104,7 +104,7 @@ def explain(error: Exception, words: Sequence[str] = ()) -> int:
     if isinstance(error, OSError):  # disk, network or system limit: never a bug of recipe
         if error.strerror is None:
             raise error
-        _complain(f"recipe: {f'{error.filename}: ' if error.filename else ''}{error.strerror}\n")
+        _write_error(f"recipe: {f'{error.filename}: ' if error.filename else ''}{error.strerror}\n")
         return 5
     if not isinstance(error, RecipeError):
         raise error
@@ -121,15 +121,15 @@ def explain(error: Exception, words: Sequence[str] = ()) -> int:
         )
         shown = format if format in ("json", "github", "sarif") else "text"
         text = render(error.problems, shown, sys.stderr.isatty())  # type: ignore[arg-type]
-        _complain(text) if shown == "text" else sys.stdout.write(text)
+        _write_error(text) if shown == "text" else sys.stdout.write(text)
     else:
-        _complain(
+        _write_error(
             readable(f"recipe: {error}" + (f"\n  fix: {error.fix}" if error.fix else "")) + "\n"
         )
     return error.exit_code
 
 
-def _complain(text: str) -> None:
+def _write_error(text: str) -> None:
     with contextlib.suppress(
         OSError
     ):  # stderr may go to a full disk; the exit code still reports the error

@@ -22,9 +22,9 @@ from ...reading import whole
 from .catalog import SCHEMA, write_schema
 
 if TYPE_CHECKING:
-    from ...paths import Location
-    from ..drafting import Draft
-    from ..script_hydra import Config
+    from ...paths import CallerLocation
+    from ..drafting import RecipeDraft
+    from ..script_hydra import HydraConfig
     from ..scripts import Script
 
 
@@ -80,9 +80,9 @@ def run(args: argparse.Namespace) -> int:
         )
     elif args.script is not None:
         made = _draft_script(args.location, path, name, args.script)
-        files, next_words = {path.name: made.text}, _after_draft(shown, made)
+        files, next_words = {path.name: made.text}, _next_steps(shown, made)
     else:
-        files = _scaffold(name, shown, _from_root(args.location, path.parent / name))
+        files = _scaffold(name, shown, _path_from_root(args.location, path.parent / name))
         next_words = [
             f"next: recipe run {shown} --preset smoke; then replace the example programs in {name}/"
         ]
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def write(location: Location, path: Path, files: dict[str, str]) -> list[str]:
+def write(location: CallerLocation, path: Path, files: dict[str, str]) -> list[str]:
     """Create the recipe `path` and its other files, all or none, and return their paths to show.
 
     `files` maps paths relative to the recipe's directory to contents. A comment with the JSON Schema
@@ -154,7 +154,7 @@ def _show_path(path: Path) -> str:
     return f"./{path}" if not path.is_absolute() and path.parts[0] not in (".", "..") else str(path)
 
 
-def _from_root(location: Location, path: Path) -> str:
+def _path_from_root(location: CallerLocation, path: Path) -> str:
     """Return a path relative to the workspace; only its name if it is outside the workspace."""
     root, there = os.path.abspath(location.root), os.path.abspath(location.here / path)
     return (
@@ -217,14 +217,14 @@ def _tailor(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str, 
     ]
 
 
-def _draft_script(location: Location, recipe: Path, name: str, script: Path) -> Draft:
+def _draft_script(location: CallerLocation, recipe: Path, name: str, script: Path) -> RecipeDraft:
     """Draft a recipe for a script, with the files that the script imports.
 
     Raises NotFound, Invalid, CannotRun.
     """
     from dataclasses import replace
 
-    from ...language.imports import Start
+    from ...language.imports import EntryPoint
     from ...survey.imports import follow_imports, read_imports, way_to_start
     from .. import drafting
 
@@ -255,7 +255,7 @@ def _draft_script(location: Location, recipe: Path, name: str, script: Path) -> 
     read, path = _read(source, home), source.relative_to(home).as_posix()
     start, folders = way_to_start(str(home), path)
     modules = {_module(home, folders, each) for each in read.targets} - {""}
-    starts = [start, *(Start("module", each) for each in sorted(modules))]
+    starts = [start, *(EntryPoint("module", each) for each in sorted(modules))]
     needed = follow_imports(str(home), starts, folders, read_imports)
     imports = [
         name
@@ -289,10 +289,10 @@ def _module(home: Path, folders: Sequence[str], target: str) -> str:
     return ""
 
 
-def _config(home: Path, script: Path, folder: str, name: str) -> Config | None:
+def _config(home: Path, script: Path, folder: str, name: str) -> HydraConfig | None:
     """Read a Hydra configuration file and its groups; None if the file is missing or outside `home`."""
     from ...language import document
-    from ..script_hydra import Config, targets_of
+    from ..script_hydra import HydraConfig, targets_of
 
     place = Path(os.path.abspath(script.parent / folder))
     if not place.is_relative_to(home) or not (file := place / f"{name}.yaml").is_file():
@@ -305,7 +305,7 @@ def _config(home: Path, script: Path, folder: str, name: str) -> Config | None:
     }
     found = (document.read(each).value for each in sorted(place.rglob("*.yaml")))
     targets = dict.fromkeys(target for each in found for target in targets_of(each))
-    return Config(
+    return HydraConfig(
         place.relative_to(home).as_posix(),
         values if isinstance(values, dict) else {},
         groups,
@@ -337,7 +337,7 @@ def _read(source: Path, home: Path) -> Script:
         raise CannotRun(f"cannot read {source}: {error.strerror}") from error
 
 
-def _after_draft(shown: str, made: Draft) -> list[str]:
+def _next_steps(shown: str, made: RecipeDraft) -> list[str]:
     lines = [f"note: {note}" for note in made.look]
     words = [f"{name}=…" for name in made.needed]
     words += ["--preset smoke"] if made.smaller else []

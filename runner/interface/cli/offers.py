@@ -20,7 +20,7 @@ from ...hosts.renting.offering import Shelf
 from ...hosts.renting.several import driver_names
 from ...storage.workspace import Workspace
 from ..pairs import filters
-from ..shelves import Asked, lines, on_market_of, pricing_of, rank_for_programs, wishes
+from ..shelves import OfferRequest, lines, on_market_of, pricing_of, rank_for_programs, wishes
 from .flags import JSON_HELP, add_request, add_where, request_of, take_stack
 from .targets import open_for_run
 
@@ -51,7 +51,11 @@ def run(args: argparse.Namespace) -> int:
                 ws.on(args.stack)
             card = Wish(Need(gpus=1))
             found = _ask_drivers(
-                args, ws, asked, lambda cluster: {"": Asked(Wish() if cluster else card)}, where
+                args,
+                ws,
+                asked,
+                lambda cluster: {"": OfferRequest(Wish() if cluster else card)},
+                where,
             )
     else:
         request = request_of(args)
@@ -95,7 +99,7 @@ def _ask_drivers(
     args: argparse.Namespace,
     ws: Workspace,
     asked: str,
-    wanted: Callable[[bool], Mapping[str, Asked]],
+    wanted: Callable[[bool], Mapping[str, OfferRequest]],
     where: Mapping[str, str],
 ) -> list[tuple[str, Shelf]]:
     """Return the offers of each driver for each step, as pairs of step and shelf.

@@ -20,10 +20,10 @@ SHOWN: Final = ("loss", "train_loss", "eval_loss")
 """Training metrics that are shown next to a step's progress."""
 
 
-def show(found: Status, args: argparse.Namespace) -> int:
+def print_run(found: Status, args: argparse.Namespace) -> int:
     """Print the state, steps and outputs of one run."""
     if args.json:
-        print(json.dumps(plain(found), indent=2))
+        print(json.dumps(fields_as_json(found), indent=2))
         return 0
     percent = (
         f" {found.progress.percent:.0f}%"
@@ -31,10 +31,10 @@ def show(found: Status, args: argparse.Namespace) -> int:
         else ""
     )
     eta = f", {span(found.progress.eta)} left" if found.progress.eta and not found.over else ""
-    took = took_of(found)
+    took = format_duration(found)
     print(
         safe_line(
-            f"{found.id}  {found.recipe}  {moment_of(found.created)}  {found.word}{percent}{eta}{f' in {took}' if took and found.over else ''}"
+            f"{found.id}  {found.recipe}  {format_moment(found.created)}  {found.word}{percent}{eta}{f' in {took}' if took and found.over else ''}"
         )
     )
     facts = [
@@ -113,7 +113,7 @@ def _failure(failed: Failed) -> list[str]:
     return [*text, f"  fix: {safe_ids(failed.fix)}"] if failed.fix else text
 
 
-def plain(found: NamedTuple) -> dict[str, object]:
+def fields_as_json(found: NamedTuple) -> dict[str, object]:
     """Convert a named tuple to a mapping for JSON output."""
     return {name: _as_json(value) for name, value in found._asdict().items()}
 
@@ -131,12 +131,12 @@ def inputs_as_typed(found: Status) -> str:
     return " ".join([*words, *(f"{name}={value}" for name, value in found.inputs.items())])
 
 
-def moment_of(text: str) -> str:
+def format_moment(text: str) -> str:
     """Format an RFC 3339 time in the local time zone."""
     return format_time(datetime.fromisoformat(text).timestamp()) if text else ""
 
 
-def took_of(found: Status) -> str:
+def format_duration(found: Status) -> str:
     """Return the duration of a finished run; empty for an unfinished run."""
     if not found.ended or not found.created:
         return ""

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ...api.values import Status
 
 
-class StepCounts(TypedDict):
+class StepTally(TypedDict):
     """Step counts of a run by outcome."""
 
     ran: int
@@ -44,7 +44,7 @@ class RunOverview(TypedDict):
     failure: str
     reason: str
     progress: ProgressOverview
-    steps: StepCounts
+    steps: StepTally
     usd: float
     given: Mapping[str, object]
     preset: str | None

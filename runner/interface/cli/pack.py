@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ...errors import NotFound
 from ...language.inputs import BadValue, convert, kind_of, split_secrets
@@ -77,51 +78,70 @@ def run(args: argparse.Namespace) -> int:
 # -- packing -----------------------------------------------------------------------------------------------------------------------------------------
 
 
+class _Pack(NamedTuple):
+    """A dataset's content id, manifest and shards."""
+
+    content: Content
+    manifest: list[Entry]
+    shards: list[Shard]
+
+
 def _pack(ws: Workspace, args: argparse.Namespace) -> int:
     path = _fetch_dataset(ws, args)
     out = None if args.out is None else ws.absolute(args.location.typed(str(args.out)))
-    if out is not None and (out == path or path in out.parents):
-        raise NotFound(
-            f"{out} is inside the directory to pack", fix="write the pack outside that directory"
-        )
-    if path in ws.home.parents:
-        raise NotFound(
-            f"{path} contains {ws.home}, which changes while recipe runs",
-            fix="pass the data directory only",
-        )
-
-    def pack() -> tuple[Content, list[Entry], list[Shard]]:
-        with Bar(args, "hashing") as bar:
-            ws.cache.progress = bar
-            content, manifest = _read_manifest(ws, path)
-        ws.save_cache()
-        cut = shards(manifest)
-        if out is not None:
-            with Bar(args, "writing") as bar:
-                root = str(path) if content[0] == "t" else str(path.resolve().parent)
-                packed.write(root, content, manifest, out, bar)
-        return content, manifest, cut
-
-    def once_more(error: Exception) -> None:
-        if args.quiet < 2:
-            print(f"recipe: {error}; trying again", file=sys.stderr)
-
-    content, manifest, cut = retry(pack, backoff(Changed, TRIES, 0.0, 0.0), on_retry=once_more)
-    if content[0] == "t":
-        input_manifests.store_entries(ws, content, manifest)
-    doubts = packed.doubts(manifest)
+    _check_folders(ws, path, out)
+    pack = retry(
+        lambda: _make_pack(ws, args, path, out),
+        backoff(Changed, TRIES, 0.0, 0.0),
+        on_retry=lambda error: _print_retry(args, error),
+    )
+    if pack.content[0] == "t":
+        input_manifests.store_entries(ws, pack.content, pack.manifest)
+    doubts = packed.doubts(pack.manifest)
     if args.json:
-        _print_json(content, manifest, cut, doubts, out)
+        _print_json(pack, doubts, out)
     else:
-        _print_summary(args, content, manifest, cut, out)
+        _print_summary(args, pack, out)
     if args.quiet < 2:
         for doubt in doubts:
             print(f"recipe: warning: {safe_line(doubt)}", file=sys.stderr)
     return 0
 
 
+def _check_folders(ws: Workspace, path: Path, out: Path | None) -> None:
+    """Raise NotFound if the dataset contains the archive to write, or the store of recipe."""
+    if out is not None and (out == path or path in out.parents):
+        message = f"{out} is inside the directory to pack"
+        raise NotFound(message, fix="write the pack outside that directory")
+    if path in ws.home.parents:
+        message = f"{path} contains {ws.home}, which changes while recipe runs"
+        raise NotFound(message, fix="pass the data directory only")
+
+
+def _make_pack(ws: Workspace, args: argparse.Namespace, path: Path, out: Path | None) -> _Pack:
+    """Hash the dataset, and write its archive to `out` if given.
+
+    Raises Changed if the dataset changes meanwhile.
+    """
+    with ProgressBar(args, "hashing") as bar:
+        ws.cache.progress = bar
+        content, manifest = _read_manifest(ws, path)
+    ws.save_cache()
+    pack = _Pack(content, manifest, shards(manifest))
+    if out is not None:
+        root = path if content[0] == "t" else path.resolve().parent
+        with ProgressBar(args, "writing") as bar:
+            packed.write(str(root), content, manifest, out, bar)
+    return pack
+
+
+def _print_retry(args: argparse.Namespace, error: Exception) -> None:
+    if args.quiet < 2:
+        print(f"recipe: {error}; trying again", file=sys.stderr)
+
+
 def _fetch_dataset(ws: Workspace, args: argparse.Namespace) -> Path:
-    """Return the dataset's path; download the current version of an address unless already here.
+    """Return the dataset's path; for an address, download its current version unless it is stored.
 
     Raises NotFound.
     """
@@ -133,7 +153,8 @@ def _fetch_dataset(ws: Workspace, args: argparse.Namespace) -> Path:
     from ...storage.sources import ask, fetch
 
     given = _address(args.path)
-    kind, (address, _) = kind_of(given), split_secrets(given)
+    kind = kind_of(given)
+    address, _ = split_secrets(given)
     ws.addresses[address] = given
     identity = ask(ws, kind, address)
     if not args.quiet and not args.json:
@@ -166,39 +187,27 @@ def _read_manifest(ws: Workspace, path: Path) -> tuple[Content, list[Entry]]:
     return content, packed.file_manifest(path.resolve().name, content, path.stat().st_size)
 
 
-def _print_summary(
-    args: argparse.Namespace,
-    content: Content,
-    manifest: Sequence[Entry],
-    cut: Sequence[Shard],
-    out: Path | None,
-) -> None:
-    print(content)
+def _print_summary(args: argparse.Namespace, pack: _Pack, out: Path | None) -> None:
+    print(pack.content)
     if args.quiet:
         return
-    files = [entry.size for entry in manifest if entry.kind in "fx"]
-    print(
-        f"{_format_count(len(files), 'file')}, {about(sum(files))}, in {_format_count(len(cut), 'shard')}"
-        + (f", written to {safe_line(str(args.out))}" if out else "")
-    )
-    for shard in cut:
-        count, first = _format_count(len(shard.entries), "entry", "entries"), shard.entries[0].path
-        print(f"  {shard.name[:12]}  {about(shard.size):>8}  {count:>14}  from {safe_line(first)}")
+    sizes = _file_sizes(pack)
+    files, cut = _format_count(len(sizes), "file"), _format_count(len(pack.shards), "shard")
+    written = f", written to {safe_line(str(args.out))}" if out else ""
+    print(f"{files}, {about(sum(sizes))}, in {cut}{written}")
+    for shard in pack.shards:
+        count = _format_count(len(shard.entries), "entry", "entries")
+        first = safe_line(shard.entries[0].path)
+        print(f"  {shard.name[:12]}  {about(shard.size):>8}  {count:>14}  from {first}")
 
 
-def _print_json(
-    content: Content,
-    manifest: Sequence[Entry],
-    cut: Sequence[Shard],
-    doubts: Sequence[str],
-    out: Path | None,
-) -> None:
-    files = [entry.size for entry in manifest if entry.kind in "fx"]
+def _print_json(pack: _Pack, doubts: Sequence[str], out: Path | None) -> None:
+    sizes = _file_sizes(pack)
     facts = {
-        "id": content,
-        "files": len(files),
-        "bytes": sum(files),
-        "entries": len(manifest),
+        "id": pack.content,
+        "files": len(sizes),
+        "bytes": sum(sizes),
+        "entries": len(pack.manifest),
         "shards": [
             {
                 "name": shard.name,
@@ -206,12 +215,17 @@ def _print_json(
                 "entries": len(shard.entries),
                 "first": shard.entries[0].path,
             }
-            for shard in cut
+            for shard in pack.shards
         ],
         "warnings": list(doubts),
         "out": None if out is None else str(out),
     }
     print(json.dumps(facts, indent=2))
+
+
+def _file_sizes(pack: _Pack) -> list[int]:
+    """Return the sizes of the files, without directories and links."""
+    return [entry.size for entry in pack.manifest if entry.kind in "fx"]
 
 
 def _format_count(count: int, word: str, plural: str = "") -> str:
@@ -225,55 +239,47 @@ def _check(ws: Workspace, args: argparse.Namespace) -> int:
     """Verify an archive against its own manifest; return 1 if it has faults."""
     folder = ws.absolute(args.location.typed(args.verify))
     pack = packed.read(folder)
-    with Bar(args, "checking") as bar:
-        wrong = list(packed.faults(folder, pack, bar))
+    with ProgressBar(args, "checking") as bar:
+        faults = list(packed.faults(folder, pack, bar))
     if args.json:
-        print(json.dumps({"id": pack.content, "ok": not wrong, "faults": wrong}, indent=2))
-    else:
-        for fault in wrong:
-            print(safe_line(fault))
-        if not wrong and not args.quiet:
-            print(
-                f"{pack.content} is intact: {_format_count(len(pack.manifest), 'entry', 'entries')} in {_format_count(len(pack.shards), 'shard')}"
-            )
-    return 1 if wrong else 0
+        print(json.dumps({"id": pack.content, "ok": not faults, "faults": faults}, indent=2))
+        return 1 if faults else 0
+    for fault in faults:
+        print(safe_line(fault))
+    if not faults and not args.quiet:
+        entry_count = _format_count(len(pack.manifest), "entry", "entries")
+        shard_count = _format_count(len(pack.shards), "shard")
+        print(f"{pack.content} is intact: {entry_count} in {shard_count}")
+    return 1 if faults else 0
 
 
 def _compare(ws: Workspace, args: argparse.Namespace) -> int:
     """Compare a dataset with an archive or an id; return 1 if they differ."""
     path = _fetch_dataset(ws, args)
-    wanted, before = _expected_content(ws, args)
-    if path.is_dir():
-        now = entries(path)
-        content = packed.content_of(now, "t")
-    else:
-        content = scan(path)
-        now = packed.file_manifest(
-            before[0].path if before else path.name, content, path.stat().st_size
-        )
-    differ = [] if content == wanted or before is None else packed.differences(before, now)
+    expected, before = _expected_content(ws, args)
+    content, now = _read_uncached(path, before)
+    is_equal = content == expected
+    differences: list[tuple[str, str]] = []
+    if not is_equal and before is not None:
+        differences = packed.differences(before, now)
     if args.json:
-        rows = [{"what": what, "path": name} for what, name in differ]
-        print(
-            json.dumps(
-                {
-                    "id": content,
-                    "expected": wanted,
-                    "ok": content == wanted,
-                    "differences": rows if before is not None else None,
-                },
-                indent=2,
-            )
-        )
-        return 0 if content == wanted else 1
-    for what, name in differ:
+        rows = [{"what": what, "path": name} for what, name in differences]
+        facts = {
+            "id": content,
+            "expected": expected,
+            "ok": is_equal,
+            "differences": rows if before is not None else None,
+        }
+        print(json.dumps(facts, indent=2))
+        return 0 if is_equal else 1
+    for what, name in differences:
         print(f"{what:<8} {safe_line(name)}")
-    if content == wanted:
+    if is_equal:
         if not args.quiet:
             print(f"{safe_line(args.path)} is {content}")
         return 0
-    print(f"{safe_line(args.path)} is {content}, not {wanted}", file=sys.stderr)
-    if before is None and wanted[0] == "t":
+    print(f"{safe_line(args.path)} is {content}, not {expected}", file=sys.stderr)
+    if before is None and expected[0] == "t":
         print(
             "  the earlier version's file list is not stored here, so the changed files cannot be named",
             file=sys.stderr,
@@ -281,21 +287,35 @@ def _compare(ws: Workspace, args: argparse.Namespace) -> int:
     return 1
 
 
+def _read_uncached(path: Path, before: Sequence[Entry] | None) -> tuple[Content, list[Entry]]:
+    """Return the content id and manifest of `path`, and hash each file anew.
+
+    A single file gets its name in the manifest `before`, so that only its content is compared.
+    """
+    if path.is_dir():
+        manifest = entries(path)
+        return packed.content_of(manifest, "t"), manifest
+    content = scan(path)
+    name = before[0].path if before else path.name
+    return content, packed.file_manifest(name, content, path.stat().st_size)
+
+
 def _expected_content(
     ws: Workspace, args: argparse.Namespace
 ) -> tuple[Content, list[Entry] | None]:
     """Return the expected content id, and its manifest or None if it is not stored here."""
     word = args.verify
-    if re.fullmatch(r"[fxt]:[0-9a-f]{64}", word):
-        return Content(word), input_manifests.load_entries(ws, word) if word[0] == "t" else None
-    pack = packed.read(ws.absolute(args.location.typed(word)))
-    return pack.content, pack.manifest
+    if not re.fullmatch(r"[fxt]:[0-9a-f]{64}", word):
+        pack = packed.read(ws.absolute(args.location.typed(word)))
+        return pack.content, pack.manifest
+    manifest = input_manifests.load_entries(ws, word) if word[0] == "t" else None
+    return Content(word), manifest
 
 
 # -- progress ----------------------------------------------------------------------------------------------------------------------------------------
 
 
-class Bar:
+class ProgressBar:
     """A progress bar with speed and remaining time; prints nothing without a terminal."""
 
     def __init__(self, args: argparse.Namespace, what: str) -> None:

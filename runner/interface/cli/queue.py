@@ -13,14 +13,14 @@ from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
 
-from ...api.submitting import Ticket
+from ...api.submitting import QueueSettings
 from ...errors import Invalid, Problem
 from ...execution.queue import serve
 from ...execution.steps.control import Handover
 from ...execution.terms import Listener, Settings
 from ...paths import data_folder
 from ...settings import ANY
-from ...storage.records.runs import LIMITED, Offer
+from ...storage.records.runs import LIMITED, ClaimCriteria
 from ...survey.request import Request
 from ..console import for_stream
 from ..handle.http_transport import HttpTransport
@@ -51,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         )
         parser.add_argument(
             "--not-before",
-            type=_moment,
+            type=_parse_time,
             metavar="TIME",
             help="Earliest start, in local time, for example 2026-12-01T20:00",
         )
@@ -63,7 +63,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         )
         parser.add_argument(
             "--label",
-            type=_label,
+            type=_parse_label,
             action="append",
             default=[],
             metavar="K=V",
@@ -109,7 +109,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         )
         parser.add_argument(
             "--label",
-            type=_label,
+            type=_parse_label,
             action="append",
             default=[],
             metavar="K=V",
@@ -142,7 +142,12 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             "example user=2. Repeatable"
         )
         parser.add_argument(
-            "--at-most", type=_most, action="append", default=[], metavar="WHAT=N", help=words
+            "--at-most",
+            type=_parse_limit,
+            action="append",
+            default=[],
+            metavar="WHAT=N",
+            help=words,
         )
         parser.add_argument("--json", action="store_true", help=EVENTS_HELP)
         parser.description = (
@@ -161,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _submit(args: argparse.Namespace) -> int:
     new = _new(args)
-    with closing(_place_for(new, args)) as place:
+    with closing(_transport_for(new, args)) as place:
         run = place.submit(new, new.ticket.idempotency or uuid.uuid4().hex)
     print(run)
     if not args.quiet:
@@ -192,7 +197,7 @@ def _say_where_data_goes(args: argparse.Namespace) -> None:
 
 def _new(args: argparse.Namespace) -> New:
     """Return the run to submit.  Raises Invalid, NotFound."""
-    ticket = Ticket(
+    ticket = QueueSettings(
         args.priority, args.not_before, args.key, dict(args.label), args.user, here=args.here
     )
     if not args.server:
@@ -209,7 +214,7 @@ def _new(args: argparse.Namespace) -> New:
     return New(request, settings=Settings(args.driver), ticket=ticket)
 
 
-def _place_for(new: New, args: argparse.Namespace) -> Transport:
+def _transport_for(new: New, args: argparse.Namespace) -> Transport:
     """Return the server or workspace that stores the run; create the workspace's store if missing."""
     if args.server:
         return HttpTransport(args.server)
@@ -221,21 +226,20 @@ def _work(args: argparse.Namespace) -> int:
     if args.driver:
         check_driver(args.driver)
     if args.concurrency > 1:
-        return _several(args)
+        return _supervise_workers(args)
     handover = Handover()
 
-    def asked(number: int, frame: object) -> None:
+    def handle_signal(number: int, frame: object) -> None:
         handover(number, frame)
-        signal.alarm(
-            END_WITHIN if handover.asked == 1 else AGAIN
-        )  # the default action of SIGALRM ends the process, and the kernel releases the lock on its run
+        # The default action of SIGALRM ends the process, and the kernel releases the lock on its run.
+        signal.alarm(END_WITHIN if handover.asked == 1 else AGAIN)
 
     for each in ENDS:
-        signal.signal(each, asked)
+        signal.signal(each, handle_signal)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # blocked by `_fork`
 
     if args.tied:
-        _end_with(sys.stdin.fileno())
+        _terminate_on_close(sys.stdin.fileno())
 
     def listener() -> Listener:
         return for_stream(
@@ -247,13 +251,13 @@ def _work(args: argparse.Namespace) -> int:
             commands=False,
         )
 
-    root = args.workspace if args.own is None else _own(args.own)
+    root = args.workspace if args.own is None else _worker_directory(args.own)
     if not args.quiet and not args.once:
         sys.stderr.write(f"recipe: process {os.getpid()} waits for runs in {root}\n")
     store = None if args.own is None else args.store
     serve(
         root,
-        Offer(args.driver, dict(args.label), dict(args.at_most)),
+        ClaimCriteria(args.driver, dict(args.label), dict(args.at_most)),
         listener,
         handover,
         os.environ,
@@ -263,7 +267,7 @@ def _work(args: argparse.Namespace) -> int:
     return 0
 
 
-def _end_with(handle: int) -> None:
+def _terminate_on_close(handle: int) -> None:
     """Send SIGTERM to this process when all writers of the pipe `handle` have closed it."""
 
     def watch() -> None:
@@ -274,7 +278,7 @@ def _end_with(handle: int) -> None:
     threading.Thread(target=watch, name="tied", daemon=True).start()
 
 
-def _own(named: str) -> Path:
+def _worker_directory(named: str) -> Path:
     """Return the directory of a worker for several workspaces; create it if missing."""
     base = os.environ.get("RECIPE_HOME") or str(data_folder(os.environ))
     root = Path(os.path.abspath(named or f"{base}/worker"))
@@ -282,7 +286,7 @@ def _own(named: str) -> Path:
     return root
 
 
-def _several(args: argparse.Namespace) -> int:
+def _supervise_workers(args: argparse.Namespace) -> int:
     """Start `--concurrency` worker processes, replace those killed by a signal, and wait for all.
 
     The workers exit when this process ends, even by SIGKILL, so that no worker claims runs without
@@ -291,12 +295,12 @@ def _several(args: argparse.Namespace) -> int:
     handover, workers = Handover(), set[int]()
     tie = os.pipe()
 
-    def asked(number: int, frame: object) -> None:
+    def handle_signal(number: int, frame: object) -> None:
         handover(number, frame)
-        _tell(workers)
+        _terminate(workers)
 
     for each in ENDS:
-        signal.signal(each, asked)
+        signal.signal(each, handle_signal)
     bad = 0
     for _ in range(args.concurrency):
         _fork(args, workers, tie)
@@ -315,7 +319,7 @@ def _several(args: argparse.Namespace) -> int:
     return 1 if bad > 0 else 0
 
 
-def _tell(workers: set[int]) -> None:
+def _terminate(workers: set[int]) -> None:
     for pid in list(workers):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
@@ -337,28 +341,28 @@ def _fork(args: argparse.Namespace, workers: set[int], tie: tuple[int, int]) -> 
     kept, ours = tie
     os.close(ours)
     try:
-        _end_with(kept)
+        _terminate_on_close(kept)
         code = _work(argparse.Namespace(**{**vars(args), "concurrency": 1}))
     finally:
         sys.stdout.flush()
         os._exit(code)
 
 
-def _label(text: str) -> tuple[str, str]:
+def _parse_label(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f'"{text}" is not NAME=VALUE')
     return name, value
 
 
-def _most(text: str) -> tuple[str, int]:
-    kind, number = _label(text)
+def _parse_limit(text: str) -> tuple[str, int]:
+    kind, number = _parse_label(text)
     if kind not in LIMITED:
         raise argparse.ArgumentTypeError(f'"{kind}" is not one of {", ".join(LIMITED)}')
     return kind, positive(number)
 
 
-def _moment(text: str) -> float:
+def _parse_time(text: str) -> float:
     try:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..tables import align
 from ..tail import safe_line
 from .flags import JSON_HELP
-from .one_run import moment_of, plain
+from .one_run import fields_as_json, format_moment
 from .places import transport_for_changes
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ def run(args: argparse.Namespace) -> int:
         runs, workers = place.queue(), place.workers()
     if args.json:
         found = {
-            "runs": [plain(each) for each in runs],
-            "workers": [plain(each) for each in workers],
+            "runs": [fields_as_json(each) for each in runs],
+            "workers": [fields_as_json(each) for each in workers],
         }
         print(json.dumps(found, indent=2))
         return 0
@@ -67,8 +67,8 @@ def _workers(workers: Sequence[WorkerStatus]) -> list[str]:
         (
             each.worker,
             "idle" if each.idle else "busy" if each.alive else "dead",
-            safe_line(_takes(each)),
-            moment_of(each.heard) if each.heard else "",
+            safe_line(_describe_claims(each)),
+            format_moment(each.heard) if each.heard else "",
             " ".join(each.runs),
         )
         for each in workers
@@ -76,7 +76,7 @@ def _workers(workers: Sequence[WorkerStatus]) -> list[str]:
     return align([("WORKER", "STATE", "TAKES", "LAST SEEN", "RUNS"), *rows], ())
 
 
-def _takes(worker: WorkerStatus) -> str:
+def _describe_claims(worker: WorkerStatus) -> str:
     """Describe the runs that a worker claims."""
     if not worker.takes_runs:
         return "its own run"

@@ -90,18 +90,21 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         rows = [_as_json(each, ends, left, args.dry_run) for each in known]
         print(json.dumps([*rows, *map(_untracked_as_json, untracked)], indent=2))
-        return 5 if left else 0
-    for why in silent:
-        print(f"warning: {why}", file=sys.stderr)
-    for lease in untracked:
-        print(_describe_untracked(lease, args.installation))
-    if not known and not untracked and not args.quiet:
-        if args.installation is None:
-            print("no leases")
-        else:
-            print(f"no machines of the installation {args.installation}")
-    _print_leases(args, known, ends, left)
+    else:
+        for why in silent:
+            print(f"warning: {why}", file=sys.stderr)
+        for lease in untracked:
+            print(_describe_untracked(lease, args.installation))
+        if not known and not untracked and not args.quiet:
+            print(_describe_none(args.installation))
+        _print_leases(args, known, ends, left)
     return 5 if left else 0
+
+
+def _describe_none(installation: str | None) -> str:
+    if installation is None:
+        return "no leases"
+    return f"no machines of the installation {installation}"
 
 
 def _check_installation(args: argparse.Namespace) -> None:
@@ -151,7 +154,7 @@ def _print_leases(
         elif each in ends:
             print(f"{'would end' if args.dry_run else 'ended':11}  {words}")
         elif not args.quiet:
-            remedy = "" if _is_spared(each.fate) else f"; `recipe reap {key}` terminates it"
+            remedy = "" if _must_stay(each.fate) else f"; `recipe reap {key}` terminates it"
             print(f"{'kept':11}  {words}{remedy}")
 
 
@@ -238,7 +241,7 @@ def _choose_leases(
     ends = [each for each in known if each.row.key in keys or (each.fate.end and not args.keys)]
     if not args.dead:
         return ends
-    dead = [each for each in known if each not in ends and not _is_spared(each.fate)]
+    dead = [each for each in known if each not in ends and not _must_stay(each.fate)]
     if dead and not args.dry_run:
         now = time.time()
         lines = [reaper.describe_lease(each.row, now) for each in dead]
@@ -247,7 +250,7 @@ def _choose_leases(
     return [*ends, *dead]
 
 
-def _is_spared(fate: reaper.Fate) -> bool:
+def _must_stay(fate: reaper.Fate) -> bool:
     """Return True if a run uses the lease or a stack keeps it, so that `--dead` must spare it."""
     return fate.reason in ("at-work", "kept")
 

@@ -29,7 +29,7 @@ from .. import costs as told
 from ..tables import align
 from ..tail import safe_ids, safe_line, span
 from .flags import JSON_HELP, RUN_HELP
-from .history import earlier
+from .history import describe_producer
 from .overview import ProgressOverview
 from .targets import find_producers, format_time, open_for_reading, suggest_step
 
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
             if not made:
                 raise
             last = max(made, key=lambda attempt: attempt.ended or 0.0)
-            print(earlier(last.ended or 0.0, last.run), file=sys.stderr)
+            print(describe_producer(last.ended or 0.0, last.run), file=sys.stderr)
             found = describe_run(ws, ws.store.runs.get(last.run), args.step)
     print(json.dumps(found, indent=2) if args.json else "\n".join(as_text(found)))
     return 0
@@ -157,7 +157,7 @@ class Part(TypedDict):
     share: float
 
 
-class Training(TypedDict):
+class TrainingStatistics(TypedDict):
     """Training statistics of a step in `--json` output."""
 
     steps: int
@@ -197,7 +197,7 @@ class StepReport(TypedDict):
     usd: float  # the step's part of the cost of rented machines
     metrics: dict[str, Value]
     kept: bool  # whether the sources of all its metrics are still stored
-    training: Training | None
+    training: TrainingStatistics | None
     machine: dict[
         str, float
     ]  # mean and peak usage of its machine; empty for a step of less than 5 seconds
@@ -302,7 +302,7 @@ def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) 
         return report  # metrics of a whole step, such as an evaluation, not of a training
     last = lines[-1]
     gpu = last.get("gpu")
-    training: Training = {
+    training: TrainingStatistics = {
         "steps": len(lines),
         "last_step": last.get("step"),
         "loss": [_first(lines, "loss"), _first(lines[::-1], "loss")],
@@ -480,7 +480,7 @@ def _cell(step: StepReport, name: str, which: str) -> str:
     )
 
 
-def _training(id: str, training: Training) -> list[str]:
+def _training(id: str, training: TrainingStatistics) -> list[str]:
     facts = [f"{training['steps']} step{'s' if training['steps'] != 1 else ''}"]
     if training["step_seconds"]:
         facts[0] += f" of {_short(training['step_seconds'])}"

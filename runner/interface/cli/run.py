@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from drivers.base import Driver
 
     from ...advice.estimates import StepEstimate
-    from ...advice.rules import Verdict
+    from ...advice.rules import RuleFindings
     from ...hosts.renting.offering import Shelf
     from ...settings import Head
     from ...storage.workspace import Workspace
@@ -248,7 +248,7 @@ def execute_request(
 
         _print_plan(ws, plan_run(ws, request, choice), args)
         return 0
-    if not _ask_about_cost(ws, request, choice, args):
+    if not _confirm_cost(ws, request, choice, args):
         return 3
     settings = settings_of(args)
     if getattr(args, "in_cluster", False) and preview(ws, request, choice).todo:
@@ -327,7 +327,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
     )
 
 
-def _rents(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
+def _rental_lines(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
     """Return plan lines on offers, possible recipients of data, multi-node machines and sent secrets.
 
     Empty for the driver `local` or if no step would run.
@@ -463,7 +463,7 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
     return {step: each for step, each in by_step.items() if each}
 
 
-def _ask_about_cost(
+def _confirm_cost(
     ws: Workspace, request: Request, choice: Choice, args: argparse.Namespace
 ) -> bool:
     """Return True if the run may rent; ask the user about costs above the setting `confirm`.
@@ -546,7 +546,7 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
                 end="",
             )
         _print_findings(verdict, found, args)
-        print("".join(f"{line}\n" for line in _rents(ws, found, args)), end="")
+        print("".join(f"{line}\n" for line in _rental_lines(ws, found, args)), end="")
         if isinstance(args.out, str):
             print(f"results will be uploaded to {safe_line(args.out)}")
 
@@ -711,7 +711,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
     }
 
 
-def _run_preflight(ws: Workspace, found: Survey, args: argparse.Namespace) -> Verdict | None:
+def _run_preflight(ws: Workspace, found: Survey, args: argparse.Namespace) -> RuleFindings | None:
     """Check the preflight rules for the steps to run, without contacting hosts; None without steps."""
     if not (numbers := nodes_to_check(found)):
         return None
@@ -721,7 +721,7 @@ def _run_preflight(ws: Workspace, found: Survey, args: argparse.Namespace) -> Ve
     return preflight.check(ws, found, numbers, driver=driver, python=args.python, allow=args.allow)
 
 
-def _findings_json(verdict: Verdict | None, found: Survey) -> Any:
+def _findings_json(verdict: RuleFindings | None, found: Survey) -> Any:
     if verdict is None:
         return []
     from ...advice.findings import problems
@@ -730,7 +730,7 @@ def _findings_json(verdict: Verdict | None, found: Survey) -> Any:
     return json.loads(render(problems(verdict.findings, found), "json"))
 
 
-def _print_findings(verdict: Verdict | None, found: Survey, args: argparse.Namespace) -> None:
+def _print_findings(verdict: RuleFindings | None, found: Survey, args: argparse.Namespace) -> None:
     if verdict is None or not verdict.findings or args.quiet > 1:
         return
     from ...advice.findings import problems

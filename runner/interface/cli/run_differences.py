@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ...api.differences import ASPECTS, Differences, StepDifference
 from ..differences import all_of, as_json
 from ..tail import safe_ids, safe_line, span
-from .one_run import moment_of
+from .one_run import format_moment
 from .overview import overview
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _head(run: Status) -> str:
     seconds = overview(run)["seconds"]
     took = f" in {span(seconds)}" if seconds is not None else ""
     tally = f"{run.counts.ran} ran, {run.counts.fresh} fresh, {run.counts.failed} failed"
-    return f"{run.id}  {safe_line(run.recipe)}  {moment_of(run.created)}  {run.word}{took}: {tally}"
+    return f"{run.id}  {safe_line(run.recipe)}  {format_moment(run.created)}  {run.word}{took}: {tally}"
 
 
 def _of_steps(steps: Sequence[StepDifference], *, all: bool) -> list[str]:

@@ -90,12 +90,16 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.verb == "ui":
-        return page(args.workspace, _place(args), port=args.port, opens=args.opens)
+        return page(args.workspace, _run_fragment(args), port=args.port, opens=args.opens)
     serving = _load_server()
     where = serving.Listening(args.address, args.port, args.certificate, args.key, args.insecure)
     with suppress(KeyboardInterrupt):
         serving.serve(
-            args.workspace, where, _ready, with_worker=args.with_worker, new_token=args.new_token
+            args.workspace,
+            where,
+            _print_address,
+            with_worker=args.with_worker,
+            new_token=args.new_token,
         )
     return 0
 
@@ -108,7 +112,7 @@ def _load_server() -> ModuleType:
         raise Infrastructure(
             f"the server requires {error.name}, which is not installed", fix=install_line("server")
         ) from error
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, _raise_interrupt)
     return serving
 
 
@@ -120,12 +124,12 @@ def page(workspace: Path, place: str, *, port: int = 0, opens: bool = True) -> i
     serving = _load_server()
     if (found := serving.find_server(workspace)) is not None:
         address, token = found
-        _show(address, token, place, opens)
+        _open_page(address, token, place, opens)
         return 0
 
     def ready(address: str, _token: str) -> None:
         address, token = serving.find_server(workspace) or (address, "")
-        _show(address, token, place, opens)
+        _open_page(address, token, place, opens)
         print(
             "recipe: press Ctrl-C to stop the server of this page; queued runs then wait for the next worker",
             file=sys.stderr,
@@ -138,7 +142,7 @@ def page(workspace: Path, place: str, *, port: int = 0, opens: bool = True) -> i
     return 0
 
 
-def _place(args: argparse.Namespace) -> str:
+def _run_fragment(args: argparse.Namespace) -> str:
     """Return the part of the page's address that selects `args.run`, if given.  Raises NotFound."""
     if not args.run:
         return ""
@@ -149,10 +153,10 @@ def _place(args: argparse.Namespace) -> str:
         return f"&run={find_run(ws.store, args.run).id}"
 
 
-def _show(address: str, token: str, place: str, opens: bool) -> None:
+def _open_page(address: str, token: str, place: str, opens: bool) -> None:
     """Print the page's address with its token, and open the page in the browser of a desktop."""
     url = f"{address}/#token={token}{place}"
-    _close_to_others(sys.stdout)
+    _restrict_to_owner(sys.stdout)
     print(f"page: {url}", flush=True)
     desktop = (
         sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
@@ -163,7 +167,7 @@ def _show(address: str, token: str, place: str, opens: bool) -> None:
         webbrowser.open(url)
 
 
-def _close_to_others(stream: TextIO) -> None:
+def _restrict_to_owner(stream: TextIO) -> None:
     """If the output goes to a file, restrict the file to its owner before a token is written.
 
     Raises CannotRun if the file belongs to another user.
@@ -184,13 +188,13 @@ def _close_to_others(stream: TextIO) -> None:
     )
 
 
-def _end(_number: int, _frame: object) -> None:
+def _raise_interrupt(_number: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _ready(address: str, token: str) -> None:
+def _print_address(address: str, token: str) -> None:
     if token:
-        _close_to_others(sys.stdout)
+        _restrict_to_owner(sys.stdout)
         print(f"token: {token}", flush=True)
         print(
             "recipe: this token is shown once; clients send it as `Authorization: Bearer TOKEN`",

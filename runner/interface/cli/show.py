@@ -24,7 +24,7 @@ from .flags import JSON_HELP, RECIPE, RUN, add_values, split_words, values_of
 if TYPE_CHECKING:
     from ...language.recipe import Recipe
     from ...language.values import Tree
-    from ..datasheet import Data, Took
+    from ..datasheet import Data, RunDurations
 
 _LICENCES: Final = {
     "SIL OPEN FONT LICENSE Version 1.1": "SIL Open Font License 1.1",
@@ -125,7 +125,7 @@ def _run(args: argparse.Namespace, word: str) -> int:
     from .places import transport_for_changes
 
     with closing(transport_for_changes(args)) as place:
-        return one_run.show(place.run(place.find(word)), args)
+        return one_run.print_run(place.run(place.find(word)), args)
 
 
 def _values(recipe: Recipe, args: argparse.Namespace, typed: Mapping[str, str]) -> int:
@@ -165,9 +165,9 @@ def _show_value(value: Tree) -> str:
     return safe_line(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")
 
 
-def took(root: Path, recipe: str) -> dict[str | None, Took]:
+def took(root: Path, recipe: str) -> dict[str | None, RunDurations]:
     """Return durations and peak memory of complete runs by preset, without runs with cached steps."""
-    from ..datasheet import Took
+    from ..datasheet import RunDurations
     from .targets import open_for_reading
 
     seconds: dict[str | None, list[float]] = {}
@@ -199,7 +199,10 @@ def took(root: Path, recipe: str) -> dict[str | None, Took]:
                     )
     except (RecipeError, OSError):
         return {}  # the recipe is shown even if the store cannot be read
-    return {preset: Took(tuple(times), memory.get(preset, 0)) for preset, times in seconds.items()}
+    return {
+        preset: RunDurations(tuple(times), memory.get(preset, 0))
+        for preset, times in seconds.items()
+    }
 
 
 def estimate_presets(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:

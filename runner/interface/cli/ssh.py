@@ -67,13 +67,13 @@ def run(args: argparse.Namespace) -> int:
         )
     with open_for_reading(args.workspace) as ws:
         row = find_run(ws.store, word)
-        return asyncio.run(_enter(ws, row, _place(ws, row, step), args))
+        return asyncio.run(_enter(ws, row, _find_host(ws, row, step), args))
 
 
 async def _enter(ws: Workspace, row: RunRow, place: str, args: argparse.Namespace) -> int:
     settings = apply_stack(ws, settings_of_run(row))
     name = place.split(" ", 1)[0] if alternatives(ws.config, settings.driver) else settings.driver
-    lease = _lease(ws, row.id, name, place)
+    lease = _find_lease(ws, row.id, name, place)
     driver = create_driver(name, ws.config.driver(name), settings.hosts, str(ws.home))
     try:
         found = await driver.hosts(lease_of(lease))
@@ -121,13 +121,13 @@ def enter(place: str, host: Host | None, forwards: Sequence[str], command: Seque
                 file=sys.stderr,
                 flush=True,
             )
-        return _call([*words, *command])
+        return _run_program([*words, *command])
 
 
-def _call(words: Sequence[str]) -> int:
+def _run_program(words: Sequence[str]) -> int:
     """Run a program in this terminal and return its exit code.  Raises CannotRun if it is missing.
 
-    SIGTERM terminates the program. Ctrl-C reaches the program directly and is ignored here.
+    SIGTERM terminates the program. Ctrl-C reaches the program directly, and this process ignores it.
     """
     try:
         program = subprocess.Popen(words)
@@ -144,7 +144,7 @@ def _call(words: Sequence[str]) -> int:
             signal.signal(each, handler)
 
 
-def _place(ws: Workspace, row: RunRow, word: str) -> str:
+def _find_host(ws: Workspace, row: RunRow, word: str) -> str:
     """Return the host of a running step, as recorded in the run's events.
 
     Raises NotFound for an unknown step, CannotRun for a local step or a step that is not running.
@@ -174,7 +174,7 @@ def _place(ws: Workspace, row: RunRow, word: str) -> str:
     return str(begun[-1].data["site"]).partition("\n")[0]
 
 
-def _lease(ws: Workspace, run: str, driver: str, place: str) -> LeaseRow:
+def _find_lease(ws: Workspace, run: str, driver: str, place: str) -> LeaseRow:
     """Return the lease of a host.  Raises CannotRun if this machine has no active lease of the host."""
     for path in (of_user(ws.environ), of_workspace(ws.home)):
         with Ledger.open(path, read_only=True) as ledger:

@@ -179,7 +179,10 @@ def _lines(stack: Stack, leases: KeptLeases, found: stacks.StackState) -> list[s
         f"  used by {f'run {row.run}' if row.run else 'no run'} until {format_time(row.until)}, ${row.price:.2f} an hour"
         for row in found.uses
     ]
-    return [*words, f"  created {format_time(machine.asked)}, ${leases.cost(machine):.2f} so far"]
+    return [
+        *words,
+        f"  created {format_time(machine.asked)}, ${leases.total_cost(machine):.2f} so far",
+    ]
 
 
 def _as_json(leases: KeptLeases, found: stacks.StackState) -> str:
@@ -208,7 +211,7 @@ def _as_json(leases: KeptLeases, found: stacks.StackState) -> str:
         {
             **facts,
             "usd_an_hour_stopped": machine.price,
-            "usd": leases.cost(machine),
+            "usd": leases.total_cost(machine),
             "made": machine.asked,
             "uses": uses,
         },

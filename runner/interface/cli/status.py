@@ -91,7 +91,7 @@ def runs_as_text(found: Unfinished) -> list[str]:
     return lines
 
 
-def _running_lines(row: Begun) -> list[str]:
+def _running_lines(row: UnfinishedRun) -> list[str]:
     """Return lines for a running run, its running steps and its links."""
     since = f"since {format_time(row['created'])}{_progress_text(row)}{_cost_so_progress_text(row)}"
     recipe, logs = safe_line(row["recipe"]), f"recipe logs {row['run']} -f"
@@ -104,11 +104,11 @@ def _running_lines(row: Begun) -> list[str]:
     return lines
 
 
-def _since(row: Begun) -> str:
+def _since(row: UnfinishedRun) -> str:
     return f"{row['run']} {safe_line(row['recipe'])}, since {format_time(row['created'])}"
 
 
-class StepStatus(TypedDict):
+class OutdatedStep(TypedDict):
     """An outdated step in `--json` output."""
 
     id: str
@@ -123,12 +123,12 @@ class RecipeStatus(TypedDict):
     title: str
     fresh: bool
     counts: dict[str, int]
-    steps: list[StepStatus]
+    steps: list[OutdatedStep]
     edited: list[str]
     stale: list[str]
 
 
-class Begun(TypedDict):
+class UnfinishedRun(TypedDict):
     """A started run in `--json` output."""
 
     run: str
@@ -166,7 +166,7 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
     }
 
 
-def _outdated_steps(ws: Workspace, found: Survey) -> Iterator[StepStatus]:
+def _outdated_steps(ws: Workspace, found: Survey) -> Iterator[OutdatedStep]:
     """Yield the steps that are neither up to date nor skipped, with the reasons."""
     nodes = found.plan.nodes
     to_run = [nodes[n].id for n, verdict in enumerate(found.verdicts) if verdict.answer == "run"]
@@ -215,7 +215,7 @@ def as_text(report: RecipeStatus, *, all: bool) -> list[str]:
     return text
 
 
-def _step_line(step: StepStatus, width: int) -> str:
+def _step_line(step: OutdatedStep, width: int) -> str:
     """Format a step with its first reason."""
     first, *others = step["reasons"] or [""]
     more = f" (and {len(others)} more reasons: run `recipe why`)" if others else ""
@@ -225,11 +225,11 @@ def _step_line(step: StepStatus, width: int) -> str:
 class Unfinished(NamedTuple):
     """Unfinished runs, by state."""
 
-    running: list[Begun]
-    died: list[Begun]
+    running: list[UnfinishedRun]
+    died: list[UnfinishedRun]
     """Runs that lost their worker, unless a later run of the recipe completed."""
-    queued: list[Begun]
-    paused: list[Begun]
+    queued: list[UnfinishedRun]
+    paused: list[UnfinishedRun]
 
 
 def find_unfinished(place: Transport) -> Unfinished:
@@ -238,13 +238,13 @@ def find_unfinished(place: Transport) -> Unfinished:
     for row in runs_of(place, Listing(LISTED, ("ACTIVE", "QUEUED", "PAUSED"))):
         run = place.run(row.id)
         if run.state == "PAUSED":
-            found.paused.append(_begun_of(run))
+            found.paused.append(_unfinished_run(run))
         elif run.waits is None:
-            found.running.append(_begun_of(run))
+            found.running.append(_unfinished_run(run))
         elif run.waits.kind != WaitKind.SUBMITTER:
-            found.queued.append(_begun_of(run))
+            found.queued.append(_unfinished_run(run))
         elif run.state == "ACTIVE" and not _has_later_success(place, run):
-            found.died.append(_begun_of(run))
+            found.died.append(_unfinished_run(run))
     return found
 
 
@@ -254,7 +254,7 @@ def _has_later_success(place: Transport, run: Status) -> bool:
     return bool(newest) and newest[0].created > run.created
 
 
-def _begun_of(run: Status) -> Begun:
+def _unfinished_run(run: Status) -> UnfinishedRun:
     summary = overview(run)
     steps: dict[str, dict[str, float]] = {}
     numbers: dict[str, dict[str, float]] = {}
@@ -298,14 +298,14 @@ def pulse(sample: Mapping[str, float], numbers: Sequence[str]) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _last_numbers(row: Begun, step: str) -> list[str]:
+def _last_numbers(row: UnfinishedRun, step: str) -> list[str]:
     """Format the first SOME of a step's last metric values."""
     return [
         f"{name} {value:.4g}" for name, value in list(row["numbers"].get(step, {}).items())[:SOME]
     ]
 
 
-def _progress_text(row: Begun) -> str:
+def _progress_text(row: UnfinishedRun) -> str:
     """Format the progress of a run."""
     percent, eta = row["progress"]["percent"], row["progress"]["eta"]
     fraction = f", {percent:.0f}%" if percent else ""
@@ -313,5 +313,5 @@ def _progress_text(row: Begun) -> str:
     return fraction + remaining
 
 
-def _cost_so_progress_text(row: Begun) -> str:
+def _cost_so_progress_text(row: UnfinishedRun) -> str:
     return f", ${row['usd']:.2f} so far" if row["usd"] else ""

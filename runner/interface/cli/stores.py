@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def open_store(ws: Workspace, name: str | None) -> RemoteCache:
-    """Open the shared store `name`, by default that of recipe.toml.  Raises NotFound without a store."""
+    """Open the shared store `name`, by default the store of recipe.toml.  Raises NotFound without a store."""
     found = ws.share(name or ws.config.store or None)
     if found is None:
         raise NotFound(
@@ -139,7 +139,7 @@ def _push(ws: Workspace, args: argparse.Namespace) -> int:
                 trace.key: (trace, kept) for trace, kept in local_traces(ws, preview(ws, request))
             }
     remote_cache = open_store(ws, args.store)
-    with _meter(args, lambda: remote_cache.remote.sent) as progress:
+    with _progress_meter(args, lambda: remote_cache.remote.sent) as progress:
         tally = push(ws.objects, remote_cache, list(traces.values()), progress)
     return _summary(args, remote_cache, tally, "put", "into")
 
@@ -148,7 +148,7 @@ def _pull(ws: Workspace, args: argparse.Namespace) -> int:
     remote_cache = open_store(ws, args.store)
     remote_cache.remote.check()
     tally = Tally()
-    with _meter(args, lambda: remote_cache.remote.received) as progress:
+    with _progress_meter(args, lambda: remote_cache.remote.received) as progress:
         for request in resolve_requests(ws, args):
             found = preview(ws, request)
             tally += pull(ws, remote_cache, found, progress)
@@ -218,7 +218,7 @@ def _summary(
 
 
 @contextmanager
-def _meter(
+def _progress_meter(
     args: argparse.Namespace, count: Callable[[], int]
 ) -> Iterator[Callable[[str, int], None]]:
     """Yield a function that prints each step's transfer; on a terminal, also show the total live.

@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     check_driver(args.driver)
     meant, given, origins = recipe_and_values(args)
     source = library.find(meant, args.workspace)
-    asked = _Asked(args, parse.load(source), meant, source, given, origins)
+    asked = _SweepRequest(args, parse.load(source), meant, source, given, origins)
     if asked.metric is None and (args.tpe is not None or args.stop_early):
         flag = "--tpe" if args.tpe is not None else "--stop-early"
         raise Invalid(
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         return _search(ws, asked) if args.tpe is not None else _try_combinations(ws, asked)
 
 
-class _Asked(NamedTuple):
+class _SweepRequest(NamedTuple):
     """A sweep request: the recipe and its input values."""
 
     args: argparse.Namespace
@@ -158,7 +158,7 @@ class _Asked(NamedTuple):
         )
 
 
-def _try_combinations(ws: Workspace, asked: _Asked) -> int:
+def _try_combinations(ws: Workspace, asked: _SweepRequest) -> int:
     """Run all combinations or a random sample, and print the results; return the exit code."""
     from ...api.sweeps import draft
 
@@ -185,7 +185,7 @@ def _try_combinations(ws: Workspace, asked: _Asked) -> int:
     return code
 
 
-def _search(ws: Workspace, asked: _Asked) -> int:
+def _search(ws: Workspace, asked: _SweepRequest) -> int:
     """Run trials in rounds, proposed from the results of earlier rounds; return the exit code.
 
     The generated recipe lists all trials, so that a later call with the same search continues them.

@@ -6,7 +6,7 @@ import argparse
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from ...errors import CannotRun, NotFound, RecipeError, did_you_mean
 from ...execution.session import preview
 from ...execution.terms import request_of_run
 from ...language import library
-from ...paths import Location, is_path
+from ...paths import CallerLocation, is_path
 from ...planning.ids import bare, names
 from ...storage.records.store import home
 from ...storage.workspace import Workspace, local_folder
@@ -24,6 +24,7 @@ from ...survey.request import Request
 from .flags import REQUEST, add_values, published_below, section, split_words, values_of
 
 if TYPE_CHECKING:
+    from ...storage.records.index import Trace
     from ...storage.records.runs import AttemptRow, RunRow
     from ...survey.survey import Survey
 
@@ -99,31 +100,34 @@ def resolve_requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
     names = [library.resolve(args.location, word) for word in words]
     if args.file is not None:
         names.insert(0, library.resolve_path(args.location, args.file))
-    out, current, folders = (
-        published_below(args),
-        args.python == "current",
-        args.location.folders(given),
-    )
+    out = published_below(args)
+    current_python = args.python == "current"
+    folders = args.location.folders(given)
     if names:
         return [
-            Request(name, given, args.preset, out, current, typed_in=folders, origins=origins)
+            Request(
+                name, given, args.preset, out, current_python, typed_in=folders, origins=origins
+            )
             for name in dict.fromkeys(names)
         ]
-    known = (request_of_run(row) for row in ws.store.runs.latest(last=1))
-    last = next(known, None) or Request(library.resolve(args.location, None))
-    inputs, preset = {**last.inputs, **given}, args.preset or last.preset
-    return [
-        Request(
-            last.recipe,
-            inputs,
-            preset,
-            out or last.out,
-            last.current_python or current,
-            typed_in=folders,
-            origins=origins,
-            nodes=last.nodes,
-        )
-    ]
+    last = _last_request(ws) or Request(library.resolve(args.location, None))
+    request = Request(
+        last.recipe,
+        {**last.inputs, **given},
+        args.preset or last.preset,
+        out or last.out,
+        last.current_python or current_python,
+        typed_in=folders,
+        origins=origins,
+        nodes=last.nodes,
+    )
+    return [request]
+
+
+def _last_request(ws: Workspace) -> Request | None:
+    """Return the request of the last run; None if no run is stored or its request is unknown."""
+    newest = ws.store.runs.latest(last=1)
+    return request_of_run(newest[0]) if newest else None
 
 
 def resolve_request(ws: Workspace, args: argparse.Namespace) -> Request:
@@ -137,12 +141,11 @@ def resolve_request(ws: Workspace, args: argparse.Namespace) -> Request:
     return found[0]
 
 
-def find_recipe(ws: Workspace, location: Location, word: str | None) -> str:
+def find_recipe(ws: Workspace, location: CallerLocation, word: str | None) -> str:
     """Return the id of a recipe that has runs, given its id, name or file; for None, of the last run.
 
     Raises NotFound, Invalid.
     """
-    versions: list[str] = []
     newest = ws.store.runs.latest(last=1)
     if not newest:
         raise NotFound(
@@ -151,27 +154,32 @@ def find_recipe(ws: Workspace, location: Location, word: str | None) -> str:
         )
     if word is None:
         return newest[0].recipe
+    versions: list[str] = []
     for last in (_NEAR, _ALL):
         known = list(dict.fromkeys(row.recipe for row in ws.store.runs.latest(last=last)))
         if word in known:
             return word
-        of_sweep = f"{word.partition('@')[0]}-sweep"
-        if versions := [id for id in known if id.partition("@")[0] == word] or [
-            id for id in known if id.partition("@")[0] == of_sweep
-        ]:
+        versions = _versions(known, word)
+        if versions:
             break
     if not versions or is_path(word):
         with suppress(NotFound):
             from ...language import parse
 
-            meant = parse.load(library.find(library.resolve(location, word), location.root)).id
-            versions = [id for id in (meant, sweep_name(meant)) if id in known]
+            recipe = parse.load(library.find(library.resolve(location, word), location.root)).id
+            versions = [id for id in (recipe, sweep_name(recipe)) if id in known]
     if not versions:
-        raise NotFound(
-            f"no runs of {word} in this workspace",
-            fix=did_you_mean(word, known) or f"recipes with runs: {', '.join(known[:10])}",
-        )
+        near = did_you_mean(word, known)
+        fix = near or f"recipes with runs: {', '.join(known[:10])}"
+        raise NotFound(f"no runs of {word} in this workspace", fix=fix)
     return versions[0]
+
+
+def _versions(recipes: Sequence[str], name: str) -> list[str]:
+    """Return the ids of a recipe name, otherwise of its sweep."""
+    sweep = f"{name.partition('@')[0]}-sweep"
+    own = [id for id in recipes if id.partition("@")[0] == name]
+    return own or [id for id in recipes if id.partition("@")[0] == sweep]
 
 
 def sweep_name(recipe: str) -> str:
@@ -195,37 +203,40 @@ def find_producers(ws: Workspace, row: RunRow, word: str) -> list[AttemptRow]:
     Without a cached result, return the step's latest attempts: in this run's recipe, otherwise in
     the last run of any recipe with this step. Empty if the step never ran in this workspace.
     """
-    asked = request_of_run(row)
-    traces = []
-    with suppress(RecipeError, OSError):
-        found = preview(ws, asked) if asked is not None else None
-        keys = (
-            [
-                verdict.key
-                for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True)
-                if word in names(node.id)
-            ]
-            if found
-            else []
-        )
-        known = ws.store.index.traces([key for key in keys if key])
-        traces = [known[key] for key in keys if key in known]
-    attempts = [
-        attempt
-        for trace in traces
+    producers = {
+        attempt.step: attempt
+        for trace in _cached_results(ws, row, word)
         for attempt in ws.store.runs.attempts(trace.run, trace.step)
         if attempt.outcome == "done"
-    ]
-    if attempts:
-        return list({attempt.step: attempt for attempt in attempts}.values())
-    for each in [
-        row,
-        *ws.store.runs.latest(recipe=row.recipe, last=_NEAR),
-        *ws.store.runs.latest(last=_NEAR),
-    ]:
+    }
+    if producers:
+        return list(producers.values())
+    same_recipe = ws.store.runs.latest(recipe=row.recipe, last=_NEAR)
+    for each in [row, *same_recipe, *ws.store.runs.latest(last=_NEAR)]:
         steps = [step for step in ws.store.runs.steps(each.id) if word in names(step)]
-        if latest := ws.store.runs.latest_attempts(each.recipe, [*steps, word]):
+        latest = ws.store.runs.latest_attempts(each.recipe, [*steps, word])
+        if latest:
             return list(latest.values())
+    return []
+
+
+def _cached_results(ws: Workspace, row: RunRow, word: str) -> list[Trace]:
+    """Return the cached results of a step with the inputs of a run.
+
+    Empty if the request of the run is unknown or its recipe is no longer valid.
+    """
+    request = request_of_run(row)
+    if request is None:
+        return []
+    with suppress(RecipeError, OSError):
+        found = preview(ws, request)
+        keys = [
+            verdict.key
+            for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True)
+            if verdict.key and word in names(node.id)
+        ]
+        known = ws.store.index.traces(keys)
+        return [known[key] for key in keys if key in known]
     return []
 
 
@@ -253,10 +264,10 @@ def find_nodes(found: Survey, word: str) -> list[int]:
 
 def suggest_step(word: str, ids: list[str]) -> str:
     """Return a spelling suggestion for an unknown step name, or the list of steps."""
-    heads = list(dict.fromkeys(map(bare, ids)))
-    return did_you_mean(word, heads + ids) or f"its steps: {', '.join(heads[:10])}" + (
-        ", …" if len(heads) > 10 else ""
-    )
+    steps = list(dict.fromkeys(map(bare, ids)))
+    near = did_you_mean(word, steps + ids)
+    more = ", …" if len(steps) > 10 else ""
+    return near or f"its steps: {', '.join(steps[:10])}{more}"
 
 
 def format_time(at: float) -> str:
@@ -266,10 +277,12 @@ def format_time(at: float) -> str:
 
 def describe_request(found: Survey) -> str:
     """Format a recipe id with its file, preset and inputs."""
-    words = [found.request.recipe] if found.request.recipe != found.plan.recipe else []
-    words += [f"preset {found.request.preset}"] if found.request.preset else []
-    words += [f"{name}={value}" for name, value in found.request.inputs.items()]
-    return found.plan.recipe + (f" ({', '.join(words)})" if words else "")
+    request, recipe = found.request, found.plan.recipe
+    words = [request.recipe] if request.recipe != recipe else []
+    if request.preset:
+        words.append(f"preset {request.preset}")
+    words += [f"{name}={value}" for name, value in request.inputs.items()]
+    return f"{recipe} ({', '.join(words)})" if words else recipe
 
 
 def count_verdicts(found: Survey) -> dict[str, int]:

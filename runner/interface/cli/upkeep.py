@@ -42,6 +42,7 @@ from .targets import (
 )
 
 if TYPE_CHECKING:
+    from ...storage.records.index import Published
     from ...storage.workspace import Workspace
     from ...survey.request import Request
 
@@ -167,14 +168,19 @@ def _adopt(ws: Workspace, args: argparse.Namespace, request: Request) -> int:
 
 
 def _clean(ws: Workspace, args: argparse.Namespace) -> int:
-    examined = _examine_outputs(ws, args)
-    removed = [
-        item.row for item in examined if item.now == "ours" or (item.now == "edited" and args.force)
-    ]
-    kept = [item.row.path for item in examined if item.now == "edited" and not args.force]
+    removed: list[Published] = []
+    kept: list[str] = []
+    missing: list[str] = []
+    for item in _examine_outputs(ws, args):
+        if item.now == "ours" or (item.now == "edited" and args.force):
+            removed.append(item.row)
+        elif item.now == "edited":
+            kept.append(item.row.path)
+        elif item.now == "gone":
+            missing.append(item.row.path)
     if not args.dry_run:
         unpublish(ws, removed)
-        ws.store.index.unpublish(item.row.path for item in examined if item.now == "gone")
+        ws.store.index.unpublish(missing)
     paths = [row.path for row in removed]
     if args.json:
         print(json.dumps({"removed": paths, "kept": kept, "dry_run": args.dry_run}, indent=2))

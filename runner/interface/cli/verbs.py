@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from ...errors import did_you_mean
-from ...paths import VERSION, Location, location
+from ...paths import VERSION, CallerLocation, location
 from . import flags
 from .flags import RUN
 
@@ -207,7 +207,9 @@ def run(words: Sequence[str]) -> int:
     args.line = [verb, *words]
     args.verb = verb
     args.location = (
-        location(os.environ, words) if args.workspace is None else Location(Path(args.workspace))
+        location(os.environ, words)
+        if args.workspace is None
+        else CallerLocation(Path(args.workspace))
     )
     args.workspace = args.location.root
     if args.verbose or os.environ.get("RECIPE_LOG"):

@@ -45,10 +45,10 @@ def run(args: argparse.Namespace) -> int:
     request, choice = request_of(args), running.choice_of(args)
     try:
         while True:
-            before = _look(args, request, choice)[0]
-            if _once(args, request, choice) == 130:
+            before = _survey(args, request, choice)[0]
+            if _run_once(args, request, choice) == 130:
                 return 130
-            seen = _look(args, request, choice)[0]
+            seen = _survey(args, request, choice)[0]
             if _was_edited(before, seen):
                 continue
             if not args.quiet:
@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         return 130
 
 
-def _once(args: argparse.Namespace, request: Request, choice: Choice) -> int:
+def _run_once(args: argparse.Namespace, request: Request, choice: Choice) -> int:
     try:
         with open_for_run(args.workspace, request) as ws:
             ws.share(args.store)
@@ -90,13 +90,13 @@ def _await_change(
     found, seconds = before, 0.0
     while found == before:
         time.sleep(max(LEAST, SHARE * seconds))
-        found, seconds = _look(args, request, choice)
-    while (again := _look(args, request, choice)[0]) != found:
+        found, seconds = _survey(args, request, choice)
+    while (again := _survey(args, request, choice)[0]) != found:
         found = again
         time.sleep(LEAST / 5)
 
 
-def _look(args: argparse.Namespace, request: Request, choice: Choice) -> tuple[_Seen, float]:
+def _survey(args: argparse.Namespace, request: Request, choice: Choice) -> tuple[_Seen, float]:
     """Return the verdicts and cache keys of the recipe or its error, and the elapsed seconds."""
     began = time.monotonic()
     try:

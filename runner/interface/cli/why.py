@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ...api.differences import Manifest, with_changed_files
 from ...api.finding import find_run
@@ -73,32 +74,22 @@ def run(args: argparse.Namespace) -> int:
         against = find_run(ws.store, args.vs).id if args.vs else None
         found = preview(ws, resolve_request(ws, args))
         answers = explain_nodes(ws, found, find_nodes(found, args.step), against)
-
-        def held(content: str) -> Any:
-            return input_manifests.find_manifest(ws, found, content)
-
+        manifest_of = partial(input_manifests.find_manifest, ws, found)
         if args.json:
-            print(
-                json.dumps(
-                    {
-                        "recipe": found.plan.recipe,
-                        "steps": [answer.as_json(held) for answer in answers],
-                    },
-                    indent=2,
-                )
-            )
+            steps = [answer.as_json(manifest_of) for answer in answers]
+            print(json.dumps({"recipe": found.plan.recipe, "steps": steps}, indent=2))
             return 0
         print(describe_request(found))
         shown_answers = answers if args.verbose else answers[:MANY]
         for answer in shown_answers:
-            print("\n".join(answer.lines(held)))
+            print("\n".join(answer.lines(manifest_of)))
         if len(answers) > len(shown_answers):
             print(f"… and {len(answers) - len(shown_answers)} more instances (-v shows all)")
     return 0
 
 
 @dataclass(slots=True)
-class Answer:
+class VerdictExplanation:
     """Explanation of one step's verdict."""
 
     id: str
@@ -112,138 +103,142 @@ class Answer:
     metrics: Mapping[str, object]
     causes: list[tuple[str, list[Change], list[str]]]
 
-    def lines(self, held: Any) -> list[str]:
+    def lines(self, manifest_of: Manifest) -> list[str]:
+        """Format the explanation.  `manifest_of` returns the files of a tree by its content id."""
         lines = [f"{safe_ids(self.id)} {WORDS[self.answer]}"]
         lines += [f"  {safe_ids(reason)}" for reason in self.reasons]
         if self.trace is not None and self.answer in ("fresh", "restore"):
             lines += _describe_origin(self.trace, self.metrics)
-        lines += self._compare(held)
+        lines += self._compare(manifest_of)
         for id, changes, reasons in self.causes:
             lines.append(f"  {safe_ids(id)} would run first:")
             lines += [f"    {safe_ids(reason)}" for reason in reasons]
-            lines += all_of([with_changed_files(each, held) for each in changes], "    ")
+            lines += _change_lines(changes, manifest_of)
         return lines
 
-    def _compare(self, held: Any) -> list[str]:
-        row = self.against
-        if row is None:
+    def _compare(self, manifest_of: Manifest) -> list[str]:
+        """Return lines with the changes since the compared attempt."""
+        if self.against is None:
             if self.chosen:
                 return [f"  it did not run in {self.chosen}"]
             return ["  no earlier run in this workspace"] if self.answer in ("run", "maybe") else []
-        how = (
-            row.outcome + (f" ({row.reason})" if row.reason else "")
-            if row.reason != "stopped"
-            else "stopped"
-        )
-        how = row.reason if row.outcome == STOPPED else how
-        end = f", {how}" if row.outcome != "done" else ""
-        by = f", by {row.exit['python']}" if row.outcome != "done" and "python" in row.exit else ""
-        when = f"in run {row.run}, {format_time(row.started or 0)}{end}{by}"
+        when = _describe_attempt(self.against)
+        is_plain_fresh = self.answer == "fresh" and not self.chosen
         if self.changes is None:
             return [f"  it last ran {when}"]
         if not self.changes:
-            return (
-                []
-                if self.answer == "fresh" and not self.chosen
-                else [f"  nothing changed since it ran {when}"]
-            )
-        if self.answer == "fresh" and not self.chosen:
-            return [
-                f"  it last ran {when}, with other inputs or code:",
-                *all_of([with_changed_files(each, held) for each in self.changes], "    "),
-            ]
-        return [
-            f"  since it ran {when}:",
-            *all_of([with_changed_files(each, held) for each in self.changes], "    "),
-        ]
+            return [] if is_plain_fresh else [f"  nothing changed since it ran {when}"]
+        if is_plain_fresh:
+            head = f"  it last ran {when}, with other inputs or code:"
+        else:
+            head = f"  since it ran {when}:"
+        return [head, *_change_lines(self.changes, manifest_of)]
 
-    def as_json(self, held: Manifest) -> Mapping[str, object]:
-        row, trace = self.against, self.trace
-        compared = None
-        if row is not None:
-            compared = {
-                "run": row.run,
-                "attempt": row.n,
-                "started": row.started,
-                "outcome": row.outcome,
-                "reason": row.reason,
-            }
-        made = None
-        if trace is not None:
-            made = {
-                "run": trace.run,
-                "at": trace.made_at,
-                "seconds": trace.seconds,
-                "facts": trace.facts,
-                "metrics": self.metrics,
-            }
-            made["outputs"] = {path: content for _, path, content in trace.outputs}
+    def as_json(self, manifest_of: Manifest) -> Mapping[str, object]:
+        changes = None
+        if self.changes is not None:
+            changes = _changes_as_json(self.changes, manifest_of)
+        causes = [
+            {"id": id, "reasons": reasons, "changes": _changes_as_json(changes, manifest_of)}
+            for id, changes, reasons in self.causes
+        ]
         return {
             "id": self.id,
             "answer": self.answer,
             "key": self.key,
             "reasons": self.reasons,
-            "compared_with": compared,
-            "changes": None
-            if self.changes is None
-            else [as_json(with_changed_files(change, held)) for change in self.changes],
-            "made": made,
-            "causes": [
-                {
-                    "id": id,
-                    "reasons": reasons,
-                    "changes": [as_json(with_changed_files(c, held)) for c in changes],
-                }
-                for id, changes, reasons in self.causes
-            ],
+            "compared_with": None if self.against is None else _attempt_facts(self.against),
+            "changes": changes,
+            "made": None if self.trace is None else _trace_facts(self.trace, self.metrics),
+            "causes": causes,
         }
+
+
+def _describe_attempt(row: AttemptRow) -> str:
+    """Format an attempt's run, start and outcome: `in run RUN, TIME, failed (exit 1)`."""
+    started = f"in run {row.run}, {format_time(row.started or 0)}"
+    if row.outcome == "done":
+        return started
+    if row.outcome == STOPPED or row.reason == "stopped":
+        end = row.reason
+    else:
+        end = f"{row.outcome} ({row.reason})" if row.reason else row.outcome
+    python = f", by {row.exit['python']}" if "python" in row.exit else ""
+    return f"{started}, {end}{python}"
+
+
+def _change_lines(changes: Sequence[Change], manifest_of: Manifest) -> list[str]:
+    return all_of([with_changed_files(each, manifest_of) for each in changes], "    ")
+
+
+def _changes_as_json(
+    changes: Sequence[Change], manifest_of: Manifest
+) -> list[Mapping[str, object]]:
+    return [as_json(with_changed_files(each, manifest_of)) for each in changes]
+
+
+def _attempt_facts(row: AttemptRow) -> Mapping[str, object]:
+    return {
+        "run": row.run,
+        "attempt": row.n,
+        "started": row.started,
+        "outcome": row.outcome,
+        "reason": row.reason,
+    }
+
+
+def _trace_facts(trace: Trace, metrics: Mapping[str, object]) -> Mapping[str, object]:
+    return {
+        "run": trace.run,
+        "at": trace.made_at,
+        "seconds": trace.seconds,
+        "facts": trace.facts,
+        "metrics": metrics,
+        "outputs": {path: content for _, path, content in trace.outputs},
+    }
 
 
 def explain_nodes(
     ws: Workspace, found: Survey, numbers: list[int], against: str | None
-) -> list[Answer]:
+) -> list[VerdictExplanation]:
     """Explain each node against its attempt in the run `against`, or its last attempt in any run."""
-    nodes = found.plan.nodes
-    rows = ws.store.runs.latest_attempts(
-        found.plan.recipe, [nodes[n].id for n in numbers], run=against
+    ids = [found.plan.nodes[n].id for n in numbers]
+    rows = ws.store.runs.latest_attempts(found.plan.recipe, ids, run=against)
+    return [
+        _explain_node(ws, found, n, rows.get(id), against)
+        for n, id in zip(numbers, ids, strict=True)
+    ]
+
+
+def _explain_node(
+    ws: Workspace, found: Survey, n: int, row: AttemptRow | None, against: str | None
+) -> VerdictExplanation:
+    verdict = found.verdicts[n]
+    changes = differences(found, n, row)
+    reasons = list(verdict.reasons)
+    reasons += [f"would replace {words}" for words in describe_replaced(ws, verdict.conflicts)]
+    if verdict.answer == "run" and not reasons and changes == [] and row is not None:
+        reasons.append(explain_unremembered(row))
+    trace = None
+    if verdict.key is not None:
+        trace = ws.store.index.traces([verdict.key]).get(verdict.key)
+    metrics: Mapping[str, object] = {}
+    if verdict.made is not None:
+        metrics = verdict.made.metrics
+    elif trace is not None:
+        metrics = trace.numbers
+    return VerdictExplanation(
+        id=found.plan.nodes[n].id,
+        answer=verdict.answer,
+        key=verdict.key,
+        reasons=reasons,
+        changes=changes,
+        against=row,
+        chosen=against,
+        trace=trace,
+        metrics=metrics,
+        causes=_causes(ws, found, n) if verdict.answer == "maybe" else [],
     )
-    answers = []
-    for n in numbers:
-        id, verdict = nodes[n].id, found.verdicts[n]
-        row = rows.get(id)
-        changes = differences(found, n, row)
-        reasons = list(verdict.reasons)
-        reasons += [f"would replace {words}" for words in describe_replaced(ws, verdict.conflicts)]
-        if verdict.answer == "run" and not reasons and changes == [] and row is not None:
-            reasons.append(explain_unremembered(row))
-        trace = (
-            ws.store.index.traces([verdict.key]).get(verdict.key)
-            if verdict.key is not None
-            else None
-        )
-        causes = _causes(ws, found, n) if verdict.answer == "maybe" else []
-        metrics = (
-            verdict.made.metrics
-            if verdict.made is not None
-            else trace.numbers
-            if trace is not None
-            else {}
-        )
-        answers.append(
-            Answer(
-                id,
-                verdict.answer,
-                verdict.key,
-                reasons,
-                changes,
-                row,
-                against,
-                trace,
-                metrics,
-                causes,
-            )
-        )
-    return answers
 
 
 def differences(found: Survey, n: int, row: AttemptRow | None) -> list[Change] | None:
@@ -266,20 +261,20 @@ def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change
 
     They explain why node `n` may rerun. At most MANY are listed.
     """
-    running = sorted(
-        need for need in found.plan.before([n]) - {n} if found.verdicts[need].answer == "run"
-    )[:MANY]
-    nodes = found.plan.nodes
-    rows = ws.store.runs.latest_attempts(found.plan.recipe, [nodes[need].id for need in running])
+    before = sorted(found.plan.before([n]) - {n})
+    running = [need for need in before if found.verdicts[need].answer == "run"][:MANY]
+    ids = [found.plan.nodes[need].id for need in running]
+    rows = ws.store.runs.latest_attempts(found.plan.recipe, ids)
     causes = []
-    for need in running:
-        row = rows.get(nodes[need].id)
-        reasons, changes = list(found.verdicts[need].reasons), differences(found, need, row) or []
-        if not changes and not reasons:
-            reasons.append(
-                "no earlier run in this workspace" if row is None else explain_unremembered(row)
-            )
-        causes.append((nodes[need].id, changes, reasons))
+    for need, id in zip(running, ids, strict=True):
+        row = rows.get(id)
+        changes = differences(found, need, row) or []
+        reasons = list(found.verdicts[need].reasons)
+        if not changes and not reasons and row is None:
+            reasons.append("no earlier run in this workspace")
+        elif not changes and not reasons and row is not None:
+            reasons.append(explain_unremembered(row))
+        causes.append((id, changes, reasons))
     return causes
 
 

@@ -40,7 +40,7 @@ from ...storage.records.runs import Event
 _V = TypeVar("_V", bound=tuple[Any, ...])
 
 
-def strange(status: int = 200) -> Infrastructure:
+def unexpected_reply(status: int = 200) -> Infrastructure:
     """Return the error for a reply that does not come from `recipe serve`."""
     return Infrastructure(
         f"unexpected reply (status {status}): not from `recipe serve`",
@@ -53,9 +53,9 @@ def mapping_of(body: bytes, status: int = 200) -> Mapping[str, Any]:
     try:
         found = json.loads(body)
     except ValueError:
-        raise strange(status) from None
+        raise unexpected_reply(status) from None
     if not isinstance(found, Mapping):
-        raise strange(status)
+        raise unexpected_reply(status)
     return found
 
 
@@ -162,10 +162,10 @@ def _read(kind: Callable[..., _V], fields: Sequence[str], value: object) -> _V:
     try:
         return kind(**{name: facts[name] for name in fields if name in facts})
     except TypeError:
-        raise strange() from None
+        raise unexpected_reply() from None
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise strange()
+        raise unexpected_reply()
     return value

@@ -1,8 +1,9 @@
 """Operations on runs, as generators without I/O: retries, polling, resumed streams.
 
-Each operation is a generator (a `Talk`) that a shell executes.  The generator yields an Ask and is sent the answer, or Lost if the request failed.
-After an Ask with `streams`, the generator yields More for each piece, and is sent None at the end of the stream.  It yields a Nap to sleep, and a
-Give for each item of the caller.  Retries happen here only: the caller gets every item exactly once.
+Each `Operation` is a generator that a shell executes. The generator yields an Ask and is sent the
+answer, or Lost if the request failed. After an Ask with `streams`, the generator yields More for
+each piece, and is sent None at the end of the stream. It yields a Nap to sleep, and a Give for each
+item of the caller. Retries happen here only: the caller gets every item exactly once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
 from ...api.values import Artifact, File, Line, Status
 from ...errors import Busy, CannotAsk, Infrastructure, NotFound
 from ...storage.records.runs import FINAL, Event
-from .transport import Events, Listing, LogPart, Lost, New, Page, Pieces, Transport
+from .transport import Events, Listing, LogPart, Lost, New, Pieces, RunPage, Transport
 
 FEW: Final = 4
 """Tries of a request that is safe to repeat."""
@@ -33,7 +34,7 @@ class TimedOut(Busy, TimeoutError):
     """The timeout of a wait expired."""
 
 
-class Ask(NamedTuple):
+class TransportRequest(NamedTuple):
     """A request to the transport.  If `streams`, the answer is read piece by piece with More."""
 
     of: Callable[[Transport], object]
@@ -56,12 +57,12 @@ class Give(NamedTuple):
     item: object
 
 
-Step: TypeAlias = Ask | More | Nap | Give
-Heard: TypeAlias = object
-Talk: TypeAlias = Generator[Step, Heard, None]
-_Said = TypeVar("_Said")
+Step: TypeAlias = TransportRequest | More | Nap | Give
+Answer: TypeAlias = object
+Operation: TypeAlias = Generator[Step, Answer, None]
+_Answer = TypeVar("_Answer")
 _Piece = TypeVar("_Piece")
-_Part: TypeAlias = Generator[Step, Heard, _Said]
+_Part: TypeAlias = Generator[Step, Answer, _Answer]
 
 
 class Clock(NamedTuple):
@@ -81,21 +82,21 @@ class Clock(NamedTuple):
 ENDLESS: Final = Clock()
 
 
-def in_python(error: CannotAsk) -> CannotAsk:
+def with_python_fix(error: CannotAsk) -> CannotAsk:
     """Return the same error with a fix for Python callers, such as "call `resume()`"."""
     fix = f"call `{error.helps}()`" if error.helps else error.problems[0].fix
     return CannotAsk(error.code, error.message, error.run, fix)
 
 
-def _try_asking(
-    of: Callable[[Transport], _Said], tries: int, clock: Clock = ENDLESS
-) -> _Part[_Said]:
+def _ask_with_retries(
+    of: Callable[[Transport], _Answer], tries: int, clock: Clock = ENDLESS
+) -> _Part[_Answer]:
     """Return the answer to a question; ask again after a failure, up to `tries` times.  Raises the failure of the last try."""
     tried = 0
     while True:
-        heard = yield Ask(of)
+        heard = yield TransportRequest(of)
         if not isinstance(heard, Lost):
-            return cast("_Said", heard)
+            return cast("_Answer", heard)
         tried += 1
         if tried >= tries:
             raise heard.failure
@@ -110,21 +111,21 @@ def _nap(tried: int, lost: Lost, clock: Clock = ENDLESS) -> _Part[None]:
 # -- operations ------------------------------------------------------------------------------------------------------------------------------------
 
 
-def submit(new: New, key: str) -> Talk:
+def submit(new: New, key: str) -> Operation:
     """Store a run and give its id.  Repeated requests with the same key store one run."""
-    yield Give((yield from _try_asking(lambda there: there.submit(new, key), FEW)))
+    yield Give((yield from _ask_with_retries(lambda transport: transport.submit(new, key), FEW)))
 
 
-def ask(of: Callable[[Transport], object], tries: int = FEW) -> Talk:
+def ask(of: Callable[[Transport], object], tries: int = FEW) -> Operation:
     """Give the answer to one question, tried up to `tries` times.  Pass `ONCE` if the request is not safe to repeat."""
-    yield Give((yield from _try_asking(of, tries)))
+    yield Give((yield from _ask_with_retries(of, tries)))
 
 
 def _status(run: str, tries: int, clock: Clock = ENDLESS) -> _Part[Status]:
-    return (yield from _try_asking(lambda there: there.run(run), tries, clock))
+    return (yield from _ask_with_retries(lambda transport: transport.run(run), tries, clock))
 
 
-def runs(listing: Listing) -> Talk:
+def runs(listing: Listing) -> Operation:
     """Give the runs of a list, requested page by page."""
     left, after = listing.limit, listing.after
     while left > 0:
@@ -138,24 +139,26 @@ def runs(listing: Listing) -> Talk:
             return
 
 
-def _page(listing: Listing) -> _Part[Page]:
-    return (yield from _try_asking(lambda there: there.list_runs(listing), FEW))
+def _page(listing: Listing) -> _Part[RunPage]:
+    return (yield from _ask_with_retries(lambda transport: transport.list_runs(listing), FEW))
 
 
-def _news(run: str, after: int, tries: int, clock: Clock = ENDLESS) -> _Part[Sequence[Event]]:
-    return (yield from _try_asking(lambda there: there.events(run, after), tries, clock))
+def _new_events(run: str, after: int, tries: int, clock: Clock = ENDLESS) -> _Part[Sequence[Event]]:
+    return (
+        yield from _ask_with_retries(lambda transport: transport.events(run, after), tries, clock)
+    )
 
 
 def _ends(event: Event) -> bool:
     return event.subject == "run" and event.after in FINAL
 
 
-def events(run: str, after: int, follow: bool) -> Talk:
+def events(run: str, after: int, follow: bool) -> Operation:
     """Give the events of a run with numbers above `after`.  If `follow`, also give new events until the run has finished."""
     over = not follow or (yield from _status(run, FEW)).over
     tried = 0
     while not over:
-        stream = _Followed(after)
+        stream = _EventPosition(after)
         trouble = yield from _stream(_follow(run, after), stream.take)
         tried = tried + 1 if trouble is not None and stream.after == after else 0
         after, over = stream.after, stream.over
@@ -163,24 +166,24 @@ def events(run: str, after: int, follow: bool) -> Talk:
             return
         if trouble is not None:
             # All streams of the token may be in use: poll the events instead.
-            for event in (yield from _news(run, after, FOREVER)):
+            for event in (yield from _new_events(run, after, FOREVER)):
                 after, over = event.seq, over or _ends(event)
                 yield Give(event)
             yield from _nap(max(1, tried), trouble)
         else:
             over = (yield from _status(run, FOREVER)).over
-    while some := (yield from _news(run, after, FEW)):
+    while some := (yield from _new_events(run, after, FEW)):
         for event in some:
             after = event.seq
             yield Give(event)
 
 
 def _follow(run: str, after: int) -> Callable[[Transport], Events]:
-    return lambda there: there.follow(run, after)
+    return lambda transport: transport.follow(run, after)
 
 
-class _Followed:
-    """Position in the events of a followed run: the number of the last event, and whether the run has finished."""
+class _EventPosition:
+    """Position in the events of a followed run: the number of the last event, and the end of the run."""
 
     def __init__(self, after: int) -> None:
         self.after, self.over = after, False
@@ -191,21 +194,21 @@ class _Followed:
             yield event
 
 
-def wait(run: str, clock: Clock) -> Talk:
+def wait(run: str, clock: Clock) -> Operation:
     """Give the final status of a run when the run has finished.  Raises TimedOut."""
     clock = clock._replace(words=f"run {run} has not finished yet")
     now = yield from _status(run, FOREVER, clock)
     after, nap, over = now.seq, SOON, now.over
     while not over:
         yield Nap(min(nap, clock.left()))
-        some = yield from _news(run, after, FOREVER, clock)
+        some = yield from _new_events(run, after, FOREVER, clock)
         nap = SOON if some else min(LATER, nap * 1.5)
         after = some[-1].seq if some else after
         over = any(map(_ends, some))
     yield Give(now if now.over else (yield from _status(run, FOREVER, clock)))
 
 
-class Attempt:
+class LogPosition:
     """Reading position in the log of an attempt."""
 
     def __init__(self, step: str, number: int) -> None:
@@ -231,7 +234,7 @@ class Attempt:
         return Line(self.step, self.number, data.decode(errors="replace").removesuffix("\r"))
 
 
-def lines(run: str, step: str, attempt: int, follow: bool) -> Talk:
+def lines(run: str, step: str, attempt: int, follow: bool) -> Operation:
     """Give the log lines of a run, attempt by attempt in order of start.  If `follow`, continue until the run has finished.
 
     An empty `step` selects all steps.  `attempt` 0 selects all attempts if `follow`, otherwise the last attempt of each step.
@@ -240,16 +243,16 @@ def lines(run: str, step: str, attempt: int, follow: bool) -> Talk:
     def is_wanted(id: str, number: int) -> bool:
         return attempt in (0, number) and (not step or step in (id, id.partition("[")[0]))
 
-    found: list[Attempt] = []
-    going: dict[str, Attempt] = {}
+    found: list[LogPosition] = []
+    going: dict[str, LogPosition] = {}
     after, nap, shown = 0, SOON, 0
     over = not follow or (yield from _status(run, FEW)).over
     while True:
-        some = yield from _news(run, after, FOREVER if follow else FEW)
+        some = yield from _new_events(run, after, FOREVER if follow else FEW)
         for event in some:
             after = event.seq
             over = over or _ends(event)
-            hear(event, found, going, is_wanted)
+            apply_event(event, found, going, is_wanted)
         if some:
             nap = SOON
             continue  # read all stored events first, so that the end of each attempt is known
@@ -264,17 +267,17 @@ def lines(run: str, step: str, attempt: int, follow: bool) -> Talk:
             after, heard = yield from _follow_log(run, each, after)
             for event in heard:
                 over = over or _ends(event)
-                hear(event, found, going, is_wanted)
+                apply_event(event, found, going, is_wanted)
         if over:
             return
         yield Nap(nap)
         nap = min(LATER, nap * 1.5)
 
 
-def hear(
+def apply_event(
     event: Event,
-    found: list[Attempt],
-    going: dict[str, Attempt],
+    found: list[LogPosition],
+    going: dict[str, LogPosition],
     is_wanted: Callable[[str, int], bool],
 ) -> None:
     """Record the start or end of an attempt from an event: wanted attempts in `found`, running attempts by step in `going`."""
@@ -285,7 +288,7 @@ def hear(
         # An attempt that another worker took over keeps its number.
         key = (event.id, number)
         known = next((each for each in found if (each.step, each.number) == key), None)
-        attempt = known or Attempt(event.id, number)
+        attempt = known or LogPosition(event.id, number)
         attempt.ended = False
         going[event.id] = attempt
         if known is None and is_wanted(event.id, number):
@@ -294,7 +297,7 @@ def hear(
         going.pop(event.id).ended = True
 
 
-def log(run: str, part: LogPart) -> Talk:
+def log(run: str, part: LogPart) -> Operation:
     """Give the bytes of a log from `part.offset`.  If `part.follow`, continue until the attempt has finished or the server ends the stream."""
     offset, tried = part.offset, 0
 
@@ -315,10 +318,10 @@ def log(run: str, part: LogPart) -> Talk:
 
 
 def _log(run: str, part: LogPart) -> Callable[[Transport], Pieces]:
-    return lambda there: there.log(run, part)
+    return lambda transport: transport.log(run, part)
 
 
-def _read_log(run: str, each: Attempt) -> _Part[None]:
+def _read_log(run: str, each: LogPosition) -> _Part[None]:
     """Give the log lines of an attempt so far.  Raises the failure of the last try if `FEW` tries bring nothing."""
     tried = 0
     while True:
@@ -335,7 +338,7 @@ def _read_log(run: str, each: Attempt) -> _Part[None]:
         yield Give(line)
 
 
-def _follow_log(run: str, each: Attempt, after: int) -> _Part[tuple[int, list[Event]]]:
+def _follow_log(run: str, each: LogPosition, after: int) -> _Part[tuple[int, list[Event]]]:
     """Give the log lines of an attempt until it has finished.  Returns the last event number and the events read meanwhile.
 
     A stream may also end because the server stops, so a log is complete only if the attempt had finished before the stream was opened.
@@ -355,7 +358,7 @@ def _follow_log(run: str, each: Attempt, after: int) -> _Part[tuple[int, list[Ev
             yield from _nap(max(1, tried), trouble)
         elif is_empty:
             yield Nap(SOON)
-        some = yield from _news(run, after, FOREVER)
+        some = yield from _new_events(run, after, FOREVER)
         after = some[-1].seq if some else after
         each.ended = each.ended or any(_ends_attempt(event, each.step) for event in some)
         heard += some
@@ -372,7 +375,7 @@ def _stream(
     of: Callable[[Transport], Iterable[_Piece]], take: Callable[[_Piece], Iterable[object]]
 ) -> _Part[Lost | None]:
     """Pass each piece of a streamed answer to `take` and give the resulting items.  Returns the failure if the stream broke, else None."""
-    yield Ask(of, streams=True)
+    yield TransportRequest(of, streams=True)
     while True:
         piece = yield More()
         if piece is None or isinstance(piece, Lost):
@@ -381,7 +384,7 @@ def _stream(
             yield Give(item)
 
 
-def download(run: str, chosen: Sequence[str]) -> Talk:
+def download(run: str, chosen: Sequence[str]) -> Operation:
     """Give a File and then its bytes, for each file in the outputs of a run.  `chosen` are output names; empty selects all outputs."""
     known = yield from _artifacts(run, "", "")
     names = [each.name for each in known]
@@ -405,7 +408,9 @@ def download(run: str, chosen: Sequence[str]) -> Talk:
 
 
 def _artifacts(run: str, name: str, after: str) -> _Part[Sequence[Artifact]]:
-    return (yield from _try_asking(lambda there: there.artifacts(run, name, after), FEW))
+    return (
+        yield from _ask_with_retries(lambda transport: transport.artifacts(run, name, after), FEW)
+    )
 
 
 def _folder(run: str, name: str) -> _Part[None]:
@@ -425,7 +430,7 @@ def _folder(run: str, name: str) -> _Part[None]:
 
 
 def _file(run: str, name: str, path: str, begin: int) -> Callable[[Transport], Pieces]:
-    return lambda there: there.file(run, name, path, begin)
+    return lambda transport: transport.file(run, name, path, begin)
 
 
 def _bytes(run: str, name: str, path: str) -> _Part[None]:

@@ -36,8 +36,8 @@ from .transport import (
     Lost,
     New,
     Of,
-    Page,
     Pieces,
+    RunPage,
     Verb,
 )
 
@@ -54,7 +54,7 @@ _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
 def is_server(address: str) -> bool:
-    """Whether the address is the URL of a server."""
+    """Return True if the address is the URL of a server."""
     return address.startswith(("http://", "https://"))
 
 
@@ -123,7 +123,7 @@ def _options(address: str) -> tuple[str, dict[str, str]]:
 
 
 def _require_httpx() -> None:
-    """Raises Infrastructure where httpx is not installed."""
+    """Raise Infrastructure if httpx is not installed."""
     from importlib.util import find_spec
 
     if find_spec("httpx") is None:
@@ -197,7 +197,7 @@ class HttpTransport:
     def plan(self, new: New) -> Forecast:
         return self._answer(questions.plan(new))
 
-    def list_runs(self, listing: Listing) -> Page:
+    def list_runs(self, listing: Listing) -> RunPage:
         return self._answer(questions.list_runs(listing))
 
     def run(self, run: str) -> Status:
@@ -248,13 +248,13 @@ class HttpTransport:
         self._client.close()
 
     def _answer(self, question: Question[T]) -> T:
-        with _convert_errors():
+        with _httpx_errors_as_lost():
             response = self._client.send(_request(self._client, self.name, question))
         _check_status(response, question)
         return question.read(response.content)
 
     def _pieces(self, question: Question[None]) -> Pieces:
-        with _convert_errors():
+        with _httpx_errors_as_lost():
             request = _request(self._client, self.name, question)
             with closing(self._client.send(request, stream=True)) as response:
                 if response.status_code == question.nothing:
@@ -323,13 +323,13 @@ class AsyncHttpTransport:
         await self._client.aclose()
 
     async def _answer(self, question: Question[T]) -> T:
-        with _convert_errors():
+        with _httpx_errors_as_lost():
             response = await self._client.send(_request(self._client, self.name, question))
         _check_status(response, question)
         return question.read(response.content)
 
     async def _pieces(self, question: Question[None]) -> AsyncPieces:
-        with _convert_errors():
+        with _httpx_errors_as_lost():
             request = _request(self._client, self.name, question)
             async with aclosing(await self._client.send(request, stream=True)) as response:
                 if response.status_code == question.nothing:
@@ -362,7 +362,7 @@ def _check_status(response: httpx.Response, question: Question[T]) -> None:
 
 
 @contextmanager
-def _convert_errors() -> Iterator[None]:
+def _httpx_errors_as_lost() -> Iterator[None]:
     """Convert httpx errors to Lost."""
     import httpx
 

@@ -13,7 +13,7 @@ from ...api.artifacts import find_file, list_artifacts
 from ...api.differences import Differences, compare_runs
 from ...api.events import event_facts, read_events
 from ...api.finding import find_run
-from ...api.forecasts import Asked, forecast_run
+from ...api.forecasts import ForecastRequest, forecast_run
 from ...api.logs import (
     POLL,
     AttemptLog,
@@ -46,7 +46,7 @@ from ...language import parse
 from ...language.library import find
 from ...planning.ids import names
 from ...storage.content.files import Content
-from ...storage.records.runs import FINAL, Event, RunRow, Wanted
+from ...storage.records.runs import FINAL, Event, RunFilter, RunRow
 from ...storage.workspace import Workspace
 from ...survey.bundles import fetch_packed_inputs
 from ...survey.rows import StoredStream
@@ -68,8 +68,8 @@ from .transport import (
     LogPart,
     New,
     Of,
-    Page,
     Pieces,
+    RunPage,
     Verb,
 )
 
@@ -108,7 +108,7 @@ class LocalTransport:
                 for step, shelf in of_driver(self.ws, found, name).items():
                     shelves.setdefault(step, []).append(shelf)
             recipe = parse.load(find(new.request.recipe, self.ws.root))
-            asked = Asked(recipe, Start(new.request), settings.driver, settings.limits)
+            asked = ForecastRequest(recipe, Start(new.request), settings.driver, settings.limits)
             facts = forecast_run(self.ws, found, asked, shelves)
         return forecast_of(facts)
 
@@ -118,12 +118,12 @@ class LocalTransport:
         with self._lock:
             return find_run(self.ws.store, word).id
 
-    def list_runs(self, listing: Listing) -> Page:
-        wanted = Wanted(tuple(listing.states), listing.recipe, listing.user, tag=listing.tag)
+    def list_runs(self, listing: Listing) -> RunPage:
+        wanted = RunFilter(tuple(listing.states), listing.recipe, listing.user, tag=listing.tag)
         wanted = wanted._replace(worked=True)
         with self._lock:
             page = list_runs(self.ws, wanted, listing.limit, listing.after, numbers=False)
-        return Page([status_of(each) for each in page.runs], page.next or "")
+        return RunPage([status_of(each) for each in page.runs], page.next or "")
 
     def run(self, run: str) -> Status:
         with self._lock:
@@ -210,7 +210,7 @@ class LocalTransport:
         return open_tail(self.ws, run, part)
 
     def _left(self, run: str) -> bool:
-        """Whether the run has finished, or is neither queued nor held by a worker."""
+        """Return True if the run has finished, or is neither queued nor claimed by a worker."""
         with self._lock:
             row = self.ws.store.runs.get(run)
             return row.state in FINAL or (not self.ws.store.runs.live(run) and row.due is None)
@@ -224,7 +224,7 @@ class LocalTransport:
             return [artifact_of(each) for each in list_artifacts(self.ws, row, name, after)]
 
     def _bring(self, row: RunRow, name: str) -> None:
-        """Download outputs that are missing here from the shared store.  Raises Infrastructure."""
+        """Download missing outputs from the shared store.  Raises Infrastructure."""
         absent = [
             Content(each.content)
             for each in row.outputs

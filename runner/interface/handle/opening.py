@@ -18,7 +18,7 @@ from ...storage.workspace import Workspace
 from . import core
 from .http_transport import AsyncHttpTransport, HttpTransport, is_server
 from .local_transport import AsyncLocalTransport, LocalTransport
-from .shells import AsyncRun, Run, carry_out, carry_out_async
+from .shells import AsyncRun, Run, drive, drive_async
 from .transport import AsyncTransport, New, Transport
 
 LIMITS = ("time", "cost")
@@ -32,7 +32,7 @@ _KINDS: Final[Mapping[str, tuple[type, str]]] = {
 T = TypeVar("T")
 
 
-class How(TypedDict, total=False):
+class RunOptions(TypedDict, total=False):
     """Options of `submit`."""
 
     to: (
@@ -60,8 +60,8 @@ class How(TypedDict, total=False):
 def check_options(how: Mapping[str, Any]) -> None:
     """Check the options of `submit`.  Raises TypeError for an unknown option, Invalid for invalid values."""
     for name in how:
-        if name not in How.__annotations__:
-            hint = did_you_mean(name, How.__annotations__)
+        if name not in RunOptions.__annotations__:
+            hint = did_you_mean(name, RunOptions.__annotations__)
             raise TypeError(f"submit() has no option {name!r}" + (f": {hint}" if hint else ""))
     problems = [
         *_check_kinds(how),
@@ -156,7 +156,7 @@ def submit_run(new: New, to: str | None, root: Path) -> Run:
     """Store a run and return its handle.  Raises RecipeError with all problems."""
     transport = open_transport(to, root)
     try:
-        return Run(transport, next(carry_out(transport, _submit(new))))
+        return Run(transport, next(drive(transport, _submit(new))))
     except BaseException:
         transport.close()
         raise
@@ -166,7 +166,7 @@ async def submit_run_async(new: New, to: str | None, root: Path) -> AsyncRun:
     """Store a run and return its asynchronous handle.  Raises RecipeError with all problems."""
     transport = _open_transport_async(to, root)
     try:
-        return AsyncRun(transport, await anext(carry_out_async(transport, _submit(new))))
+        return AsyncRun(transport, await anext(drive_async(transport, _submit(new))))
     except BaseException:
         await transport.close()
         raise
@@ -194,7 +194,7 @@ async def forecast_async(new: New, to: str | None, root: Path) -> Forecast:
 
 def _ask(to: str | None, root: Path, of: Callable[[Transport], T]) -> T:
     with closing(open_transport(to, root)) as transport:
-        answer: T = next(carry_out(transport, core.ask(of)))
+        answer: T = next(drive(transport, core.ask(of)))
         return answer
 
 
@@ -203,14 +203,14 @@ async def _ask_async(to: str | None, root: Path, of: Callable[[AsyncTransport], 
     try:
         # AsyncTransport has the same method for each question asked here.
         asked = core.ask(cast("Callable[[Transport], object]", of))
-        async with aclosing(carry_out_async(transport, asked)) as items:
+        async with aclosing(drive_async(transport, asked)) as items:
             answer: T = await anext(items)
             return answer
     finally:
         await transport.close()
 
 
-def _submit(new: New) -> core.Talk:
+def _submit(new: New) -> core.Operation:
     # Retries after a lost answer use the same key, so the run is stored once.
     return core.submit(new, new.ticket.idempotency or uuid.uuid4().hex)
 

@@ -35,7 +35,7 @@ from ...execution.terms import Choice, Settings
 from ...paths import is_path
 from ...storage.records.runs import Event
 from . import answers
-from .transport import Listing, LogPart, Lost, New, Of, Page, Verb
+from .transport import Listing, LogPart, Lost, New, Of, RunPage, Verb
 
 AGAIN: Final = frozenset({408, 429, 502, 503, 504})
 """HTTP statuses of a busy server, or of a proxy while the server restarts.  The request may be sent again."""
@@ -59,7 +59,7 @@ class Question(NamedTuple, Generic[_T]):
     """The run to control; its state may forbid the request."""
 
 
-def list_runs(listing: Listing) -> Question[Page]:
+def list_runs(listing: Listing) -> Question[RunPage]:
     """List runs, newest first."""
     query: dict[str, str | int | list[str]] = {
         "limit": min(listing.limit, MOST),
@@ -75,9 +75,9 @@ def list_runs(listing: Listing) -> Question[Page]:
     if listing.states:
         query["state"] = list(listing.states)
 
-    def read(body: bytes) -> Page:
+    def read(body: bytes) -> RunPage:
         found = answers.mapping_of(body)
-        return Page(
+        return RunPage(
             [answers.status_of(each) for each in found.get("runs", ())], found.get("next") or ""
         )
 
@@ -329,7 +329,7 @@ def error_of(status: int, body: bytes) -> RecipeError:
             for each in error.get("problems", ())
         ]
     except (ValueError, TypeError, LookupError):
-        return answers.strange(status)
+        return answers.unexpected_reply(status)
     if status == 404:
         return NotFound(message, fix=fix)
     if status >= 500:

@@ -22,7 +22,7 @@ from ...api.values import Line, OutputFile, Point, Status
 from ...errors import CannotAsk
 from ...storage.records.runs import Event
 from . import core
-from .core import Ask, Clock, Give, Heard, More, Nap, Talk
+from .core import Answer, Clock, Give, More, Nap, Operation, TransportRequest
 from .files import Download
 from .transport import AsyncTransport, Listing, Lost, Of, Transport
 
@@ -32,9 +32,9 @@ def clock(timeout: float | None) -> Clock:
     return Clock(time.monotonic, math.inf if timeout is None else time.monotonic() + timeout)
 
 
-def carry_out(transport: Transport, talk: Talk) -> Iterator[Any]:
+def drive(transport: Transport, talk: Operation) -> Iterator[Any]:
     """Execute a generator of `core` and yield its items."""
-    heard: Heard = None
+    heard: Answer = None
     pieces: Generator[object, None, None] | None = None
     try:
         while True:
@@ -51,11 +51,11 @@ def carry_out(transport: Transport, talk: Talk) -> Iterator[Any]:
                         time.sleep(seconds)
                     case More():
                         heard = next(pieces, None) if pieces is not None else None
-                    case Ask(of, streams=True):
+                    case TransportRequest(of, streams=True):
                         if pieces is not None:
                             pieces.close()
                         pieces = cast("Generator[object, None, None]", of(transport))
-                    case Ask(of):
+                    case TransportRequest(of):
                         heard = of(transport)
             except Lost as error:
                 heard = error
@@ -64,12 +64,12 @@ def carry_out(transport: Transport, talk: Talk) -> Iterator[Any]:
             pieces.close()
 
 
-async def carry_out_async(transport: AsyncTransport, talk: Talk) -> AsyncGenerator[Any, None]:
+async def drive_async(transport: AsyncTransport, talk: Operation) -> AsyncGenerator[Any, None]:
     """Execute a generator of `core` asynchronously and yield its items.  AsyncTransport must have the methods that its questions call."""
     from asyncio import sleep
 
     asked: Any = transport
-    heard: Heard = None
+    heard: Answer = None
     pieces: AsyncGenerator[object, None] | None = None
     try:
         while True:
@@ -86,11 +86,11 @@ async def carry_out_async(transport: AsyncTransport, talk: Talk) -> AsyncGenerat
                         await sleep(seconds)
                     case More():
                         heard = await anext(pieces, None) if pieces is not None else None
-                    case Ask(of, streams=True):
+                    case TransportRequest(of, streams=True):
                         if pieces is not None:
                             await pieces.aclose()
                         pieces = cast("AsyncGenerator[object, None]", of(asked))
-                    case Ask(of):
+                    case TransportRequest(of):
                         heard = await cast("Awaitable[object]", of(asked))
             except Lost as error:
                 heard = error
@@ -108,15 +108,15 @@ class Run:
     def __init__(self, transport: Transport, id: str) -> None:
         self.transport, self.id = transport, id
 
-    def _one(self, talk: Talk) -> Any:
-        return next(carry_out(self.transport, talk))
+    def _one(self, talk: Operation) -> Any:
+        return next(drive(self.transport, talk))
 
     def _ask(self, of: Callable[[Transport], Outcome]) -> Outcome:
         """Send a request without retries.  Raises CannotAsk with a fix for Python callers."""
         try:
             outcome: Outcome = self._one(core.ask(of, core.ONCE))
         except CannotAsk as error:
-            raise core.in_python(error) from None
+            raise core.with_python_fix(error) from None
         return outcome
 
     def status(self) -> Status:
@@ -131,11 +131,11 @@ class Run:
 
     def events(self, after: int = 0, follow: bool = False) -> Iterator[Event]:
         """Yield the events with numbers above `after`, in order.  If `follow`, also yield new events until the run has finished."""
-        return carry_out(self.transport, core.events(self.id, after, follow))
+        return drive(self.transport, core.events(self.id, after, follow))
 
     def logs(self, follow: bool = False, step: str = "", attempt: int = 0) -> Iterator[Line]:
         """Yield the log lines, one attempt after another.  If `follow`, also yield new lines until the run has finished."""
-        return carry_out(self.transport, core.lines(self.id, step, attempt, follow))
+        return drive(self.transport, core.lines(self.id, step, attempt, follow))
 
     def metrics(self, step: str = "", attempt: int = 0, of: Of = "step") -> list[Point]:
         """Return the metrics of the steps so far, or with `of="machine"` the utilization of their machines."""
@@ -153,7 +153,7 @@ class Run:
         Raises CannotRun if a file exists with other content, unless `overwrite`.
         """
         with Download(folder, overwrite) as files:
-            for item in carry_out(self.transport, core.download(self.id, names)):
+            for item in drive(self.transport, core.download(self.id, names)):
                 files.take(item)
         return files.paths
 
@@ -203,8 +203,8 @@ class AsyncRun:
     def __init__(self, transport: AsyncTransport, id: str) -> None:
         self.transport, self.id = transport, id
 
-    async def _one(self, talk: Talk) -> Any:
-        async with aclosing(carry_out_async(self.transport, talk)) as items:
+    async def _one(self, talk: Operation) -> Any:
+        async with aclosing(drive_async(self.transport, talk)) as items:
             return await anext(items)
 
     async def _ask(self, of: Callable[[Transport], Outcome]) -> Outcome:
@@ -212,7 +212,7 @@ class AsyncRun:
         try:
             outcome: Outcome = await self._one(core.ask(of, core.ONCE))
         except CannotAsk as error:
-            raise core.in_python(error) from None
+            raise core.with_python_fix(error) from None
         return outcome
 
     async def status(self) -> Status:
@@ -227,11 +227,11 @@ class AsyncRun:
 
     def events(self, after: int = 0, follow: bool = False) -> AsyncIterator[Event]:
         """Yield the events with numbers above `after`, in order.  If `follow`, also yield new events until the run has finished."""
-        return carry_out_async(self.transport, core.events(self.id, after, follow))
+        return drive_async(self.transport, core.events(self.id, after, follow))
 
     def logs(self, follow: bool = False, step: str = "", attempt: int = 0) -> AsyncIterator[Line]:
         """Yield the log lines, one attempt after another.  If `follow`, also yield new lines until the run has finished."""
-        return carry_out_async(self.transport, core.lines(self.id, step, attempt, follow))
+        return drive_async(self.transport, core.lines(self.id, step, attempt, follow))
 
     async def metrics(self, step: str = "", attempt: int = 0, of: Of = "step") -> list[Point]:
         """Return the metrics of the steps so far, or with `of="machine"` the utilization of their machines."""
@@ -251,7 +251,7 @@ class AsyncRun:
         Raises CannotRun if a file exists with other content, unless `overwrite`.
         """
         with Download(folder, overwrite) as files:
-            async for item in carry_out_async(self.transport, core.download(self.id, names)):
+            async for item in drive_async(self.transport, core.download(self.id, names)):
                 files.take(item)
         return files.paths
 
@@ -292,4 +292,4 @@ class AsyncRun:
 
 def runs_of(transport: Transport, listing: Listing) -> Iterator[Status]:
     """Yield the runs of a list, newest first, requested page by page."""
-    return carry_out(transport, core.runs(listing))
+    return drive(transport, core.runs(listing))

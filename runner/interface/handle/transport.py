@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from ...api.differences import Differences
 from ...api.outcomes import Outcome
-from ...api.submitting import Ticket
+from ...api.submitting import QueueSettings
 from ...api.values import (
     Artifact,
     Forecast,
@@ -49,7 +49,7 @@ class New(NamedTuple):
     request: Request
     choice: Choice = Choice()
     settings: Settings = Settings()
-    ticket: Ticket = Ticket()
+    ticket: QueueSettings = QueueSettings()
     webhooks: Sequence[Mapping[str, object]] = ()
 
 
@@ -65,7 +65,7 @@ class Listing(NamedTuple):
     """The `next` of the previous page."""
 
 
-class Page(NamedTuple):
+class RunPage(NamedTuple):
     """One page of a list of runs, newest first.  `next` is the cursor of the next page, empty on the last page."""
 
     runs: Sequence[Status]
@@ -110,7 +110,7 @@ class Transport(Protocol):
         """Return the steps, duration and cost of a run, without storing, executing or renting anything.  Raises Invalid with all problems."""
         ...
 
-    def list_runs(self, listing: Listing) -> Page: ...
+    def list_runs(self, listing: Listing) -> RunPage: ...
     def run(self, run: str) -> Status: ...
     def submit(self, new: New, key: str) -> str:
         """Store a run and return its id.  Repeating a request with the same key returns the same id."""

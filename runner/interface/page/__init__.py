@@ -19,9 +19,10 @@ from typing import Any, Final, TypeAlias, TypedDict
 from ...paths import VERSION
 from ...planning.halving import STOPPED
 from ...planning.ids import bare, readable
+from ...storage.records.links import TrackerLink
 from ...storage.workspace import Workspace
 from ...survey import comparison, run_story
-from ...survey.comparison import Cell, Comparison, is_comparable
+from ...survey.comparison import Cell, Comparison, Result, is_comparable
 from ...survey.run_story import IMAGES, StepInstance, Story
 from .. import drawing
 from ..tables import cell
@@ -124,29 +125,35 @@ class Curves(TypedDict):
     log: bool  # start with a logarithmic scale
 
 
+_CLASSES: Final = {
+    "DONE": "done",
+    "COMPLETED": "done",
+    "FAILED": "failed",
+    "FRESH": "fresh",
+    "WAITING": "waiting",
+    "READY": "waiting",
+    "QUEUED": "waiting",
+    "RUNNING": "running",
+    "ACTIVE": "running",
+    "EXECUTING": "running",
+    "BLOCKED": "blocked",
+    "SKIPPED": "skipped",
+    "CANCELLED": "cancelled",
+}
+"""The CSS class of each state, which is also its label."""
+
+
 def _state(state: str) -> str:
     """Return the label and CSS class for the state of a step or run."""
-    if state in ("BLOCKED", "SKIPPED", "CANCELLED"):
-        return state.lower()
-    known = {
-        "DONE": "done",
-        "COMPLETED": "done",
-        "FAILED": "failed",
-        "FRESH": "fresh",
-        "WAITING": "waiting",
-        "READY": "waiting",
-        "QUEUED": "waiting",
-    }
-    return known.get(state, "running" if state in ("RUNNING", "ACTIVE", "EXECUTING") else "other")
+    return _CLASSES.get(state, "other")
 
 
 def _seconds(each: StepInstance) -> float:
-    return (
-        sum(
-            max(0.0, (attempt.ended or 0.0) - (attempt.started or 0.0)) for attempt in each.attempts
-        )
-        if each.state != "FRESH"
-        else 0.0
+    """Return the total duration of the attempts; 0 for a cached result."""
+    if each.state == "FRESH":
+        return 0.0
+    return sum(
+        max(0.0, (attempt.ended or 0.0) - (attempt.started or 0.0)) for attempt in each.attempts
     )
 
 
@@ -156,55 +163,116 @@ def _name(id: str) -> str:
 
 def _view(story: Story, state: str, label: str, given: str) -> tuple[Mapping[str, object], object]:
     """Return the template's variables and the chart data, which is empty without charts."""
+    instances = story.instances
+    results = [each.result for each in instances if each.result is not None and each.result.metrics]
+    tables = comparison.compare(results, _choose_criteria(story))
+    curves, weights = _curves(story, tables)
+    critical_path = drawing.critical(story.needs, _end_times(story))
+    images, omissions = _images(story)
+    anchors = {id: f"log-{n}" for n, id in enumerate(story.logs)}
+    logged = [each for each in instances if each.id in story.logs]
+    view: dict[str, object] = {
+        **_header(story, state, label, given),
+        "best": _best(tables),
+        "failures": _failures(story, anchors),
+        "graph": _graph(story, critical_path),
+        "time": _time(story),
+        "critical": " → ".join(map(visible, critical_path)) if len(critical_path) > 1 else "",
+        "curves": _curve_controls(curves, weights) if curves else None,
+        "images": images,
+        "table": _table(tables, instances),
+        "texts": _texts(story),
+        "why": [
+            {"id": _name(id), "text": visible("; ".join(reasons))}
+            for id, reasons in list(story.why.items())[:_ROWS]
+        ],
+        # Failed steps come first.
+        "logs": [
+            _log(each, story, anchors)
+            for each in sorted(logged, key=lambda each: each.state != "FAILED")
+        ],
+        "links": [_link(each) for each in story.links[:_ROWS]],
+        "inputs": [
+            (visible(name), visible(_text(value))) for name, value in story.row.inputs.items()
+        ],
+        "environment": _environment(story),
+        "left_out": [*map(visible, story.left_out), *omissions],
+    }
+    view["parts"] = [(title, anchor) for title, anchor, key in _SECTIONS if view[key]]
+    charts = {visible(name): chart for name, chart in curves.items()}
+    return view, {"x": "step", "metrics": charts} if charts else {}
+
+
+_SECTIONS: Final = (
+    ("Failed", "failed", "failures"),
+    ("Steps", "steps", "graph"),
+    ("Time", "time", "time"),
+    ("Curves", "curves", "curves"),
+    ("Images", "images", "images"),
+    ("Table", "table", "table"),
+    ("Data", "files", "texts"),
+    ("Why", "why", "graph"),
+    ("Logs", "logs", "logs"),
+    ("Inputs", "inputs", "graph"),
+)
+"""Title, anchor and the required template variable of each section."""
+
+
+def _header(story: Story, state: str, label: str, given: str) -> dict[str, object]:
+    """Return the template's variables for the head of the page."""
     row, instances = story.row, story.instances
     tally = Counter(_state(each.state) for each in instances)
-    waiting = sum(story.counts.values()) - len(instances)
-    tally["waiting"] += max(0, waiting)
-    tables = comparison.compare(
-        [each.result for each in instances if each.result is not None and each.result.metrics],
-        _choose_criteria(story),
-    )
-    main = next((table for table in tables if table.best is not None), None)
-    curves, smooth = _curves(story, tables)
-    keys = list(
-        dict.fromkeys(
-            name for found in curves.values() for values in found["values"] for name in values
-        )
-    )
-    data = (
-        {"x": "step", "metrics": {visible(name): found for name, found in curves.items()}}
-        if curves
-        else {}
-    )
-    time_view, path = _time(story), drawing.critical(story.needs, _end_times(story))
-    images, left = _images(story)
-    anchors = {id: f"log-{n}" for n, id in enumerate(story.logs)}
-    table = _table(tables, instances)
-    view: dict[str, object] = {
-        "recipe": visible(row.recipe), "id": row.id,
-        "state": _state(row.state), "sign": _SIGNS.get(_state(row.state), "–"), "word": state.lower().replace("_", " "),
-        "label": visible(label), "note": visible(str(row.data.get("note", ""))), "given": visible(given),
-        "began": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.created)), "took": span(row.ended - row.created) if row.ended else "",
-        "work": span(sum(map(_seconds, instances))), "total": sum(story.counts.values()),
-        "tally": ", ".join(f"{count} {word}" for word, count in tally.items() if count), "failed": tally["failed"],
-        "best": None if main is None or main.best is None or main.by is None else {
-            "value": cell(comparison.last_number(main.best, main.by.metric)), "words": visible(main.by.words), "step": _name(main.best.step)},
-        "failures": _failures(story, anchors), "graph": _graph(story, path), "time": time_view,
-        "critical": " → ".join(map(visible, path)) if len(path) > 1 else "",
-        "curves": {"metrics": [visible(name) for name in curves], "groups": keys, "smooth": smooth} if curves else None,
-        "images": images, "table": table, "texts": _texts(story),
-        "why": [{"id": _name(id), "text": visible("; ".join(why))} for id, why in list(story.why.items())[:_ROWS]],
-        "logs": [_log(each, story, anchors) for each in sorted(instances, key=lambda each: each.state != "FAILED") if each.id in story.logs],
-        "links": [{"step": _name(each.step), "name": visible(each.name), "to": visible(each.to), "opens": each.to.startswith(("https://", "http://"))}
-                  for each in story.links[:_ROWS]],
-        "inputs": [(visible(name), visible(_text(value))) for name, value in row.inputs.items()], "environment": _environment(story),
-        "left_out": [*map(visible, story.left_out), *left], "version": VERSION,
-    }  # fmt: skip
-    parts = [("Failed", "failed", "failures"), ("Steps", "steps", "graph"), ("Time", "time", "time"), ("Curves", "curves", "curves"),
-             ("Images", "images", "images"), ("Table", "table", "table"), ("Data", "files", "texts"), ("Why", "why", "graph"),
-             ("Logs", "logs", "logs"), ("Inputs", "inputs", "graph")]  # fmt: skip
-    view["parts"] = [(name, id) for name, id, due in parts if view[due]]
-    return view, data
+    tally["waiting"] += max(0, sum(story.counts.values()) - len(instances))
+    return {
+        "recipe": visible(row.recipe),
+        "id": row.id,
+        "state": _state(row.state),
+        "sign": _SIGNS.get(_state(row.state), "–"),
+        "word": state.lower().replace("_", " "),
+        "label": visible(label),
+        "note": visible(str(row.data.get("note", ""))),
+        "given": visible(given),
+        "began": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.created)),
+        "took": span(row.ended - row.created) if row.ended else "",
+        "work": span(sum(map(_seconds, instances))),
+        "total": sum(story.counts.values()),
+        "tally": ", ".join(f"{count} {word}" for word, count in tally.items() if count),
+        "failed": tally["failed"],
+        "version": VERSION,
+    }
+
+
+def _best(tables: Sequence[Comparison]) -> Mapping[str, str] | None:
+    """Return the best result of the first comparison that has one; None without one."""
+    for table in tables:
+        if table.best is not None:
+            if table.by is None:
+                return None
+            return {
+                "value": cell(comparison.last_number(table.best, table.by.metric)),
+                "words": visible(table.by.words),
+                "step": _name(table.best.step),
+            }
+    return None
+
+
+def _curve_controls(curves: Mapping[str, Curves], weights: Sequence[str]) -> Mapping[str, object]:
+    """Return the metrics, the inputs to group by, and the smoothing weights of the charts."""
+    inputs = [name for chart in curves.values() for values in chart["values"] for name in values]
+    return {
+        "metrics": [visible(name) for name in curves],
+        "groups": list(dict.fromkeys(inputs)),
+        "smooth": weights,
+    }
+
+
+def _link(link: TrackerLink) -> Mapping[str, object]:
+    return {
+        "step": _name(link.step),
+        "name": visible(link.name),
+        "to": visible(link.to),
+        "opens": link.to.startswith(("https://", "http://")),
+    }
 
 
 def _choose_criteria(story: Story) -> Mapping[str, comparison.Criterion]:
@@ -240,31 +308,60 @@ def _failures(story: Story, anchors: Mapping[str, str]) -> list[Mapping[str, obj
     ]  # fmt: skip
 
 
-def _graph(story: Story, path: Sequence[str]) -> Mapping[str, object]:
+def _graph(story: Story, critical_path: Sequence[str]) -> Mapping[str, object]:
+    """Return the boxes and edges of the step graph."""
     steps = dict(list(story.needs.items())[:_BOXES])
-    placed, width, height = drawing.boxes(steps)
-    at = {box.step: box for box in placed}
-    found = []
-    for box in placed:
-        mine = [each for each in story.instances if each.step == box.step]
-        tally = Counter(_state(each.state) for each in mine)
-        tally["waiting"] += max(0, story.counts.get(box.step, 0) - len(mine))
-        tally = +tally
-        worst = next((word for word in _WORST if tally[word]), "waiting")
-        total, x, parts = max(sum(tally.values()), 1), box.x + 10.0, []
-        for word, count in sorted(tally.items()):
-            parts.append({"state": word, "x": round(x, 1), "width": round(176 * count / total, 1)})
-            x += 176 * count / total
-        spent = sum(map(_seconds, mine))
-        name = visible(box.step)
-        found.append({
-            "x": box.x, "y": box.y, "name": name if len(name) <= 18 else name[:17] + "…", "title": name,
-            "state": worst, "sign": _SIGNS.get(worst, "–"),
-            "count": story.counts.get(box.step, len(mine)), "took": span(spent) if spent else "", "critical": box.step in path, "parts": parts,
-            "tally": ", ".join(f"{count} {word}" for word, count in sorted(tally.items()))[:30],
-        })  # fmt: skip
-    edges = [_edge(at[need], box) for box in placed for need in steps[box.step] if need in at]
-    return {"boxes": found, "edges": edges, "width": width, "height": height}
+    boxes, width, height = drawing.boxes(steps)
+    by_step = {box.step: box for box in boxes}
+    edges = [
+        _edge(by_step[need], box) for box in boxes for need in steps[box.step] if need in by_step
+    ]
+    return {
+        "boxes": [_box(story, box, is_critical=box.step in critical_path) for box in boxes],
+        "edges": edges,
+        "width": width,
+        "height": height,
+    }
+
+
+def _box(story: Story, box: drawing.Box, *, is_critical: bool) -> Mapping[str, object]:
+    """Return a step's box, with the number of its instances by state."""
+    instances = [each for each in story.instances if each.step == box.step]
+    count = story.counts.get(box.step, len(instances))
+    tally = Counter(_state(each.state) for each in instances)
+    tally["waiting"] += max(0, count - len(instances))
+    worst = next((state for state in _WORST if tally[state]), "waiting")
+    counts = sorted((state, number) for state, number in tally.items() if number)
+    seconds = sum(map(_seconds, instances))
+    name = visible(box.step)
+    return {
+        "x": box.x,
+        "y": box.y,
+        "name": _shorten(name),
+        "title": name,
+        "state": worst,
+        "sign": _SIGNS.get(worst, "–"),
+        "count": count,
+        "took": span(seconds) if seconds else "",
+        "critical": is_critical,
+        "parts": _bar_parts(counts, box.x + 10.0),
+        "tally": ", ".join(f"{number} {state}" for state, number in counts)[:30],
+    }
+
+
+def _bar_parts(counts: Sequence[tuple[str, int]], x: float) -> list[Mapping[str, object]]:
+    """Return the parts of a bar from `x` on, as wide as the share of each state."""
+    total = max(sum(count for _, count in counts), 1)
+    parts: list[Mapping[str, object]] = []
+    for state, count in counts:
+        width = 176 * count / total
+        parts.append({"state": state, "x": round(x, 1), "width": round(width, 1)})
+        x += width
+    return parts
+
+
+def _shorten(name: str) -> str:
+    return name if len(name) <= 18 else name[:17] + "…"
 
 
 def _edge(a: drawing.Box, b: drawing.Box) -> str:
@@ -281,41 +378,23 @@ def _time(story: Story) -> Mapping[str, object] | None:
 
     The timeline has rows by host and step, with more rows for simultaneous attempts.
     """
-    away = any(each.place for each in story.instances)
-    bars = [
-        drawing.Bar(
-            (each.place or "here") if away else "",
-            each.step,
-            attempt.started,
-            attempt.ended,
-            each.id,
-            {"done": "done", STOPPED: "skipped"}.get(attempt.outcome, "failed"),
-        )
-        for each in story.instances
-        for attempt in (each.attempts if each.state != "FRESH" else ())
-        if attempt.started is not None and attempt.ended is not None
-    ]
+    bars = _list_bars(story)
     if not bars:
         return None
-    bars = sorted(bars, key=lambda bar: bar.begun - bar.ended)[:_BARS]
     begin = min(bar.begun for bar in bars)
     whole = max(max(bar.ended for bar in bars) - begin, 1e-3)
+    scale = 960 / whole  # pixels per second
     order = {step: n for n, step in enumerate(story.needs)}
-    scale, y, rows, drawn = 960 / whole, 0, [], []
-    for (place, step), lanes in sorted(
-        drawing.lanes(bars).items(), key=lambda item: (item[0][0], order[item[0][1]])
-    ):
+    groups = sorted(drawing.lanes(bars).items(), key=lambda item: (item[0][0], order[item[0][1]]))
+    y = 0
+    rows: list[Mapping[str, object]] = []
+    drawn: list[Mapping[str, object]] = []
+    for (place, step), lanes in groups:
         name = visible(f"{place} · {step}" if place else step)
-        most = f" ×{len(lanes)}" if len(lanes) > 1 else ""
-        rows.append({"name": (name if len(name) <= 18 else name[:17] + "…") + most, "y": y})
+        count = f" ×{len(lanes)}" if len(lanes) > 1 else ""
+        rows.append({"name": _shorten(name) + count, "y": y})
         for lane in lanes:
-            for bar in lane:
-                title = f"{_name(bar.name)}: {span(bar.ended - bar.begun)}, {bar.state}"
-                x, width = (
-                    round(150 + (bar.begun - begin) * scale, 1),
-                    round(max((bar.ended - bar.begun) * scale, 2), 1),
-                )
-                drawn.append({"x": x, "y": y, "width": width, "state": bar.state, "title": title})
+            drawn += [_drawn_bar(bar, begin, scale, y) for bar in lane]
             y += 14
         y += 6
     ticks = [
@@ -323,6 +402,39 @@ def _time(story: Story) -> Mapping[str, object] | None:
         for tick in drawing.ticks(whole)
     ]
     return {"rows": rows, "bars": drawn, "ticks": ticks, "height": y + 26, "span": span(whole)}
+
+
+def _list_bars(story: Story) -> list[drawing.TimelineBar]:
+    """Return a bar for each finished attempt of this run, the longest _BARS of them.
+
+    The place of a bar is empty if the whole run was executed on this machine.
+    """
+    has_hosts = any(each.place for each in story.instances)
+    bars = []
+    for each in story.instances:
+        place = (each.place or "here") if has_hosts else ""
+        for attempt in each.attempts if each.state != "FRESH" else ():
+            if attempt.started is None or attempt.ended is None:
+                continue
+            state = {"done": "done", STOPPED: "skipped"}.get(attempt.outcome, "failed")
+            bar = drawing.TimelineBar(
+                place, each.step, attempt.started, attempt.ended, each.id, state
+            )
+            bars.append(bar)
+    return sorted(bars, key=lambda bar: bar.begun - bar.ended)[:_BARS]
+
+
+def _drawn_bar(
+    bar: drawing.TimelineBar, begin: float, scale: float, y: int
+) -> Mapping[str, object]:
+    seconds = bar.ended - bar.begun
+    return {
+        "x": round(150 + (bar.begun - begin) * scale, 1),
+        "y": y,
+        "width": round(max(seconds * scale, 2), 1),
+        "state": bar.state,
+        "title": f"{_name(bar.name)}: {span(seconds)}, {bar.state}",
+    }
 
 
 _InstanceCurve: TypeAlias = tuple[StepInstance, list[tuple[float, float]]]
@@ -335,10 +447,12 @@ def _curves(story: Story, tables: Sequence[Comparison]) -> tuple[dict[str, Curve
     """
     found = _collect_curves(story)
     best = {id(table.best) for table in tables if table.best is not None}
-    first = [table.by.metric for table in tables if table.by is not None]
-    names = sorted(found, key=lambda name: (name not in first, name))[:_CHARTS]
-    curves = sum(min(len(found[name]), _CURVES) for name in names)
-    points = max(40, min(drawing.POINTS, _NUMBERS // max(1, len(SMOOTH) * curves)))
+    criteria = [table.by.metric for table in tables if table.by is not None]
+    # The metrics that decide about the best result come first.
+    names = sorted(found, key=lambda name: (name not in criteria, name))[:_CHARTS]
+    curve_count = sum(min(len(found[name]), _CURVES) for name in names)
+    affordable = _NUMBERS // max(1, len(SMOOTH) * curve_count)
+    points = max(40, min(drawing.POINTS, affordable))
     charts = {name: _chart(found[name][:_CURVES], best, points) for name in names}
     return charts, [f"{weight:g}" for weight in SMOOTH]
 
@@ -367,31 +481,31 @@ def _points_by_metric(instance: StepInstance) -> dict[str, dict[float, float]]:
 
 def _chart(chosen: Sequence[_InstanceCurve], best: Collection[int], points: int) -> Curves:
     """Return the chart of one metric; `best` has the `id` of each best result."""
+    frame = drawing.frame([curve for each, curve in chosen if each.state != "FAILED"])
+    keys = _differing_keys([each for each, _ in chosen])
+    # The scale and the x values do not depend on the order of the curves.
+    chosen = sorted(chosen, key=lambda item: [_order(item[0].values.get(key)) for key in keys])
+    instances = [each for each, _ in chosen]
+    curves = [curve for _, curve in chosen]
     smoothed = {
         f"{weight:g}": drawing.align_curves(
-            [drawing.smooth(curve, weight) for _, curve in chosen], points
+            [drawing.smooth(curve, weight) for curve in curves], points
         )
         for weight in SMOOTH
     }
-    frame = drawing.frame([curve for each, curve in chosen if each.state != "FAILED"])
-    keys = _differing_keys([each for each, _ in chosen])
-    order = sorted(
-        range(len(chosen)),
-        key=lambda n: [_order(chosen[n][0].values.get(key)) for key in keys],
-    )
-    instances = [chosen[n][0] for n in order]
+    ranks = [n for n, each in enumerate(instances) if id(each.result) in best]
     return {
         "x": smoothed["0"][0],
-        "curves": {weight: [rows[n] for n in order] for weight, (_, rows) in smoothed.items()},
+        "curves": {weight: rows for weight, (_, rows) in smoothed.items()},
         "names": [_name(each.id) for each in instances],
         "values": [
             {visible(key): visible(_text(each.values.get(key))) for key in keys}
             for each in instances
         ],
         "failed": [each.state == "FAILED" for each in instances],
-        "best": next((at for at, each in enumerate(instances) if id(each.result) in best), -1),
+        "best": ranks[0] if ranks else -1,
         "frame": frame,
-        "leaving": _count_outside(frame, [curve for _, curve in chosen]),
+        "leaving": _count_outside(frame, curves),
         "log": frame is not None and frame[0] > 0 and frame[1] / frame[0] > 1000,
     }
 
@@ -413,6 +527,7 @@ def _count_outside(
 
 
 def _order(value: Cell) -> tuple[float, str]:
+    """Return a sort key: numbers by value, then other values as text."""
     try:
         return float(str(value)), ""
     except ValueError:
@@ -420,13 +535,10 @@ def _order(value: Cell) -> tuple[float, str]:
 
 
 def _text(value: object) -> str:
-    return (
-        ""
-        if value is None
-        else value
-        if isinstance(value, str)
-        else json.dumps(value, ensure_ascii=False)
-    )
+    """Return a text as it is, None as an empty text, and any other value as JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _type(data: bytes) -> str | None:
@@ -440,26 +552,25 @@ def _images(story: Story) -> tuple[list[Mapping[str, str]], list[str]]:
     """Return the images as data URLs, and a note about images left out for their size."""
     instances = {each.id: each for each in story.instances}
     found: list[Mapping[str, str]] = []
-    room, passed = _PICTURES, 0
+    space, omitted = _PICTURES, 0
     for file in story.files:
-        if not file.path.lower().endswith(IMAGES) or (kind := _type(file.data)) is None:
+        media_type = _type(file.data) if file.path.lower().endswith(IMAGES) else None
+        if media_type is None:
             continue
-        if len(file.data) > room:
-            passed += 1
+        if len(file.data) > space:
+            omitted += 1
             continue
-        room -= len(file.data)
-        values = ", ".join(
-            f"{name} {_text(value)}" for name, value in instances[file.id].values.items()
-        )
-        alt = visible(f"{instances[file.id].step}{f', {values}' if values else ''}")
+        space -= len(file.data)
+        instance = instances[file.id]
+        words = [f"{name} {_text(value)}" for name, value in instance.values.items()]
         found.append(
             {
-                "source": f"data:{kind};base64,{base64.b64encode(file.data).decode()}",
-                "alt": alt,
+                "source": f"data:{media_type};base64,{base64.b64encode(file.data).decode()}",
+                "alt": visible(", ".join([instance.step, *words])),
                 "path": visible(file.path),
             }
         )
-    return found, [f"{passed} more images are left out for size"] if passed else []
+    return found, [f"{omitted} more images are left out for size"] if omitted else []
 
 
 def _texts(story: Story) -> list[Mapping[str, str]]:
@@ -477,10 +588,10 @@ def _table(
 
     Its columns are the differing inputs, state, time, attempts, memory and metrics.
     """
-    by_result = {id(each.result): each for each in instances if each.result is not None}
     rows = [(table, result) for table in tables for result in table.results]
     if not rows:
         return None
+    by_result = {id(each.result): each for each in instances if each.result is not None}
     inputs = list(
         dict.fromkeys(
             name for table in tables for name in comparison.differing_inputs(table.results)
@@ -491,67 +602,61 @@ def _table(
     )[:8]
     shown_rows = []
     for table, result in rows[:_ROWS]:
-        each = by_result[id(result)]
-        peaks = [
-            peak
-            for attempt in each.attempts
-            if isinstance(peak := attempt.exit.get("peak_memory"), int)
-        ]
-        values: list[Cell] = [
-            _name(each.id),
-            *(result.values.get(name) for name in inputs),
-            each.state.lower(),
-            result.seconds,
-            len(each.attempts),
-        ]
-        values += [round(max(peaks) / 1e6, 1) if peaks else None]
-        values += [
-            result.metrics[name].last if name in result.metrics else None for name in metrics
-        ]
+        values = _row_values(by_result[id(result)], result, inputs, metrics)
         cells = [
             {"text": visible(cell(value)), "number": value if is_comparable(value) else None}
             for value in values
         ]
         shown_rows.append({"best": result is table.best, "cells": cells})
     head = ["step", *inputs, "state", "seconds", "tries", "memory (MB)", *metrics]
-    left = (
-        f"the first {_ROWS} of {len(rows)} rows; all are in `recipe results --csv`"
-        if len(rows) > _ROWS
-        else ""
-    )
-    return {"head": [visible(name) for name in head], "rows": shown_rows, "note": left}
+    note = ""
+    if len(rows) > _ROWS:
+        note = f"the first {_ROWS} of {len(rows)} rows; all are in `recipe results --csv`"
+    return {"head": [visible(name) for name in head], "rows": shown_rows, "note": note}
+
+
+def _row_values(
+    each: StepInstance, result: Result, inputs: Sequence[str], metrics: Sequence[str]
+) -> list[Cell]:
+    """Return a row of the table: the step, its inputs, facts of its attempts, and its metrics."""
+    peaks = [attempt.exit.get("peak_memory") for attempt in each.attempts]
+    known_peaks = [peak for peak in peaks if isinstance(peak, int)]
+    return [
+        _name(each.id),
+        *(result.values.get(name) for name in inputs),
+        each.state.lower(),
+        result.seconds,
+        len(each.attempts),
+        round(max(known_peaks) / 1e6, 1) if known_peaks else None,
+        *(result.metrics[name].last if name in result.metrics else None for name in metrics),
+    ]
 
 
 def _log(each: StepInstance, story: Story, anchors: Mapping[str, str]) -> Mapping[str, object]:
-    words = each.state.lower() + (
-        f" · from run {each.source}" if each.source != story.row.id else ""
-    )
+    origin = f" · from run {each.source}" if each.source != story.row.id else ""
     return {
         "id": _name(each.id),
         "anchor": anchors[each.id],
-        "words": words,
+        "words": each.state.lower() + origin,
         "text": log_lines(story.logs[each.id]),
         "bad": each.state == "FAILED",
     }
 
 
 def _environment(story: Story) -> list[tuple[str, str]]:
-    pythons = Counter(
-        str(attempt.exit["python"])
-        for each in story.instances
-        for attempt in each.attempts
-        if attempt.exit.get("python")
-    )
-    places = Counter(
-        each.place or "this machine"
-        for each in story.instances
-        if each.attempts and each.state != "FRESH"
-    )
-    found = [
-        ("Python", ", ".join(re.sub(r"^.*\((.*)\)$", r"\1", python) for python in pythons)),
-        ("places", _count_words(places)),
-    ]
-    return [(name, visible(value)) for name, value in [*found, ("recipe", VERSION)] if value]
+    """Return rows with the Python versions, the places of execution and recipe's version."""
+    pythons: dict[str, None] = {}
+    places: Counter[str] = Counter()
+    for each in story.instances:
+        for attempt in each.attempts:
+            if attempt.exit.get("python"):
+                pythons[str(attempt.exit["python"])] = None
+        if each.attempts and each.state != "FRESH":
+            places[each.place or "this machine"] += 1
+    # An implementation and its version in brackets are shortened to the version.
+    versions = [re.sub(r"^.*\((.*)\)$", r"\1", python) for python in pythons]
+    rows = [("Python", ", ".join(versions)), ("places", _count_words(places)), ("recipe", VERSION)]
+    return [(name, visible(value)) for name, value in rows if value]
 
 
 def _count_words(counts: Mapping[str, int]) -> str:

@@ -45,7 +45,7 @@ class StoreError(Infrastructure):
     """The store is unusable until someone fixes it."""
 
 
-class Unreachable(StoreError):
+class BucketUnreachable(StoreError):
     """The store does not respond, or has temporary errors."""
 
 
@@ -184,7 +184,7 @@ def retry_request(do: Callable[[], T], policy: Policy, where: str) -> T:
         return retry(do, policy)
     except Again as error:
         why = error.__cause__ or error
-        raise Unreachable(
+        raise BucketUnreachable(
             f"cannot reach {where}: {words_of(why)}",
             fix="check the network and the URL, then try again",
         ) from why

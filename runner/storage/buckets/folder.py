@@ -14,13 +14,13 @@ from typing import Final, NoReturn
 from ...agent import sparse
 from ...agent.regular import NOT_REGULAR
 from ..content.disk import SYNCED
-from .bucket import COUNT, Spread, Stat, StoreError, Unreachable
+from .bucket import COUNT, BucketUnreachable, Spread, Stat, StoreError
 
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
 """Open flags that keep a named pipe from blocking the open call."""
 
 
-class Folder:
+class FolderBucket:
     """Local or network directory as a bucket.
 
     Objects appear by one rename or link. `partial/` has unfinished files.
@@ -205,4 +205,4 @@ class Folder:
                 f"{where}: {error.strerror}",
                 fix="get write access to the directory from its owner",
             ) from error
-        raise Unreachable(f"{where}: {error.strerror}") from error
+        raise BucketUnreachable(f"{where}: {error.strerror}") from error

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from drivers import install_line
 
 from ...errors import CannotRun, Infrastructure, Invalid, Problem
-from .bucket import Unreachable
-from .results_folder import MANIFEST, File, manifest
+from .bucket import BucketUnreachable
+from .results_folder import MANIFEST, UploadFile, manifest
 
 _NAME = re.compile(r"(datasets/)?([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)")
 T = TypeVar("T")
@@ -75,7 +75,7 @@ def is_there(address: str, environ: Mapping[str, str]) -> bool:
 
 def upload(
     address: str,
-    wanted: Sequence[File],
+    wanted: Sequence[UploadFile],
     facts: Mapping[str, object],
     environ: Mapping[str, str],
     beside: Path,
@@ -165,7 +165,7 @@ def _ask_hub(address: str, ask: Callable[[], T]) -> T:
                 f"{address}: the Hub rejected the upload ({words})",
                 fix="check the repository name and its write access",
             ) from error
-        raise Unreachable(
+        raise BucketUnreachable(
             f"cannot reach the Hugging Face Hub for {address}: {words}",
             fix="check the network connection",
         ) from error

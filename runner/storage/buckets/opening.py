@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import Invalid, Problem
 from .bucket import Bucket
-from .folder import Folder
+from .folder import FolderBucket
 from .google import Google
 from .s3 import S3
 
@@ -36,7 +36,7 @@ def open(store: StoreSettings, root: Path) -> Bucket:
     scheme, separator, rest = url.partition("://")
     if not separator or scheme == "file":
         folder = Path(os.path.normpath(root / Path(rest if separator else url).expanduser()))
-        return Folder(str(folder))
+        return FolderBucket(str(folder))
     if scheme not in ("s3", "gs"):
         raise Invalid(
             [

@@ -28,7 +28,7 @@ _TOGETHER: Final = 200
 """Maximum number of files between two updates of the manifest."""
 
 
-class File(NamedTuple):
+class UploadFile(NamedTuple):
     """File to upload: name in the bucket's directory, local path, size in bytes, and SHA-256."""
 
     name: str
@@ -39,7 +39,7 @@ class File(NamedTuple):
 
 def upload(
     bucket: Bucket,
-    wanted: Sequence[File],
+    wanted: Sequence[UploadFile],
     facts: Mapping[str, object],
     progress: Callable[[int], object],
 ) -> int:
@@ -90,13 +90,13 @@ def point(bucket: Bucket, name: str, folder: str, facts: Mapping[str, object]) -
 
 def files_at(
     name: str, path: Path, content: str, entries: Callable[[], Sequence[Entry]]
-) -> list[File]:
+) -> list[UploadFile]:
     """Return the files of an output as upload entries below `name`, with links resolved.
 
     Links to missing files, to directories or out of the tree are omitted.
     """
     if content[0] != "t":
-        return [File(name, str(path), os.path.getsize(path), content[2:])]
+        return [UploadFile(name, str(path), os.path.getsize(path), content[2:])]
     by_path = {entry.path: entry for entry in entries()}
     found = []
     for entry in by_path.values():
@@ -105,21 +105,21 @@ def files_at(
             entry = by_path.get(target, entry)._replace(path=entry.path)
         if entry.kind in "fx":
             found.append(
-                File(f"{name}/{entry.path}", f"{path}/{entry.path}", entry.size, entry.value)
+                UploadFile(f"{name}/{entry.path}", f"{path}/{entry.path}", entry.size, entry.value)
             )
     return found
 
 
-def of_path(name: str, path: Path) -> File:
+def of_path(name: str, path: Path) -> UploadFile:
     """Return a local file as an upload entry with its current digest.
 
     Raises OSError.
     """
     data = path.read_bytes()
-    return File(name, str(path), len(data), hashlib.sha256(data).hexdigest())
+    return UploadFile(name, str(path), len(data), hashlib.sha256(data).hexdigest())
 
 
-def _put(bucket: Bucket, each: File) -> int:
+def _put(bucket: Bucket, each: UploadFile) -> int:
     try:
         if each.size <= PART:
             data = Path(each.path).read_bytes()
@@ -135,14 +135,14 @@ def _put(bucket: Bucket, each: File) -> int:
     return each.size
 
 
-def _damage_error(each: File) -> Corrupt:
+def _damage_error(each: UploadFile) -> Corrupt:
     return Corrupt(
         f"{each.path} has changed since the step created it",
         fix="run the step again with `-R STEP`",
     )
 
 
-def _some(missing: Sequence[File]) -> tuple[list[File], list[File]]:
+def _some(missing: Sequence[UploadFile]) -> tuple[list[UploadFile], list[UploadFile]]:
     """Split off the next batch of files to upload, which are all small or all large."""
     size = count = 0
     for each in missing:
@@ -154,7 +154,7 @@ def _some(missing: Sequence[File]) -> tuple[list[File], list[File]]:
     return list(missing[:count]), list(missing[count:])
 
 
-def manifest(held: Sequence[File], facts: Mapping[str, object], *, complete: bool) -> bytes:
+def manifest(held: Sequence[UploadFile], facts: Mapping[str, object], *, complete: bool) -> bytes:
     """Return the content of `_RECIPE.json` for the uploaded files."""
     listed = {each.name: {"size": each.size, "sha256": each.sha256} for each in sorted(held)}
     return (

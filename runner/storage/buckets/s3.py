@@ -20,13 +20,13 @@ from .bucket import (
     PART,
     TIMEOUT,
     Again,
+    BucketUnreachable,
     CloudBucket,
     Exists,
     Short,
     Spread,
     Stat,
     StoreError,
-    Unreachable,
     await_result,
     base64_of,
     client_options,
@@ -223,7 +223,7 @@ class S3(CloudBucket):
                 if not isinstance(error, _Absent):
                     raise
                 if last:
-                    raise Unreachable(
+                    raise BucketUnreachable(
                         f"{self._where}: another process aborted the upload of {name}",
                         fix="run `recipe push` again",
                     ) from None

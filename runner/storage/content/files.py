@@ -260,7 +260,7 @@ Read: TypeAlias = "tuple[str, int, os.stat_result, str]"
 """Hashed file: its directory, its index there, its status, and its SHA-256."""
 
 
-class Folder(NamedTuple):
+class DirectoryScan(NamedTuple):
     """Names and status of one directory's files, from a directory scan."""
 
     names: list[str]
@@ -273,7 +273,7 @@ class Sight(NamedTuple):
     `files` is the file count.
     """
 
-    folders: dict[str, Folder]
+    folders: dict[str, DirectoryScan]
     links: dict[str, str]
     empty: set[str]
     files: int
@@ -285,7 +285,7 @@ def see(top: str) -> Sight:
             f"the locale reads file names as {sys.getfilesystemencoding()}, so directories would get different IDs than on other machines",
             fix="set PYTHONUTF8=1",
         )
-    folders: dict[str, Folder] = {}
+    folders: dict[str, DirectoryScan] = {}
     links: dict[str, str] = {}
     empty: set[str] = set()
     count = 0
@@ -340,7 +340,7 @@ def see(top: str) -> Sight:
                 here if error.filename is None else os.path.join(here, str(error.filename)), error
             ) from error
         if names:
-            folders[folder] = Folder(names, rows)
+            folders[folder] = DirectoryScan(names, rows)
             count += len(names)
         elif item is None and folder:
             empty.add(folder)

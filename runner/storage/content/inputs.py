@@ -30,7 +30,7 @@ EACH_FILE = 4 << 10
 _LARGE = f"larger than {COPIED >> 20} MiB"
 
 
-class Source(NamedTuple):
+class InputSource(NamedTuple):
     """Input file or directory of the caller.
 
     `at` is its name in the digest cache, `path` its real path.
@@ -47,10 +47,10 @@ class StoredInputs:
     def __init__(self, objects: Objects, cache: DigestCache) -> None:
         self.objects, self._cache = objects, cache
         self._clones: dict[int, bool] = {}  # by device of the input
-        self._refused: tuple[Source, Sequence[Entry]] | None = None
+        self._refused: tuple[InputSource, Sequence[Entry]] | None = None
         """The last directory that `keep` rejected, and its manifest."""
 
-    def keep(self, source: Source, together: int = 0) -> str:
+    def keep(self, source: InputSource, together: int = 0) -> str:
         """Store an input as an object; return the reason if that is not possible, or "".
 
         `together` is the combined size of all inputs of the step.
@@ -68,7 +68,7 @@ class StoredInputs:
                 return "the disk of the workspace is full"
             return f"cannot copy: {error.strerror}"
 
-    def link_to(self, source: Source, target: str) -> int:
+    def link_to(self, source: InputSource, target: str) -> int:
         """Create a directory of symbolic links to the caller's files, and return their number.
 
         The tree of links is itself stored as an object and hard-linked, because a hard link is much
@@ -87,7 +87,7 @@ class StoredInputs:
         self.objects.give(content, target)
         return len(links)
 
-    def _store(self, source: Source, together: int) -> str:
+    def _store(self, source: InputSource, together: int) -> str:
         manifest = self._cache.entries(source.at) if source.content[0] == "t" else None
         if manifest is not None:
             self._refused = source, manifest
@@ -136,13 +136,13 @@ def _no_file(source: str, _target: str, _kind: str) -> None:
     raise ValueError(f"{source} is no link")
 
 
-def size_of(cache: DigestCache, source: Source) -> int:
+def size_of(cache: DigestCache, source: InputSource) -> int:
     """Return the size of an input for limits: its bytes plus `EACH_FILE` per file."""
     manifest = cache.entries(source.at) if source.content[0] == "t" else None
     return _size_of(source, manifest)
 
 
-def _size_of(source: Source, manifest: Sequence[Entry] | None) -> int:
+def _size_of(source: InputSource, manifest: Sequence[Entry] | None) -> int:
     if manifest is None:
         return os.stat(source.path).st_size + EACH_FILE
     return sum(entry.size + EACH_FILE for entry in manifest if entry.kind in "fx")

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from .database import parse_stored
 
 
-class Output(NamedTuple):
+class SharedOutput(NamedTuple):
     """Output of a run: its published `path`, and its `address` in the shared store.
 
     The address of a tree is the address of its manifest.
@@ -37,11 +37,11 @@ class Chunk(NamedTuple):
     content: str = ""
 
 
-def outputs_of(value: str) -> Sequence[Output]:
+def outputs_of(value: str) -> Sequence[SharedOutput]:
     """Parse the stored outputs of a run."""
     rows = parse_stored(value)
     return (
-        tuple(Output._make(row) for row in rows if isinstance(row, list))
+        tuple(SharedOutput._make(row) for row in rows if isinstance(row, list))
         if isinstance(rows, list)
         else ()
     )
@@ -58,7 +58,7 @@ class Exchange:
         """Return the archive of a submitted run; None if this database does not have it."""
         return None
 
-    def store_outputs(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
+    def store_outputs(self, run: str, fence: int, outputs: Sequence[SharedOutput]) -> None:
         """Store the outputs of a claimed run.
 
         Raises Stale.

@@ -18,7 +18,7 @@ from ..content.seals import Seal
 from .database import Data, Database, Row, mapping, text
 
 
-class Made(NamedTuple):
+class CachedOutput(NamedTuple):
     """Output of a cached result."""
 
     name: str
@@ -39,7 +39,7 @@ class Trace(NamedTuple):
     run: str
     made_at: float
     seconds: float
-    outputs: tuple[Made, ...] = ()
+    outputs: tuple[CachedOutput, ...] = ()
     metrics_json: str = "{}"
     facts_json: str = "{}"
     measured_json: str = "{}"
@@ -168,7 +168,7 @@ class Index:
             found = self.traces(part)
             yield from (found[key] for key in part if key in found)
 
-    def outputs(self, recipe: str) -> dict[str, tuple[list[Made], bool]]:
+    def outputs(self, recipe: str) -> dict[str, tuple[list[CachedOutput], bool]]:
         """Return the outputs of every cached result of a recipe, and whether it has metrics.
 
         Faster than `trace` for tens of thousands of keys.
@@ -383,7 +383,7 @@ def _trace(row: Row, measured: Iterable[Row]) -> Trace | None:
     return Trace._make(
         (
             *row[:6],
-            tuple(Made(*item) for item in json.loads(row[6])),
+            tuple(CachedOutput(*item) for item in json.loads(row[6])),
             row[8],
             row[9],
             f"{{{sound}}}",

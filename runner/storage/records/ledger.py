@@ -127,7 +127,7 @@ class LeaseRow(NamedTuple):
         return self.up if self.offer.get("queued") else self.asked
 
 
-class Spent(NamedTuple):
+class LeaseCost(NamedTuple):
     """Cost of a lease in US dollars, `accrued` by the price or `charged` by the provider."""
 
     usd: float
@@ -388,7 +388,7 @@ class Ledger:
         found = self.costs([key]).get(key)
         return found.usd if found is not None else 0.0
 
-    def costs(self, keys: Sequence[str]) -> dict[str, Spent]:
+    def costs(self, keys: Sequence[str]) -> dict[str, LeaseCost]:
         """Return the recorded costs of leases.
 
         Leases without a recorded cost are left out.
@@ -399,7 +399,7 @@ class Ledger:
             tuple(keys),
         )
         return {
-            str(key): Spent(float(usd), str(source)) for key, usd, source in rows
+            str(key): LeaseCost(float(usd), str(source)) for key, usd, source in rows
         }  # "charged" sorts after "accrued" and wins
 
     def last(self, driver: str) -> LeaseRow | None:

@@ -65,7 +65,7 @@ _LATEST: Final = 1e20
 """Largest plausible time in nanoseconds."""
 
 
-class Job(NamedTuple):
+class PlatformJob(NamedTuple):
     """Run as a job of the training platform."""
 
     id: str
@@ -73,7 +73,7 @@ class Job(NamedTuple):
     model: str
 
 
-class Numbers(NamedTuple):
+class ReportedNumbers(NamedTuple):
     """Progress of a training from the last reported metrics."""
 
     step: int | None = None
@@ -83,10 +83,10 @@ class Numbers(NamedTuple):
     """ID of the training step."""
 
 
-NO_NUMBERS: Final = Numbers()
+NO_NUMBERS: Final = ReportedNumbers()
 
 
-class Failed(NamedTuple):
+class ReportedFailure(NamedTuple):
     """Failure of a run: its kind, its message, and the failed step, if any."""
 
     kind: str = ""
@@ -94,13 +94,13 @@ class Failed(NamedTuple):
     step: str = ""
 
 
-NO_FAILURE: Final = Failed()
+NO_FAILURE: Final = ReportedFailure()
 
 
-def failure_of(event: Event) -> Failed:
+def failure_of(event: Event) -> ReportedFailure:
     """Return the failure recorded in the event that ended a run."""
     kind, step = (str(event.data.get(name, "")) for name in ("failure", "step"))
-    return Failed(kind, event.reason, step)
+    return ReportedFailure(kind, event.reason, step)
 
 
 def moment(at: float) -> str:
@@ -108,18 +108,20 @@ def moment(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def job_of(run: RunRow, environ: Mapping[str, str]) -> Job | None:
+def job_of(run: RunRow, environ: Mapping[str, str]) -> PlatformJob | None:
     """Return the run's job on the training platform; None if it has no job.
 
     The source is its submission or the pod's environment.
     """
     found = run.data.get("job")
     if isinstance(found, dict):
-        return Job(
+        return PlatformJob(
             str(found.get("id", "")), str(found.get("user", "")), str(found.get("model", ""))
         )
     id = environ.get("JOB_ID", "")
-    return Job(id, environ.get("USER_ID", ""), environ.get("MODEL_NAME", "")) if id else None
+    return (
+        PlatformJob(id, environ.get("USER_ID", ""), environ.get("MODEL_NAME", "")) if id else None
+    )
 
 
 def is_wanted(events: Iterable[str], type: str) -> bool:
@@ -256,7 +258,7 @@ class Letters:
     # -- training platform
 
     def _platform(
-        self, run: RunRow, job: Job, event: Event, failed: Failed, view: RunView
+        self, run: RunRow, job: PlatformJob, event: Event, failed: ReportedFailure, view: RunView
     ) -> list[Letter]:
         letters = []
         begins = event.after == "ACTIVE" and not event.data.get("resumed")
@@ -333,7 +335,9 @@ class Letters:
             )
         return letters
 
-    def _alert(self, job: Job, name: str, id: str, about: Mapping[str, object]) -> list[Letter]:
+    def _alert(
+        self, job: PlatformJob, name: str, id: str, about: Mapping[str, object]
+    ) -> list[Letter]:
         if not (self.alerts_url and job.id and job.user):
             return []
         facts = {
@@ -379,21 +383,21 @@ class Letters:
             )
         ]
 
-    def _local(self, job: Job, what: str) -> str:
+    def _local(self, job: PlatformJob, what: str) -> str:
         return f"{self.backend.rstrip('/')}{LOCAL}/{quote(job.id, safe='')}/{what}"
 
 
-def numbers_of(view: RunView) -> Numbers:
+def numbers_of(view: RunView) -> ReportedNumbers:
     """Return the training progress from the view of a run."""
     training = view.training
     if training is None or training.step is None:
         return NO_NUMBERS
     loss = next((training.values[name] for name in _LOSSES if name in training.values), None)
     total = int(training.total) if training.total else None
-    return Numbers(int(training.step), total, loss, view.trains)
+    return ReportedNumbers(int(training.step), total, loss, view.trains)
 
 
-def _progress(numbers: Numbers, progress: Progress) -> dict[str, object]:
+def _progress(numbers: ReportedNumbers, progress: Progress) -> dict[str, object]:
     """Return the known progress fields of a message."""
     known: dict[str, object] = {}
     if progress.percent is not None:

@@ -29,7 +29,7 @@ EVENTS: Final = "events.out.tfevents."
 _SPEAKERS: Final = (b"wandb: ", b"rackio ", b"recipe-link: ")
 
 
-class Link(NamedTuple):
+class TrackerLink(NamedTuple):
     """Link from a step to an experiment tracker or dashboard.
 
     `to` is an http(s) address without query, a path in an output (`train.tensorboard/run`), or a
@@ -53,7 +53,7 @@ def _patterns() -> tuple[tuple[str, re.Pattern[bytes]], ...]:
     )  # fmt: skip
 
 
-def find_links(step: str, log: bytes, outputs: Mapping[str, str]) -> list[Link]:
+def find_links(step: str, log: bytes, outputs: Mapping[str, str]) -> list[TrackerLink]:
     """Return the tracker links in the start and end of a masked log.
 
     `outputs` maps output names to paths. Tracker files outside the outputs are not linked, because
@@ -62,7 +62,7 @@ def find_links(step: str, log: bytes, outputs: Mapping[str, str]) -> list[Link]:
     if not any(word in log for word in _SPEAKERS):
         return []
     log = re.sub(rb"\x1b\[[0-9;]*m", b"", log)
-    found: dict[Link, None] = {}
+    found: dict[TrackerLink, None] = {}
     for name, pattern in _patterns():
         for match in pattern.finditer(log):
             *own, to = (part.decode(errors="replace") for part in match.groups())
@@ -74,7 +74,7 @@ def find_links(step: str, log: bytes, outputs: Mapping[str, str]) -> list[Link]:
                 else _address(to)
             )
             if place and len(place) <= LONGEST and len(found) < MOST:
-                found[Link(step, name or own[0].strip(), place)] = None
+                found[TrackerLink(step, name or own[0].strip(), place)] = None
     return list(found)
 
 
@@ -100,10 +100,10 @@ def _in_output(step: str, path: str, outputs: Mapping[str, str]) -> str:
     return ""
 
 
-def stored_links(attempts: Iterable[AttemptRow]) -> list[Link]:
+def stored_links(attempts: Iterable[AttemptRow]) -> list[TrackerLink]:
     """Return the distinct links stored with the attempts of a run."""
     rows = [(attempt.step, row) for attempt in attempts for row in _rows(attempt.exit.get("links"))]
-    return list(dict.fromkeys(Link(step, name, to) for step, (name, to) in rows))
+    return list(dict.fromkeys(TrackerLink(step, name, to) for step, (name, to) in rows))
 
 
 def _rows(stored: object) -> list[tuple[str, str]]:

@@ -43,7 +43,7 @@ def rows(run: str, letters: Sequence[Letter]) -> list[Row]:
     ]
 
 
-class Waiting(NamedTuple):
+class PendingDelivery(NamedTuple):
     """Webhook delivery in the outbox.
 
     Times are in seconds since the epoch.
@@ -123,7 +123,7 @@ class Outbox:
 
     def take(
         self, known: Collection[str], busy: Collection[str] = (), limit: int = 16
-    ) -> list[Waiting]:
+    ) -> list[PendingDelivery]:
         """Reserve due deliveries for this process, the oldest per run and endpoint.
 
         The text of a receiver, followed by a space, must start with an entry of `known`.
@@ -137,7 +137,7 @@ class Outbox:
             f" ORDER BY due, number LIMIT :limit{words.skip}) RETURNING {_SHOWN}",
             _match_values(known, busy) | {"limit": limit},
         )
-        return sorted(map(Waiting._make, rows), key=lambda letter: letter.number)
+        return sorted(map(PendingDelivery._make, rows), key=lambda letter: letter.number)
 
     @property
     def _first(self) -> str:
@@ -153,7 +153,7 @@ class Outbox:
             " AND earlier.state = 'waiting' AND earlier.number < head.number)"
         )
 
-    def mark_delivered(self, letter: Waiting) -> None:
+    def mark_delivered(self, letter: PendingDelivery) -> None:
         """Delete a successful delivery.
 
         An alert is kept as sent, because its rule may trigger again.
@@ -175,11 +175,11 @@ class Outbox:
             )
         )
 
-    def of(self, run: str, type: str) -> Waiting | None:
+    def of(self, run: str, type: str) -> PendingDelivery | None:
         """Return the run's delivery of this event type, or None."""
         return next(iter(self._select("run = :run AND type = :type", 1, run=run, type=type)), None)
 
-    def hold(self, letter: Waiting) -> bool:
+    def hold(self, letter: PendingDelivery) -> bool:
         """Reserve one delivery for this process.
 
         Returns False if another process has it or if it is no longer pending.
@@ -191,12 +191,18 @@ class Outbox:
         )
         return bool(rows)
 
-    def oldest(self) -> Waiting | None:
+    def oldest(self) -> PendingDelivery | None:
         """Return the oldest pending delivery, or None."""
         return next(iter(self._select("state = 'waiting'", 1)), None)
 
     def put_off(
-        self, letter: Waiting, wait: float, reason: str, failure: str = "", *, counts: bool = True
+        self,
+        letter: PendingDelivery,
+        wait: float,
+        reason: str,
+        failure: str = "",
+        *,
+        counts: bool = True,
     ) -> None:
         """Schedule a retry of a delivery after `wait` seconds.
 
@@ -214,7 +220,7 @@ class Outbox:
             },
         )
 
-    def give_up(self, letter: Waiting, reason: str, failure: str = "") -> None:
+    def give_up(self, letter: PendingDelivery, reason: str, failure: str = "") -> None:
         """Mark a delivery as dead, so that it is not retried."""
         values = {"reason": reason, "failure": failure, "number": letter.number}
         self._ask(
@@ -242,16 +248,16 @@ class Outbox:
         )
         return len(rows)
 
-    def list_letters(self, limit: int = 1000) -> list[Waiting]:
+    def list_letters(self, limit: int = 1000) -> list[PendingDelivery]:
         """Return pending and dead deliveries, oldest first."""
         return self._select("state <> 'told'", limit)
 
-    def _select(self, where: str, limit: int, **values: str) -> list[Waiting]:
+    def _select(self, where: str, limit: int, **values: str) -> list[PendingDelivery]:
         rows = self._ask(
             f"SELECT {_SHOWN} FROM outbox WHERE {where} ORDER BY number LIMIT :limit",  # noqa: S608
             {**values, "limit": limit},
         )
-        return [Waiting._make(row) for row in rows]
+        return [PendingDelivery._make(row) for row in rows]
 
     def thin(self, run: str, receiver: str) -> int:
         """Drop every second pending metric point until at most `POINTS` remain.

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from psycopg import Connection
 
 from .database import Row, text
-from .exchange import Chunk, Exchange, Output
+from .exchange import Chunk, Exchange, SharedOutput
 from .postgres_claims import FREE, Holder
 from .postgres_database import PostgresDatabase
 from .runs import Stale
@@ -23,7 +23,7 @@ class PostgresExchange(Exchange):
         rows = self._database.all("SELECT data FROM bundles WHERE digest = %s", (digest,))
         return bytes(rows[0][0]) if rows else None
 
-    def store_outputs(self, run: str, fence: int, outputs: Sequence[Output]) -> None:
+    def store_outputs(self, run: str, fence: int, outputs: Sequence[SharedOutput]) -> None:
         ours = "id = %s AND fence = %s AND holder = %s AND claim <> ''"
         if not self._database.all(
             f"UPDATE runs SET outputs = %s WHERE {ours} RETURNING 1",  # noqa: S608

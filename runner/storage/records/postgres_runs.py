@@ -34,8 +34,8 @@ from .runs import (
     RUN_COLUMNS,
     SILENT,
     AttemptRow,
+    ClaimCriteria,
     Event,
-    Offer,
     Reporter,
     Requested,
     RunRow,
@@ -267,7 +267,7 @@ class PostgresRuns(Runs):
         self._holder.keep(run, since)
         return int(rows[0][0])
 
-    def claim_next(self, who: str, offer: Offer) -> RunRow | None:
+    def claim_next(self, who: str, offer: ClaimCriteria) -> RunRow | None:
         counted = FREE.replace("runs.", "busy.")
         busy = f"SELECT count(*) FROM runs AS busy WHERE (busy.claim <> '' OR busy.state = 'ACTIVE') AND NOT {counted}"  # noqa: S608
         below = "".join(

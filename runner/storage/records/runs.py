@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 from ...errors import Busy, Invalid, NotFound, Problem
 from ...failures import RunFailure
 from .database import Data, Json, Row, damaged_value, mapping, parse_stored, text
-from .exchange import Exchange, Output, outputs_of
+from .exchange import Exchange, SharedOutput, outputs_of
 from .index import NOTHING, Changes
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class RunPlace(NamedTuple):
     id: str
 
 
-class Wanted(NamedTuple):
+class RunFilter(NamedTuple):
     """Filter for listing runs.
 
     Empty fields match everything.
@@ -123,7 +123,7 @@ class RunRow(NamedTuple):
     """SHA-256 of the submitted archive; empty if the run is executed in its own workspace."""
     store: str = ""
     """URL of the shared store that provides large inputs and receives the results."""
-    outputs: Sequence[Output] = ()
+    outputs: Sequence[SharedOutput] = ()
     """Outputs in the shared store; empty until COMPLETED."""
 
 
@@ -137,7 +137,7 @@ class Submitted(NamedTuple):
     fence: int = 0
 
 
-class Offer(NamedTuple):
+class ClaimCriteria(NamedTuple):
     """Criteria for runs that a worker accepts: driver, labels, limits and shared store."""
 
     driver: str = ""
@@ -172,7 +172,7 @@ class StepRow(NamedTuple):
     detail: str = ""
     """Error message of a failure."""
     numbers: str = ""
-    """Last metrics of the last attempt as JSON, see `planning.run_view.Training`."""
+    """Last metrics of the last attempt as JSON, see `planning.run_view.TrainingReport`."""
     began: float | None = None
     """Start time of the last attempt."""
 
@@ -391,7 +391,7 @@ class Runs(Protocol):
             for row in self.all(f"SELECT {self.words.columns} FROM runs WHERE {where}", values)  # noqa: S608
         ]
 
-    def page(self, wanted: Wanted, limit: int) -> list[RunRow]:
+    def page(self, wanted: RunFilter, limit: int) -> list[RunRow]:
         """Return at most `limit` runs that match `wanted`, newest first, then by id."""
         if (
             len(wanted.states) > 1
@@ -607,7 +607,7 @@ class Runs(Protocol):
         """
         ...
 
-    def claim_next(self, who: str, offer: Offer) -> RunRow | None:
+    def claim_next(self, who: str, offer: ClaimCriteria) -> RunRow | None:
         """Claim the first due unclaimed run, by priority, then by due time.
 
         Return None if there is none.

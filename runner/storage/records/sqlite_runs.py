@@ -29,8 +29,8 @@ from .runs import (
     RUN_COLUMNS,
     SILENT,
     AttemptRow,
+    ClaimCriteria,
     Event,
-    Offer,
     Reporter,
     Requested,
     RunRow,
@@ -207,7 +207,7 @@ class SqliteRuns(Runs):
             return None
         return int(row[0][0])
 
-    def claim_next(self, who: str, offer: Offer) -> RunRow | None:
+    def claim_next(self, who: str, offer: ClaimCriteria) -> RunRow | None:
         with (
             self._locks.hold("claiming") if offer.at_most else nullcontext()
         ):  # otherwise two workers could count at the same time
@@ -410,7 +410,7 @@ class SqliteRuns(Runs):
                 db.executemany(f"DELETE FROM {table} WHERE {column} = ?", [(run,) for run in runs])  # noqa: S608
 
 
-def _due_runs(database: Database, offer: Offer) -> Iterator[Row]:
+def _due_runs(database: Database, offer: ClaimCriteria) -> Iterator[Row]:
     """Yield due unfinished runs that a worker may claim, in order.
 
     Labels and driver must match. A row has the id, user, recipe and driver.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ..content.objects import Objects
     from ..content.seals import Seal
     from ..records.index import Trace
-    from .layout import Found
+    from .layout import RemoteResult
     from .remote import Remote
 
 PATIENCE: Final = 5.0
@@ -41,7 +41,7 @@ WORTH_SAYING: Final = 16 << 20
 _A = TypeVar("_A")
 
 
-class Uses(NamedTuple):
+class CachedParts(NamedTuple):
     """Parts of a workspace that the shared store uses.
 
     These are its objects, a test for local traces, and a function that adds traces from other
@@ -60,7 +60,14 @@ class RemoteCache:
     """
 
     def __init__(
-        self, ws: Uses, remote: Remote, name: str, *, push: bool, asked: bool, checkpoints: bool
+        self,
+        ws: CachedParts,
+        remote: Remote,
+        name: str,
+        *,
+        push: bool,
+        asked: bool,
+        checkpoints: bool,
     ) -> None:
         self.remote, self.name, self.pushes, self.checkpoints = remote, name, push, checkpoints
         self.notices: list[str] = []
@@ -103,7 +110,7 @@ class RemoteCache:
             return [verdict.key]
         return [verdict.key, verdict.former]
 
-    def answer(self, keys: Sequence[str]) -> tuple[Mapping[str, Found], set[Content]]:
+    def answer(self, keys: Sequence[str]) -> tuple[Mapping[str, RemoteResult], set[Content]]:
         """Return the store's cached results of these keys, and the contents available for them.
 
         Callable from any thread.
@@ -115,7 +122,7 @@ class RemoteCache:
         )
 
     def learn_answers(
-        self, keys: Iterable[str], found: Mapping[str, Found], there: set[Content]
+        self, keys: Iterable[str], found: Mapping[str, RemoteResult], there: set[Content]
     ) -> bool:
         """Record the result of a lookup; return True if a cached result was found."""
         self._looked_up.update(keys)
@@ -148,7 +155,7 @@ class RemoteCache:
         return self._ask_again([key])
 
     def _ask_again(self, keys: Sequence[str]) -> bool:
-        nothing: tuple[Mapping[str, Found], set[Content]] = ({}, set())
+        nothing: tuple[Mapping[str, RemoteResult], set[Content]] = ({}, set())
         return self.learn_answers(keys, *self._try(lambda: self.answer(keys), nothing))
 
     def has(self, content: Content) -> bool:
@@ -310,10 +317,10 @@ class RemoteCache:
             return otherwise
 
     def _stop(self, error: RecipeError) -> None:
-        from ..buckets.bucket import Unreachable
+        from ..buckets.bucket import BucketUnreachable
 
         self._off = True
-        if self._asked_for and not isinstance(error, Unreachable):
+        if self._asked_for and not isinstance(error, BucketUnreachable):
             raise error
         self.notices.append(
             f"continuing without the shared store {self.name}: {error}"

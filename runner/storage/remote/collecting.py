@@ -22,7 +22,7 @@ _UNREFERENCED: Final = "unreferenced.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Garbage:
+class CollectionResult:
     """Result of a garbage collection.
 
     `waiting` counts unreferenced objects within the grace period.
@@ -35,7 +35,7 @@ class Garbage:
     uploads: int
 
 
-def collect(session: Session, keep_days: float, *, dry: bool) -> Garbage:
+def collect(session: Session, keep_days: float, *, dry: bool) -> CollectionResult:
     """Delete unreferenced objects of a shared store, or only report them with `dry`."""
     now = session.now()
     keep = keep_days * 86_400
@@ -55,7 +55,7 @@ def collect(session: Session, keep_days: float, *, dry: bool) -> Garbage:
         doomed = _delete_unchanged(session, doomed, idle)
         _write_seen(session, idle, set(doomed))
     uploads = session.bucket.abandon(now - GRACE, dry=dry)
-    return Garbage(
+    return CollectionResult(
         tuple(_key_of(name) for name in old_traces),
         tuple(doomed),
         sum(there[name].size for name in doomed),

@@ -14,7 +14,7 @@ from ... import digest
 from ...reading import parse_json
 from ..content.files import Content, Entry
 from ..content.manifests import HEX
-from ..records.index import Made, Trace
+from ..records.index import CachedOutput, Trace
 
 SMALL: Final = 256 << 10
 """Maximum size in bytes of a tree's file that is sent in a bundle."""
@@ -30,7 +30,7 @@ NOTE = re.compile(r"states/([0-9a-f]{2})/(\1[0-9a-f]{30})\.json")
 TRACE = re.compile(r"traces/([0-9a-f]{2})/(\1[0-9a-f]{62})\.json")
 
 
-class Found(NamedTuple):
+class RemoteResult(NamedTuple):
     """Cached result from the store, with the size of each output in bytes."""
 
     trace: Trace
@@ -71,7 +71,7 @@ def trace_text(trace: Trace, sizes: Mapping[str, int]) -> bytes:
     ).encode()
 
 
-def trace_of(data: bytes, key: str) -> Found | None:
+def trace_of(data: bytes, key: str) -> RemoteResult | None:
     """Parse a cached result; return None if it is damaged or has another key."""
     try:
         body = parse_json(data)
@@ -84,7 +84,7 @@ def trace_of(data: bytes, key: str) -> Found | None:
         ]
         if not all(re.fullmatch(r"[fxt]:[0-9a-f]{64}", content) for _, _, content, _ in outputs):
             return None
-        made = tuple(Made(name, path, content) for name, path, content, _ in outputs)
+        made = tuple(CachedOutput(name, path, content) for name, path, content, _ in outputs)
         texts = [str(body[name]) for name in ("metrics", "facts")]
         texts.append(str(body.get("measured", "{}")))
         if not all(isinstance(parse_json(text), dict) for text in texts) or not all(
@@ -102,7 +102,7 @@ def trace_of(data: bytes, key: str) -> Found | None:
             made,
             *texts,
         )
-        return Found(trace, {name: size for name, _, _, size in outputs})
+        return RemoteResult(trace, {name: size for name, _, _, size in outputs})
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 

@@ -39,10 +39,10 @@ from ..content.files import Content, Entry
 from ..crash import crashpoint
 from ..records.index import Trace
 from . import layout
-from .collecting import Garbage, collect
-from .layout import Found
+from .collecting import CollectionResult, collect
+from .layout import RemoteResult
 from .receiving import entries, get_file, get_tree
-from .sending import Source, put_file, put_tree
+from .sending import ContentSource, put_file, put_tree
 from .session import GRACE, MissingObject, Session
 
 if TYPE_CHECKING:
@@ -95,7 +95,9 @@ class Remote(Session):
         """Return the URL of a content's object; for a tree, of its manifest."""
         return f"{self.url}/{layout.object_name(content)}"
 
-    def lookup(self, keys: Iterable[str], *, patience: float | None = None) -> dict[str, Found]:
+    def lookup(
+        self, keys: Iterable[str], *, patience: float | None = None
+    ) -> dict[str, RemoteResult]:
         """Return the store's cached results of the given cache keys.
 
         Damaged traces are ignored. Raises Infrastructure after `patience` seconds.
@@ -130,7 +132,7 @@ class Remote(Session):
 
     # -- uploads
 
-    def put(self, content: Content, objects: Source) -> int:
+    def put(self, content: Content, objects: ContentSource) -> int:
         """Upload a local object if it is missing in the store, and return the number of sent bytes.
 
         Raises Corrupt, Infrastructure.
@@ -242,7 +244,7 @@ class Remote(Session):
 
     # -- deletion
 
-    def collect(self, *, keep_days: float, dry: bool = False) -> Garbage:
+    def collect(self, *, keep_days: float, dry: bool = False) -> CollectionResult:
         """Delete traces older than `keep_days`, and objects unreferenced for a day.
 
         With `dry`, only report them.

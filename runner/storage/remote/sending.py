@@ -18,7 +18,7 @@ from . import layout
 from .session import WIDTH, Session
 
 
-class Source(Protocol):
+class ContentSource(Protocol):
     """Protocol of a local source of contents to upload."""
 
     def entries(self, content: Content) -> list[Entry]: ...
@@ -44,7 +44,7 @@ def put_file(session: Session, name: str, path: str, size: int, sha256: str) -> 
     session.bad.discard(name)
 
 
-def put_tree(session: Session, content: Content, objects: Source) -> None:
+def put_tree(session: Session, content: Content, objects: ContentSource) -> None:
     """Upload a tree to a shared store, with its manifest last."""
     manifest = objects.entries(content)
     top = str(objects.path(content))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ...errors import Corrupt
-from ..buckets.bucket import Unreachable, lock
+from ..buckets.bucket import BucketUnreachable, lock
 from ..crew import Crew, Late
 from . import layout
 
@@ -43,7 +43,7 @@ class Session:
     def url(self) -> str:
         return self.bucket.url
 
-    def trace(self, key: str) -> layout.Found | None:
+    def trace(self, key: str) -> layout.RemoteResult | None:
         data = self.bucket.read(layout.trace_name(key))
         return None if data is None else layout.trace_of(data, key)
 
@@ -90,7 +90,7 @@ class Session:
         try:
             return Crew(min(width, self.bucket.width)).map(do, list(items), deadline)
         except Late:
-            raise Unreachable(
+            raise BucketUnreachable(
                 f"no response from {self.url}",
                 fix="check the network, or run without the store: `--store none`",
             ) from None

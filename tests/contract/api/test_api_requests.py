@@ -15,7 +15,7 @@ import pytest
 
 import runner
 from runner.api import requests
-from runner.api.submitting import Ticket
+from runner.api.submitting import QueueSettings
 from runner.errors import HELPS, NotFound
 from runner.execution.terms import Choice, Settings
 from runner.interface.cli.main import main
@@ -159,7 +159,7 @@ class Runs:
         return ("--label", f"of={name}")
 
     def _submitted(self, name: str) -> str:
-        ticket = Ticket(
+        ticket = QueueSettings(
             priority=7,
             labels={"of": name},
             user="ann",

@@ -10,7 +10,7 @@ import pytest
 
 from runner.execution.steps.attempt_records import AttemptRecords
 from runner.secrets import Masker
-from runner.storage.records.links import Link
+from runner.storage.records.links import TrackerLink
 
 
 def records(**more: Any) -> AttemptRecords:
@@ -62,7 +62,7 @@ def test_folders_with_events_are_boards_and_printed_addresses_are_links(tmp_path
     log.write_text("wandb: View run at https://wandb.ai/me/p/runs/1\n")
     outputs = {"logs": "t1", "model": "f2"}
     found = records().links_of("a", attempt(str(log)), outputs)
-    assert Link("a", "TensorBoard", "a.logs") in found
+    assert TrackerLink("a", "TensorBoard", "a.logs") in found
     assert any(each.to == "https://wandb.ai/me/p/runs/1" for each in found) and len(found) == 2
     assert records().links_of("a", attempt(), {"logs": "t2", "model": "f2"}) == []
     assert records().links_of("a", attempt(), {"model": "t1"})[0].to == "a.model"

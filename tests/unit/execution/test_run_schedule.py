@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runner.execution.steps.run_schedule import RunSchedule
-from runner.planning.schedule import Outcome, Scheduler, State, Task
+from runner.planning.schedule import AttemptOutcome, Scheduler, State, Task
 from tests.unit.execution.fakes import Journal
 from tests.virtual import virtual
 
@@ -21,7 +21,7 @@ def test_each_move_is_noted_once_with_what_is_said_of_its_step() -> None:
     assert schedule.ready() == ["a"]
     schedule.judge("a", "run", "it is new", {"extra": 1})
     schedule.start("a", {"log": "a.log"})
-    own = schedule.end("a", Outcome(True), {"seconds": 2})
+    own = schedule.end("a", AttemptOutcome(True), {"seconds": 2})
     assert (own.id, own.after, own.data) == ("a", "DONE", {})
     assert journal.states[-4:] == [("a", "QUEUED"), ("a", "RUNNING"), ("a", "DONE"), ("b", "READY")]
     assert [move.data for move in journal.moves[-4:]] == [
@@ -41,7 +41,7 @@ def test_the_tail_is_stored_of_a_step_that_is_not_tried_again(
     schedule, journal = schedule_of(Task("a", retries=retries))
     schedule.judge("a", "run", "")
     schedule.start("a")
-    outcome = Outcome(False, "exit")
+    outcome = AttemptOutcome(False, "exit")
     schedule.end("a", outcome, {"x": 1}, if_failed={"tail": ["end"]})
     data = {name: value for name, value in journal.moves[-1].data.items() if name != "wait"}
     assert data == said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from drivers.base import Offer
-from runner.hosts.renting.resting import (
+from runner.hosts.renting.cooldowns import (
     COOLDOWNS,
     ZONE_FAILURES,
     account_digest,

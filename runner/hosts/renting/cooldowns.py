@@ -1,6 +1,7 @@
-"""Cooldowns after failures: how long an offer, a zone or a provider is avoided.  Pure functions on ledger rows.
+"""Cooldowns of offers, zones and providers after failures.  Pure functions on ledger rows.
 
-An offer on cooldown is used when nothing else is left: a refused order costs nothing, and a machine that does not match its offer is released.
+An offer on cooldown is used when nothing else is left, because a refused order costs nothing, and a machine that does not match its offer is
+released.
 """
 
 from __future__ import annotations
