@@ -276,9 +276,9 @@ def test_a_broken_one_is_said_once_and_the_one_before_it_comes_home(scene: Scene
         scene.there.save(step)
     os.truncate(scene.there.folder / "step-3" / "model.safetensors", 90)
     done = scene.sync()
-    assert [name for name, _ in done.rejected] == ["step-3"] and "model.safetensors" in done.rejected[
-        0
-    ][1]
+    assert [name for name, _ in done.rejected] == [
+        "step-3"
+    ] and "model.safetensors" in done.rejected[0][1]
     assert steps(scene.here) == [1, 2]
     assert scene.sync().rejected == []
     assert steps(scene.there.folder) == [
