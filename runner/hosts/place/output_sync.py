@@ -38,7 +38,9 @@ async def follow(
     outputs: Sequence[Synced],
     say: Callable[[str], None],
 ) -> None:
-    """Copy `outputs` from the attempt at `there` to the directory `here`, until cancelled.  `partial` is a path on the same disk as `here`.
+    """Copy `outputs` from the directory `attempt` on the host to the local `folder`, until cancelled.
+
+    `partial` is a path on the same disk as `folder`.
 
     The first copy of each output is reported.  After a connection error or a change during the copy, the next interval tries again.
     """

@@ -54,7 +54,7 @@ class AttemptContents:
 
 @dataclass(frozen=True, slots=True)
 class HashedOutputs:
-    """The result of an attempt: its outputs by name, and its changed inputs, by name or by object content."""
+    """The outputs of an attempt by name, and the attempt's changed inputs, by name or by content."""
 
     outputs: dict[str, HashedOutput]
     changed: tuple[str, ...] = ()
@@ -267,7 +267,7 @@ class HostStore(Sender):
         return (await self.read_piece(path, offset, limit=limit)).data
 
     async def read_piece(self, path: str, offset: int, *, limit: int) -> Piece:
-        """Read a file as `read` does, and tell whether the path is no regular file.  Older agents do not tell."""
+        """Read a file as `read` does, and report a path that is no regular file.  Older agents do not report this."""
         answer, data = await self.wire.read("read", path, offset, limit)
         return Piece(data, answer is True)
 
