@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -195,43 +196,36 @@ def _fix_and_check(
         if not written:
             print("no setting fixes these problems", file=out)
         return verdict
-    words = [f"{name}={_plain(value)}" for name, value in {**request.inputs, **typed}.items()]
-    flags = [
-        *([f"--preset {request.preset}"] if request.preset else []),
-        *([f"--python {shlex.quote(args.python)}"] if args.python else []),
-    ]
-    flags += [
-        *([f"--driver {args.driver}"] if args.driver != "local" else []),
-        *(f"--host {shlex.quote(host)}" for host in args.hosts or ()),
-    ]
-    flags += [f"--allow {rule}" for rule in args.allow]
-    print(
-        safe_line(
-            " ".join(
-                [
-                    "type: recipe run",
-                    shlex.quote(_argument_of(ws, request)),
-                    *flags,
-                    *map(shlex.quote, words),
-                ]
-            )
-        ),
-        file=out,
-    )
-    again = replace(
-        request, inputs={**request.inputs, **{name: _plain(value) for name, value in typed.items()}}
-    )
+    changed = {**request.inputs, **typed}
+    print(f"type: {safe_line(_run_command(ws, request, changed, args))}", file=out)
+    fixed = {name: _plain(value) for name, value in typed.items()}
+    again = replace(request, inputs={**request.inputs, **fixed})
     after, left = _check_request(ws, again, args, host)
     if left.findings:
         print("with these changes, these problems remain:", file=out)
-        _print(after, left, args) if args.format == "text" else None
+        if args.format == "text":
+            _print(after, left, args)
     else:
-        print(
-            "with these changes, no problems remain"
-            + (f", {len(left.unchecked)} rules not checked" if left.unchecked else ""),
-            file=out,
-        )
+        unchecked = f", {len(left.unchecked)} rules not checked" if left.unchecked else ""
+        print(f"with these changes, no problems remain{unchecked}", file=out)
     return left
+
+
+def _run_command(
+    ws: Workspace, request: Request, inputs: Mapping[str, object], args: argparse.Namespace
+) -> str:
+    """Return the `recipe run` command line with these inputs and the flags of `recipe check`."""
+    words = ["recipe run", shlex.quote(_argument_of(ws, request))]
+    if request.preset:
+        words.append(f"--preset {request.preset}")
+    if args.python:
+        words.append(f"--python {shlex.quote(args.python)}")
+    if args.driver != "local":
+        words.append(f"--driver {args.driver}")
+    words += [f"--host {shlex.quote(host)}" for host in args.hosts or ()]
+    words += [f"--allow {rule}" for rule in args.allow]
+    words += [shlex.quote(f"{name}={_plain(value)}") for name, value in inputs.items()]
+    return " ".join(words)
 
 
 def _plain(value: object) -> str:

@@ -24,59 +24,66 @@ def print_run(found: Status, args: argparse.Namespace) -> int:
     """Print the state, steps and outputs of one run."""
     if args.json:
         print(json.dumps(fields_as_json(found), indent=2))
-        return 0
-    percent = (
-        f" {found.progress.percent:.0f}%"
-        if found.progress.percent is not None and not found.over
-        else ""
-    )
-    eta = f", {span(found.progress.eta)} left" if found.progress.eta and not found.over else ""
-    took = format_duration(found)
-    print(
-        safe_line(
-            f"{found.id}  {found.recipe}  {format_moment(found.created)}  {found.word}{percent}{eta}{f' in {took}' if took and found.over else ''}"
-        )
-    )
-    facts = [
+    else:
+        print("\n".join(_run_lines(found)))
+    return 0
+
+
+def _run_lines(found: Status) -> list[str]:
+    lines = [_headline(found)]
+    lines += [f"{name}: {safe_line(value)}" for name, value in _facts(found) if value]
+    if found.steps:
+        head = ("STEP", "STATE", "ATTEMPTS", "TIME", "HOST", "WHY")
+        lines += align([head, *map(_step_cells, found.steps)], range(2, 4))
+    if found.failed is not None:
+        lines += _failure(found.failed)
+    lines += [f"warning: {safe_ids(warning)}" for warning in found.warnings]
+    for link in found.links:
+        lines.append(f"{safe_line(link.name)}: {safe_line(link.to)}  ({safe_ids(link.step)})")
+    for output in found.outputs:
+        size = about(output.bytes) if output.bytes is not None else ""
+        kind = " (folder)" if output.folder else ""
+        lines.append(f"{safe_ids(output.name)}  {size}{kind}")
+    return lines
+
+
+def _headline(found: Status) -> str:
+    """Format the id, recipe, start, state and progress or duration of a run."""
+    line = f"{found.id}  {found.recipe}  {format_moment(found.created)}  {found.word}"
+    duration = format_duration(found)
+    if found.over:
+        line += f" in {duration}" if duration else ""
+    else:
+        if found.progress.percent is not None:
+            line += f" {found.progress.percent:.0f}%"
+        if found.progress.eta:
+            line += f", {span(found.progress.eta)} left"
+    return safe_line(line)
+
+
+def _facts(found: Status) -> list[tuple[str, str]]:
+    """Return the named facts of a run; the text of an absent fact is empty."""
+    return [
         ("reason", found.reason),
         ("waits", _waits(found)),
         ("asked", found.request),
         ("inputs", inputs_as_typed(found)),
         ("driver", found.driver if found.driver != "local" else ""),
-    ]
-    facts += [
         ("user", found.user),
         ("cost", f"${found.cost:.2f}" if found.cost else ""),
         *sorted(found.labels.items()),
     ]
-    for name, value in facts:
-        if value:
-            print(f"{name}: {safe_line(value)}")
-    steps = [
-        (
-            safe_ids(each.id),
-            each.state,
-            str(each.attempts or ""),
-            span(each.seconds) if each.seconds is not None else "",
-            safe_line(each.host),
-            _activity_of(each),
-        )
-        for each in found.steps
-    ]
-    if steps:
-        head = ("STEP", "STATE", "ATTEMPTS", "TIME", "HOST", "WHY")
-        print("\n".join(align([head, *steps], range(2, 4))))
-    if found.failed is not None:
-        print("\n".join(_failure(found.failed)))
-    for warning in found.warnings:
-        print(f"warning: {safe_ids(warning)}")
-    for link in found.links:
-        print(f"{safe_line(link.name)}: {safe_line(link.to)}  ({safe_ids(link.step)})")
-    for output in found.outputs:
-        print(
-            f"{safe_ids(output.name)}  {about(output.bytes) if output.bytes is not None else ''}{' (folder)' if output.folder else ''}"
-        )
-    return 0
+
+
+def _step_cells(step: StepStatus) -> tuple[str, ...]:
+    return (
+        safe_ids(step.id),
+        step.state,
+        str(step.attempts or ""),
+        span(step.seconds) if step.seconds is not None else "",
+        safe_line(step.host),
+        _activity_of(step),
+    )
 
 
 def _waits(found: Status) -> str:
@@ -89,28 +96,30 @@ def _waits(found: Status) -> str:
 
 def _activity_of(step: StepStatus) -> str:
     """Return the progress of a running step; for other steps, the reason for their state."""
-    at, total, percent, eta = step.progress
     if step.state != "RUNNING":
         return safe_line(step.reason)
-    said = [step.reason]
-    if at is not None:
-        said.append(f"step {at:.0f}" + (f"/{total:.0f}" if total else ""))
+    number, total, percent, eta = step.progress
+    parts = [step.reason]
+    if number is not None:
+        of_total = f"/{total:.0f}" if total else ""
+        parts.append(f"step {number:.0f}{of_total}")
     if percent is not None:
-        said.append(f"{percent:.0f}%")
+        parts.append(f"{percent:.0f}%")
     if eta:
-        said.append(f"{span(eta)} left")
-    said += [f"{name} {value:.4g}" for name, value in step.values.items() if name in SHOWN]
-    return safe_line("  ".join(filter(None, said)))
+        parts.append(f"{span(eta)} left")
+    parts += [f"{name} {value:.4g}" for name, value in step.values.items() if name in SHOWN]
+    return safe_line("  ".join(part for part in parts if part))
 
 
 def _failure(failed: Failed) -> list[str]:
     """Return lines with a run's failure, the last log lines of the failed step, and the fix."""
     name = safe_ids(failed.step)
-    text = [
-        f"{name}: failed: {safe_ids(failed.words)}" if name else f"failed: {safe_ids(failed.words)}"
-    ]
-    text += [f"  {name} | {safe_line(line)}" for line in failed.lines]
-    return [*text, f"  fix: {safe_ids(failed.fix)}"] if failed.fix else text
+    subject = f"{name}: " if name else ""
+    lines = [f"{subject}failed: {safe_ids(failed.words)}"]
+    lines += [f"  {name} | {safe_line(line)}" for line in failed.lines]
+    if failed.fix:
+        lines.append(f"  fix: {safe_ids(failed.fix)}")
+    return lines
 
 
 def fields_as_json(found: NamedTuple) -> dict[str, object]:
@@ -140,8 +149,5 @@ def format_duration(found: Status) -> str:
     """Return the duration of a finished run; empty for an unfinished run."""
     if not found.ended or not found.created:
         return ""
-    return span(
-        (
-            datetime.fromisoformat(found.ended) - datetime.fromisoformat(found.created)
-        ).total_seconds()
-    )
+    duration = datetime.fromisoformat(found.ended) - datetime.fromisoformat(found.created)
+    return span(duration.total_seconds())

@@ -274,68 +274,92 @@ def _steps(ws: Workspace, row: RunRow, view: RunView) -> list[_Done]:
 
 
 def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) -> StepReport:
-    step, going = done.view, done.going
-    live: Sequence[Mapping[str, Any]] = []
-    live_samples: Sequence[Mapping[str, Any]] = []
-    if going is not None and (path := done.running_metrics) is not None:
-        live = rows.read_points(ws, run, step.id, going.number, path)
-        sampled = samples.samples_path(going.raw)
-        live_samples = rows.read_points(ws, run, step.id, going.number, sampled)
+    """Return the report of a step, with its training if its metrics have several steps or timings."""
+    step = done.view
+    live, live_samples = _live_points(ws, run, done)
     peaks = [attempt.exit.get("peak_memory") for attempt in done.tries]
     memory = max((peak for peak in peaks if isinstance(peak, int)), default=0)
     ended = reported_metrics(ws, done.tries)
     points = [*(point for each in ended for point in each.points or ()), *live]
-    lines = _lines(points)
     known = {**(ended[0].metrics if ended else {}), **summarize_points(live, {})}
-    found = bottleneck.average_phases(_lines(filter(bottleneck.is_timed, points)))
-    report: StepReport = {
-        "id": step.id, "state": done.state, "reason": _cause(done), "detail": step.detail,
-        "exit": step.failure.exit if step.failure is not None else None, "fix": step.failure.fix if step.failure is not None else "",
+    stored_samples = [each for row in done.tries for each in samples.load_samples(ws, row)]
+    return {
+        "id": step.id,
+        "state": done.state,
+        "reason": _cause(done),
+        "detail": step.detail,
+        "exit": step.failure.exit if step.failure is not None else None,
+        "fix": step.failure.fix if step.failure is not None else "",
         "warnings": list(step.warnings),
-        "attempts": step.attempts, "seconds": step.seconds or None, "peak_memory": memory or None, "usd": done.usd,
-        "metrics": {name: {"last": metric.last, "min": metric.least, "max": metric.greatest} for name, metric in known.items()},
+        "attempts": step.attempts,
+        "seconds": step.seconds or None,
+        "peak_memory": memory or None,
+        "usd": done.usd,
+        "metrics": {
+            name: {"last": metric.last, "min": metric.least, "max": metric.greatest}
+            for name, metric in known.items()
+        },
         "kept": all(each.points is not None for each in ended),
-        "training": None,
-        "machine": samples.summarize_samples([*(each for row in done.tries for each in samples.load_samples(ws, row)), *live_samples]),
-    }  # fmt: skip
-    if len(lines) < 2 and found is None:
-        return report  # metrics of a whole step, such as an evaluation, not of a training
-    last = lines[-1]
-    gpu = last.get("gpu")
+        "training": _training_of(points, inputs),
+        "machine": samples.summarize_samples([*stored_samples, *live_samples]),
+    }
+
+
+_Points = Sequence[Mapping[str, Any]]
+
+
+def _live_points(ws: Workspace, run: str, done: _Done) -> tuple[_Points, _Points]:
+    """Return the metrics of a running attempt and the samples of its machine; else empty."""
+    running, metrics_path = done.going, done.running_metrics
+    if running is None or metrics_path is None:
+        return (), ()
+
+    def read(path: Path) -> _Points:
+        return rows.read_points(ws, run, done.view.id, running.number, path)
+
+    return read(metrics_path), read(samples.samples_path(running.raw))
+
+
+def _training_of(
+    points: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any]
+) -> TrainingStatistics | None:
+    """Return the progress, speed and bottleneck of a training.
+
+    None for metrics of a whole step, such as an evaluation.
+    """
+    lines = _lines(points)
+    phases = bottleneck.average_phases(_lines(filter(bottleneck.is_timed, points)))
+    if len(lines) < 2 and phases is None:
+        return None
+    gpu = lines[-1].get("gpu")
+    memory = [float(line["memory_gb"]) for line in lines if is_number(line.get("memory_gb"))]
+    speeds = {
+        name: metrics.mean_rate(lines, name) for name in ("samples_per_second", "tokens_per_second")
+    }
     training: TrainingStatistics = {
         "steps": len(lines),
-        "last_step": last.get("step"),
+        "last_step": lines[-1].get("step"),
         "loss": [_first(lines, "loss"), _first(lines[::-1], "loss")],
-        "memory_gb": max(
-            (float(line["memory_gb"]) for line in lines if is_number(line.get("memory_gb"))),
-            default=None,
-        ),
+        "memory_gb": max(memory, default=None),
         "gpu": gpu if isinstance(gpu, str) else None,
-        "speeds": {
-            name: round(rate, 3)
-            for name in ("samples_per_second", "tokens_per_second")
-            if (rate := metrics.mean_rate(lines, name))
-        },
+        "speeds": {name: round(rate, 3) for name, rate in speeds.items() if rate},
         "step_seconds": None,
         "parts": {},
         "verdict": None,
         "why": "",
         "advice": [],
     }
-    if found is not None:
-        said = bottleneck.judge(found, inputs, gpu=training["gpu"] is not None)
-        parts: dict[str, Part] = {
-            name: {"seconds": round(seconds, 6), "share": round(found.share(name), 4)}
-            for name, seconds in found.parts.items()
+    if phases is not None:
+        verdict = bottleneck.judge(phases, inputs, gpu=training["gpu"] is not None)
+        training["step_seconds"] = round(phases.seconds, 6)
+        training["parts"] = {
+            name: {"seconds": round(seconds, 6), "share": round(phases.share(name), 4)}
+            for name, seconds in phases.parts.items()
         }
-        training["step_seconds"], training["parts"] = round(found.seconds, 6), parts
-        training["verdict"], training["why"], training["advice"] = (
-            said.word,
-            said.why,
-            list(said.advice),
-        )
-    report["training"] = training
-    return report
+        training["verdict"] = verdict.word
+        training["why"] = verdict.why
+        training["advice"] = list(verdict.advice)
+    return training
 
 
 def _cause(done: _Done) -> str:
@@ -361,50 +385,24 @@ def _first(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def as_text(run: RunReport) -> list[str]:
-    took = f" in {span(run['seconds'])}" if run["seconds"] is not None else ""
-    text = [
-        f"{run['id']}  {run['recipe']}  {format_time(run['created'])}  {run['state']}{took}"
-        + (f"  {run['reason']}" if run["reason"] else "")
-    ]
-    if run["failure"] in causes.REMEDIES:
-        text.append(causes.REMEDIES[run["failure"]])
+    """Format the report: summary, steps, failures, warnings, links, metrics, machines and trainings."""
     steps = run["steps"]
-    if run["fresh"]:
-        text.append(f"{run['fresh']} step{'s were' if run['fresh'] > 1 else ' was'} up to date")
+    text = _summary_lines(run)
     if not steps:
         return [*text, "no step started"]
-    table = [("STEP", "STATE", "ATTEMPTS", "TIME", "MEMORY", "COST")]
-    for step in steps[:_LISTED]:
-        memory = about(step["peak_memory"]) if step["peak_memory"] else ""
-        took = span(step["seconds"]) if step["seconds"] is not None else ""
-        usd = f"${step['usd']:.2f}" if step["usd"] else ""
-        attempts = str(step["attempts"] or "")
-        table.append((safe_ids(step["id"]), step["state"], attempts, took, memory, usd))
-    text += align(
-        table if any(step["usd"] for step in steps) else [row[:-1] for row in table], range(2, 6)
-    )
-    if len(steps) > _LISTED:
-        text.append(f"… and {len(steps) - _LISTED} more (--step names one, --json has all)")
-    for step in steps[:_LISTED]:
-        if step["reason"]:
-            logs = f"see its log with `recipe logs {run['id']}/{step['id']}`"
-            remedy = step["fix"] or causes.REMEDIES.get(step["reason"], logs)
-            words = f" ({safe_ids(step['detail'])})" if step["detail"] else ""
-            text.append(
-                f"{safe_ids(step['id'])} {'is' if step['state'] == 'RUNNING' else 'failed:'} {step['reason']}{words}; {safe_ids(remedy)}"
-            )
+    text += _step_table(steps)
+    text += [_failure_line(run["id"], step) for step in steps[:_LISTED] if step["reason"]]
     for step in steps[:_LISTED]:
         text += [f"{safe_ids(step['id'])}: warning: {safe_line(each)}" for each in step["warnings"]]
     text += [
         f"{safe_line(each['name'])}: {safe_line(each['to'])}  ({safe_ids(each['step'])})"
         for each in run["links"][:_LISTED]
     ]
-    for many in _alike(steps):
-        text += ["", *_metrics(many)]
+    for alike in _alike(steps):
+        text += ["", *_metrics(alike)]
     for step in [step for step in steps if step["machine"]][:_LISTED]:
-        text.append(
-            f"machine of {safe_ids(step['id'])}: {samples.describe_samples(step['machine'])}"
-        )
+        load = samples.describe_samples(step["machine"])
+        text.append(f"machine of {safe_ids(step['id'])}: {load}")
     timed = [
         (step["id"], training)
         for step in steps
@@ -423,6 +421,49 @@ def as_text(run: RunReport) -> list[str]:
             "no bottleneck analysis: the metrics contain no timings (time_step, time_data, …, or the timings of prime-rl)",
         ]
     return text
+
+
+def _summary_lines(run: RunReport) -> list[str]:
+    """Return lines with the state of a run, the remedy for its failure, and its up-to-date steps."""
+    took = f" in {span(run['seconds'])}" if run["seconds"] is not None else ""
+    reason = f"  {run['reason']}" if run["reason"] else ""
+    began = format_time(run["created"])
+    text = [f"{run['id']}  {run['recipe']}  {began}  {run['state']}{took}{reason}"]
+    if run["failure"] in causes.REMEDIES:
+        text.append(causes.REMEDIES[run["failure"]])
+    if run["fresh"]:
+        text.append(f"{run['fresh']} step{'s were' if run['fresh'] > 1 else ' was'} up to date")
+    return text
+
+
+def _step_table(steps: Sequence[StepReport]) -> list[str]:
+    """Return a table of at most _LISTED steps; the cost only if any step has costs."""
+    table = [("STEP", "STATE", "ATTEMPTS", "TIME", "MEMORY", "COST")]
+    for step in steps[:_LISTED]:
+        table.append(
+            (
+                safe_ids(step["id"]),
+                step["state"],
+                str(step["attempts"] or ""),
+                span(step["seconds"]) if step["seconds"] is not None else "",
+                about(step["peak_memory"]) if step["peak_memory"] else "",
+                f"${step['usd']:.2f}" if step["usd"] else "",
+            )
+        )
+    has_costs = any(step["usd"] for step in steps)
+    text = align(table if has_costs else [row[:-1] for row in table], range(2, 6))
+    if len(steps) > _LISTED:
+        text.append(f"… and {len(steps) - _LISTED} more (--step names one, --json has all)")
+    return text
+
+
+def _failure_line(run: str, step: StepReport) -> str:
+    """Return a line with the reason for a failed or stalled step, and the remedy."""
+    logs = f"see its log with `recipe logs {run}/{step['id']}`"
+    remedy = step["fix"] or causes.REMEDIES.get(step["reason"], logs)
+    detail = f" ({safe_ids(step['detail'])})" if step["detail"] else ""
+    verb = "is" if step["state"] == "RUNNING" else "failed:"
+    return f"{safe_ids(step['id'])} {verb} {step['reason']}{detail}; {safe_ids(remedy)}"
 
 
 def _alike(steps: Sequence[StepReport]) -> Iterator[list[StepReport]]:
@@ -470,14 +511,11 @@ def _metrics(steps: Sequence[StepReport]) -> list[str]:
 
 
 def _cell(step: StepReport, name: str, which: str) -> str:
+    """Return the `last`, `min` or `max` of a metric as text; empty if it is unknown."""
     value = dict(step["metrics"].get(name, {})).get(which)
-    return (
-        f"{value:.4g}"
-        if isinstance(value, (int, float))
-        else safe_line(str(value))
-        if value is not None
-        else ""
-    )
+    if isinstance(value, (int, float)):
+        return f"{value:.4g}"
+    return safe_line(str(value)) if value is not None else ""
 
 
 def _training(id: str, training: TrainingStatistics) -> list[str]:
@@ -507,10 +545,7 @@ def _training(id: str, training: TrainingStatistics) -> list[str]:
 
 
 def _short(seconds: float) -> str:
-    return (
-        f"{seconds * 1000:.1f} ms"
-        if seconds < 1
-        else f"{seconds:.2f} s"
-        if seconds < 60
-        else span(seconds)
-    )
+    """Format a duration with milliseconds or hundredths of a second."""
+    if seconds < 1:
+        return f"{seconds * 1000:.1f} ms"
+    return f"{seconds:.2f} s" if seconds < 60 else span(seconds)

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CannotRun, Infrastructure, Invalid, Problem
@@ -340,28 +340,20 @@ def _rental_lines(ws: Workspace, found: Survey, args: argparse.Namespace) -> lis
 
     try:
         shelves = _shelves(ws, found, args)
-        there = [n for n in found.todo if found.plan.specs()[n].resources.gpus] if shelves else []
-        taken = {
-            name
-            for names in find_sent_secrets(
-                [found.plan.specs()[n] for n in there], ws.environ
-            ).values()
-            for name in names
+        rented = [n for n in found.todo if found.plan.specs()[n].resources.gpus] if shelves else []
+        specs = [found.plan.specs()[n] for n in rented]
+        secrets = {
+            name for names in find_sent_secrets(specs, ws.environ).values() for name in names
         }
-        taken |= {
-            f"signed URLs of the objects in {address}"
-            for address in find_signed_addresses(ws, found, there, args.driver)
-        }
-        return [
-            *describe_choice(shelves),
-            *filter(None, [data_notice(ws.config, args.driver)]),
-            *_describe_worker_groups(ws, found, args),
-            *(
-                [f"secrets sent to {args.driver} machines: {', '.join(sorted(taken))}"]
-                if taken
-                else ()
-            ),
-        ]
+        for address in find_signed_addresses(ws, found, rented, args.driver):
+            secrets.add(f"signed URLs of the objects in {address}")
+        lines = describe_choice(shelves)
+        if notice := data_notice(ws.config, args.driver):
+            lines.append(notice)
+        lines += _describe_worker_groups(ws, found, args)
+        if secrets:
+            lines.append(f"secrets sent to {args.driver} machines: {', '.join(sorted(secrets))}")
+        return lines
     except Infrastructure as error:
         return [f"rents: {error}"]
 
@@ -379,15 +371,17 @@ def _describe_worker_groups(ws: Workspace, found: Survey, args: argparse.Namespa
     head = _head_of_stack(ws, args)
     if head is None and not any(each.traits.joins for each in _renting_drivers(ws, args).values()):
         return []
+    lines = [f"head: {head}"] if head is not None else []
     counts = {found.plan.nodes[n].id: found.plan.specs()[n].node_count for n in found.todo}
-    crews = [
-        f"{'':9}with {count - 1} {args.driver} machines as workers of {safe_ids(id)}"
-        if head is not None
-        else f"{'':9}{count} of these machines, in one zone, as the nodes of {safe_ids(id)}"
-        for id, count in counts.items()
-        if count > 1
-    ]
-    return [f"head: {head}", *crews] if head is not None else crews
+    for id, count in counts.items():
+        if count > 1 and head is not None:
+            workers = f"{count - 1} {args.driver} machines"
+            lines.append(f"{'':9}with {workers} as workers of {safe_ids(id)}")
+        elif count > 1:
+            lines.append(
+                f"{'':9}{count} of these machines, in one zone, as the nodes of {safe_ids(id)}"
+            )
+    return lines
 
 
 def _check_multi_node(
@@ -397,24 +391,26 @@ def _check_multi_node(
     from ...hosts.renting.needs import why_no_group
 
     stack = ws.config.stack(args.stack) if args.stack else None
-    traits = [driver.traits for driver in drivers.values()]
-    words = [
+    traits = next(iter(drivers.values())).traits
+    if len(drivers) > 1:
+        traits = traits._replace(joins=False)
+    most = min(traits.hosts_at_once or math.inf, ws.config.limits.get("machines", math.inf))
+    reasons = [
         why_no_group(
             safe_ids(found.plan.nodes[n].id),
             found.plan.specs()[n],
             args.driver,
-            traits[0] if len(traits) == 1 else traits[0]._replace(joins=False),
+            traits,
             headed=stack is not None and stack.head is not None,
             kept=bool(stack and stack.keep),
-            most=min(
-                traits[0].hosts_at_once or math.inf, ws.config.limits.get("machines", math.inf)
-            ),
+            most=most,
         )
-        for n in (found.todo if traits else ())
+        for n in found.todo
     ]
-    if wrong := [*dict.fromkeys(filter(None, words))]:
+    distinct = list(dict.fromkeys(reason for reason in reasons if reason))
+    if distinct:
         fix = "choose a driver that supports several nodes (gcp), or a stack with a `head`"
-        raise CannotRun("\n".join(wrong[:20]), fix=fix)
+        raise CannotRun("\n".join(distinct[:20]), fix=fix)
 
 
 def _renting_drivers(ws: Workspace, args: argparse.Namespace) -> dict[str, Driver]:
@@ -473,54 +469,50 @@ def _confirm_cost(
     """
     if args.driver == "local":
         return True
-    from ...hosts.renting import offering
-    from ...hosts.renting.offering import rank_offers
     from ...hosts.renting.several import data_notice
 
     drivers = _renting_drivers(ws, args)
+    _check_endless(drivers, args)
+    if not drivers or args.yes:
+        return True
+    usd = _cost_above_limit(ws, preview(ws, request, choice), args, drivers)
+    if usd is None:
+        return True
+    cost = f"the run would cost about ${usd:.2f}"
+    if notice := data_notice(ws.config, args.driver):
+        cost += f"; {notice}"
+    fix = "pass `--yes`, or raise `confirm` in the driver's settings"
+    return ask_consent(f"{cost}; rent?", Invalid([Problem("bad-input", cost, fix=fix)]))
+
+
+def _check_endless(drivers: Mapping[str, Driver], args: argparse.Namespace) -> None:
+    """Raise Invalid if nobody may notice machines that nothing shuts down."""
+    from ...hosts.renting import offering
+
     endless = [name for name, driver in drivers.items() if driver.traits.ends == "nothing"]
     if endless and not args.unattended and not sys.stdin.isatty():
         words = f"{', '.join(endless)}: {offering.ENDS['nothing']}, and stdin is not a terminal"
-        raise Invalid(
-            [
-                Problem(
-                    "bad-input",
-                    words,
-                    fix="pass `--unattended` and set `limits.cost` in the recipe; terminate leftover machines with `recipe reap`",
-                )
-            ]
-        )
-    if not drivers:
-        return True
-    if args.yes:
-        return True
-    found = preview(ws, request, choice)
+        fix = "pass `--unattended` and set `limits.cost` in the recipe; terminate leftover machines with `recipe reap`"
+        raise Invalid([Problem("bad-input", words, fix=fix)])
+
+
+def _cost_above_limit(
+    ws: Workspace, found: Survey, args: argparse.Namespace, drivers: Mapping[str, Driver]
+) -> float | None:
+    """Return the estimated cost of the run in USD; None if the user need not confirm it."""
+    from ...hosts.renting import offering
+    from ...hosts.renting.offering import rank_offers
+
     limits = lower_limits(found.plan.settings.limits, apply_stack(ws, settings_of(args)).limits)
-    beside = int(_head_of_stack(ws, args) is not None)
-    joins = beside or any(driver.traits.joins for driver in drivers.values())
-    counts = [found.plan.specs()[n].node_count - beside for n in found.todo]
-    at_once = max(counts, default=1) if joins else 1
-    total = None
-    if found.todo:
-        shelves = _shelves(ws, found, args)
-        best = [first for each in shelves.values() for first, _offer in rank_offers(each)[:1]]
-        total = offering.cost_to_confirm(ws, best, limits.cost, max(1, at_once), [*drivers])
-    if total is None:
-        return True
-    among = data_notice(ws.config, args.driver)
-    cost = f"the run would cost about ${total:.2f}" + f"; {among}" * bool(among)
-    return ask_consent(
-        f"{cost}; rent?",
-        Invalid(
-            [
-                Problem(
-                    "bad-input",
-                    cost,
-                    fix="pass `--yes`, or raise `confirm` in the driver's settings",
-                )
-            ]
-        ),
-    )
+    if not found.todo:
+        return None
+    head_count = int(_head_of_stack(ws, args) is not None)
+    machine_count = 1
+    if head_count or any(driver.traits.joins for driver in drivers.values()):
+        machine_count = max(found.plan.specs()[n].node_count - head_count for n in found.todo)
+    ranked = [rank_offers(shelves) for shelves in _shelves(ws, found, args).values()]
+    best = [offers[0][0] for offers in ranked if offers]
+    return offering.cost_to_confirm(ws, best, limits.cost, max(1, machine_count), [*drivers])
 
 
 def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
@@ -528,27 +520,21 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     for notice in ws.remote_cache.pop_notices() if ws.remote_cache is not None else ():
         print(f"recipe: {notice}", file=sys.stderr)
     verdict = _run_preflight(ws, found, args)
-    expected = ws.store.index.expected_seconds(
-        found.plan.recipe, [node.id for node in found.plan.nodes]
-    )
+    ids = [node.id for node in found.plan.nodes]
+    expected = ws.store.index.expected_seconds(found.plan.recipe, ids)
     if args.json:
-        print(
-            json.dumps(
-                {**as_json(ws, found, expected), "findings": _findings_json(verdict, found)},
-                indent=2,
-            )
-        )
-    else:
-        print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
-        if not args.quiet:
-            print(
-                "".join(f"warning: {safe_ids(each)}\n" for each in empty_warnings(ws, found)),
-                end="",
-            )
-        _print_findings(verdict, found, args)
-        print("".join(f"{line}\n" for line in _rental_lines(ws, found, args)), end="")
-        if isinstance(args.out, str):
-            print(f"results will be uploaded to {safe_line(args.out)}")
+        facts = {**as_json(ws, found, expected), "findings": _findings_json(verdict, found)}
+        print(json.dumps(facts, indent=2))
+        return
+    print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
+    if not args.quiet:
+        for warning in empty_warnings(ws, found):
+            print(f"warning: {safe_ids(warning)}")
+    _print_findings(verdict, found, args)
+    for line in _rental_lines(ws, found, args):
+        print(line)
+    if isinstance(args.out, str):
+        print(f"results will be uploaded to {safe_line(args.out)}")
 
 
 def execute_and_print(
@@ -605,48 +591,60 @@ def as_text(
     ws: Workspace, found: Survey, expected: dict[str, float], *, commands: bool, quiet: int
 ) -> str:
     """Format the plan, one line per step followed by all reasons."""
-    from ...survey.explain import describe_replaced, describe_resume, shown_command
-
     lines = []
-    why = reasons_by_node(ws, found)
+    reasons = reasons_by_node(ws, found)
     estimated = _estimate_steps(ws, found)
     width = min(40, max((len(safe_ids(node.id)) for node in found.plan.nodes), default=0))
     for n, node in enumerate(found.plan.nodes):
-        verdict = found.verdicts[n]
-        if verdict.answer == "fresh" and quiet:
+        answer = found.verdicts[n].answer
+        if answer == "fresh" and quiet:
             continue
+        may_run = answer in ("run", "maybe")
         # GPU trainings get an estimate instead, because earlier runs may be smoke tests without a GPU.
-        known = verdict.answer in ("run", "maybe") and node.id in expected and n not in estimated
-        takes = f"  ~{span(expected[node.id])}" if known else ""
-        lines.append(f"{verdict.answer:8} {safe_ids(node.id):<{width}}{takes}")
-        lines += [
-            f"{'':9}{safe_ids(line)}" for reason in why[n] for line in reason.splitlines() if line
-        ]
-        lines += [
-            f"{'':9}would replace {words}" for words in describe_replaced(ws, verdict.conflicts)
-        ]
-        if verdict.answer in ("run", "maybe") and (count := found.plan.specs()[n].node_count) > 1:
-            lines.append(f"{'':9}on {count} nodes")
-        if verdict.answer == "run" and (words := describe_resume(ws, found, n)):
-            lines.append(f"{'':9}{safe_ids(words)}")
+        is_known = may_run and node.id in expected and n not in estimated
+        duration = f"  ~{span(expected[node.id])}" if is_known else ""
+        details = _node_details(ws, found, n, reasons[n])
         if n in estimated:
-            lines += [f"{'':9}{line}" for line in estimated[n].lines]
-        if commands and verdict.answer in ("run", "maybe"):
-            command, files = shown_command(found, n)
-            lines += [f"{'':9}$ {safe_line(line)}" for line in command.splitlines()]
-            for path, text in sorted(files.items()):
-                lines += [
-                    f"{'':9}> {safe_line(path)}",
-                    *(f"{'':11}{line}" for line in _first_lines(text)),
-                ]
+            details += estimated[n].lines
+        if commands and may_run:
+            details += _command_lines(found, n)
+        lines.append(f"{answer:8} {safe_ids(node.id):<{width}}{duration}")
+        lines += [f"{'':9}{detail}" for detail in details]
     for later in found.later:
-        lines.append(f"maybe    {later.shown}")
-        lines.append(f"{'':9}{later.why}")
+        lines += [f"maybe    {later.shown}", f"{'':9}{later.why}"]
     cost = found.plan.settings.limits.cost
     if cost is not None and found.todo:
         lines.append(f"limits: cost {money_text(cost)}")
     lines.append(f"{found.plan.recipe}: {describe_counts(count_verdicts(found))}")
     return "\n".join(lines)
+
+
+def _node_details(ws: Workspace, found: Survey, n: int, reasons: Sequence[str]) -> list[str]:
+    """Return lines with the reasons, replaced outputs, node count and checkpoint of a step."""
+    from ...survey.explain import describe_replaced, describe_resume
+
+    verdict = found.verdicts[n]
+    details = [safe_ids(line) for reason in reasons for line in reason.splitlines() if line]
+    details += [f"would replace {words}" for words in describe_replaced(ws, verdict.conflicts)]
+    node_count = found.plan.specs()[n].node_count
+    if verdict.answer in ("run", "maybe") and node_count > 1:
+        details.append(f"on {node_count} nodes")
+    checkpoint = describe_resume(ws, found, n) if verdict.answer == "run" else ""
+    if checkpoint:
+        details.append(safe_ids(checkpoint))
+    return details
+
+
+def _command_lines(found: Survey, n: int) -> list[str]:
+    """Return the command of a step, and the first lines of the files that it needs."""
+    from ...survey.explain import shown_command
+
+    command, files = shown_command(found, n)
+    lines = [f"$ {safe_line(line)}" for line in command.splitlines()]
+    for path, text in sorted(files.items()):
+        lines.append(f"> {safe_line(path)}")
+        lines += [f"  {line}" for line in _first_lines(text)]
+    return lines
 
 
 def _estimate_steps(ws: Workspace, found: Survey) -> dict[int, StepEstimate]:
