@@ -45,7 +45,7 @@ from .base import (
 )
 from .machine import enough
 from .ssh import SshHost, SshServer
-from .sshlink import NotLetIn, Route, SshLink, Stuck
+from .sshlink import NotLetIn, Route, SshLink, StuckLogin
 from .web import Web, printable
 
 _T = TypeVar("_T")
@@ -225,7 +225,7 @@ class Logins:
         try:
             async for _ in made.call(("true",)):
                 pass
-        except Stuck as error:
+        except StuckLogin as error:
             begun = self._stuck.setdefault(lease.id, time.monotonic())
             if time.monotonic() - begun >= BOOTING:
                 await made.machine.link.aclose()
@@ -420,23 +420,23 @@ def why_excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> st
 # --- a driver
 
 
-class Wired(Protocol):
+class ProviderClient(Protocol):
     """Interface of a provider's API client."""
 
     web: Web
 
 
-_Wire = TypeVar("_Wire", bound=Wired)
+_Wire = TypeVar("_Wire", bound=ProviderClient)
 
 
-class Reported(Protocol):
+class MachineRecord(Protocol):
     """Interface of a provider's record of one machine."""
 
     @property
     def description(self) -> str: ...
 
 
-class Rented(Driver, ABC, Generic[_Wire]):
+class RentingDriver(Driver, ABC, Generic[_Wire]):
     """Common base of drivers for rented machines: filters, logins, agreed prices, clock check."""
 
     provider: str
@@ -458,7 +458,7 @@ class Rented(Driver, ABC, Generic[_Wire]):
         self.excluded: Mapping[str, int] = {}
 
     @abstractmethod
-    async def _alive(self, lease: Lease) -> Reported:
+    async def _alive(self, lease: Lease) -> MachineRecord:
         """Return the provider's record of a machine.  Raises HostLost if it is gone or will not start."""
 
     @abstractmethod
@@ -509,7 +509,7 @@ class Rented(Driver, ABC, Generic[_Wire]):
         await self._wire.web.aclose()
 
 
-class Deadman(Rented[_Wire]):
+class Deadman(RentingDriver[_Wire]):
     """Base of drivers whose machines terminate themselves by the boot script."""
 
     async def prolong(self, lease: Lease, until: datetime) -> None:

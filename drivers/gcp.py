@@ -88,7 +88,7 @@ NOTICE: Final = (
 """Ends on a spot machine when Google is about to take it away."""
 
 
-class Gcp(cloud.Rented[GcpClient]):
+class Gcp(cloud.RentingDriver[GcpClient]):
     """Driver for Google Compute Engine machines.
 
     `project` is the billed project, `image` the boot image, `network` the VPC network, `port` the

@@ -59,7 +59,7 @@ FIRST_USE: Final = (
 )
 
 
-class Prime(cloud.Rented[PrimeClient]):
+class Prime(cloud.RentingDriver[PrimeClient]):
     """Driver for Prime Intellect pods.
 
     `api` is the API's address, `image` the pods' image, `team` the billed team, `key` the path of a

@@ -103,7 +103,7 @@ class IndexUnreachable(BuildError):
     """The connection to the package index failed."""
 
 
-class Missing(BuildError):
+class MissingFile(BuildError):
     """The package index has no matching file."""
 
 
@@ -343,7 +343,7 @@ def make_environment(home: str, requirements: str, uv: str, lock: int) -> int:
         file.writelines(f"{_pin_exactly(line)}\n" for line in lines)
     try:
         return install_insistently(lambda: Uv(uv, home, wanted, meant), home, file.name, lock)
-    except Missing:
+    except MissingFile:
         return install_insistently(lambda: Uv(uv, home, wanted, meant), home, requirements, lock)
 
 
@@ -542,10 +542,10 @@ def _hash_error(package: str, expected: str, got: str, output: str) -> BuildErro
     )
 
 
-def missing_package(package: str, meant: str) -> Missing:
+def missing_package(package: str, meant: str) -> MissingFile:
     python = f"Python {sys.version_info[0]}.{sys.version_info[1]} on {os.uname().machine}"
     why = f"the package index has no {package} for {python}{f'; the lock is for {meant}' if meant else ''}"
-    return Missing(
+    return MissingFile(
         why,
         "use a Python version of the lock file, or pass `--python current` to use the installed packages",
     )

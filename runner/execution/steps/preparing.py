@@ -142,10 +142,10 @@ class Preparer:
             task.processes = self.processes(spec, attempt.number, attempt.place)
             task.round = functools.partial(self._report_round, attempt)
         if spec.sync and not seat.rank:
-            from ...hosts.place.output_sync import Synced
+            from ...hosts.place.output_sync import SyncedOutput
 
             paths = {name: (path, bool(flags & DIRECTORY)) for name, path, flags in node.outputs}
-            task.synced = [Synced(*paths[name], every) for name, every in spec.sync]
+            task.synced = [SyncedOutput(*paths[name], every) for name, every in spec.sync]
         return task
 
     def _compose(

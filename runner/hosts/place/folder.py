@@ -21,7 +21,7 @@ from .host_task import Paths
 
 if TYPE_CHECKING:
     from ...secrets import Secret
-    from ...storage.signed import Signed
+    from ...storage.signed import SignedObjects
     from ..transfer.download import HashedOutput
     from ..transfer.host_store import HostStore
 
@@ -93,7 +93,7 @@ class Folder:
         return False
 
     async def pull(
-        self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
+        self, source: SignedObjects, known: str, learn: Callable[[Sequence[Secret]], None]
     ) -> str:
         """Let the host download an input from its bucket: see `HostStore.pull`.  Returns its content; empty if the host does not."""
         return ""
@@ -206,7 +206,7 @@ class RemoteFolder(Folder):
         return not self._host_store.shared_disk.host_sees_workspace
 
     async def pull(
-        self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
+        self, source: SignedObjects, known: str, learn: Callable[[Sequence[Secret]], None]
     ) -> str:
         content = await self._contact.insist(lambda: self._host_store.pull(source, known, learn))
         self.contents.add(content)

@@ -16,7 +16,7 @@ from .staging import AttemptDirectory
 
 if TYPE_CHECKING:
     from ...storage.checkpoints import Newest
-    from .output_sync import Synced
+    from .output_sync import SyncedOutput
 
 FOREVER = timedelta(days=3650)
 
@@ -127,7 +127,7 @@ class HostTask:
     """Number of training processes that the checkpoints must fit; None for any."""
     round: Callable[[SyncRound], None] = lambda _round: None
     """Receives the result of each round of the checkpoint sync."""
-    synced: Sequence[Synced] = ()
+    synced: Sequence[SyncedOutput] = ()
     """Outputs that are also copied while the step runs."""
     phase: Callable[[Phase], None] = _ignore_phase
     """Receives the phases on a host with a disk of its own."""

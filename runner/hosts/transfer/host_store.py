@@ -25,7 +25,7 @@ from .upload import Sender
 
 if TYPE_CHECKING:
     from ...secrets import Secret
-    from ...storage.signed import Signed
+    from ...storage.signed import SignedObjects
 
 UNUSED, SWEEP = timedelta(days=14), timedelta(days=1)
 """Age at which unused objects on a host are deleted, and the time between two searches for them."""
@@ -67,7 +67,7 @@ class Piece(NamedTuple):
     is_replaced: bool
 
 
-class Vanished(Corrupt):
+class MissingDirectory(Corrupt):
     """The directory does not exist on the host."""
 
 
@@ -113,7 +113,7 @@ class HostStore(Sender):
         return f"{self.root}/{object_path(content)}"
 
     async def pull(
-        self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
+        self, source: SignedObjects, known: str, learn: Callable[[Sequence[Secret]], None]
     ) -> Content:
         """Let the host download an input from its bucket, as an object.  Returns its content, which equals `known` if that is set.
 
@@ -210,7 +210,7 @@ class HostStore(Sender):
                 read=lambda answer: _parse_outputs(answer, outputs),
             )
         except UploadGone:
-            raise Vanished(
+            raise MissingDirectory(
                 f"{path} no longer exists on {self.wire.name}", fix="run the step again"
             ) from None
         objects = f"{self.root}/objects/"
