@@ -1,4 +1,4 @@
-"""Where hosts come from: the table of drivers that exist, and what installs the rest.  Loads none of them until it is asked for one."""
+"""The table of drivers, and the commands that install their extras.  Drivers are imported on demand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def install_line(*extras: str) -> str:
-    """Return the command that adds extras to this copy of recipe, as it was installed: from a checkout, an address or an index."""
+    """Return the command that adds extras to this copy of recipe, with the tool that installed it."""
     from .installing import install_command
 
     return install_command(extras)
@@ -28,7 +28,7 @@ DRIVERS = {
     "ray": ("drivers.ray:Ray", "ray"),
     "loopback": ("drivers.loopback:Loopback", ""),
 }
-"""name -> (module:class, its extra); of this machine, on which nothing is taken, the class of its host"""
+"""Import path and extra of each driver by name.  The entry of `local` is a Host class."""
 ACCOUNT_VARIABLES = {
     "vastai": ("VAST_API_KEY",),
     "runpod": ("RUNPOD_API_KEY",),
@@ -40,15 +40,16 @@ ACCOUNT_VARIABLES = {
         "GOOGLE_CLOUD_PROJECT",
     ),
 }
-"""name -> variables of the environment by which somebody has an account there: to know that, no driver is loaded."""
+"""Environment variables with credentials, by driver name.  Reading them needs no import of a driver."""
 FREE = ("local", "ssh")
-"""Those whose machines cost nothing, whatever the settings say: to know that, none is loaded."""
+"""Names of drivers whose machines are always free.  Reading them needs no import of a driver."""
 
 
 def load(name: str, known: Mapping[str, tuple[str, str]] = DRIVERS) -> Callable[..., Driver]:
-    """The driver class called `name` in a table such as ours; in those of extensions, advice stands in place of the extra.
+    """Import the driver class `name` from the table `known`.
 
-    Raises Rejected, naming the nearest, when there is none; Denied when something must be installed first.
+    In tables of extensions, the extra is replaced by an installation hint.  Raises Rejected with a suggestion for an unknown name, and
+    Denied if a package must be installed first.
     """
     from importlib import import_module
 
@@ -79,5 +80,5 @@ def load(name: str, known: Mapping[str, tuple[str, str]] = DRIVERS) -> Callable[
 
 
 def _install(name: str, advice: str) -> str:
-    """Return the command that installs a driver: of ours by its extra, of an extension as its package advises."""
+    """Return the install command for a built-in driver's extra, or the installation hint of an extension."""
     return install_line(advice) if name in DRIVERS and advice else advice

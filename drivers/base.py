@@ -1,7 +1,7 @@
-"""The contract between a caller of commands and the place where they run: Driver, Host and the values between them.  Imports nothing of `runner`.
+"""The interface of drivers: the classes Driver and Host, and the values that they exchange with the runner.
 
-Every call is short and asked again by the caller; a `Lease` is serialisable and stored before it is used, so that another process can go on where
-this one died.  A driver runs no jobs and moves no files: all that travels through `Host.call`.
+Imports nothing of `runner`.  Calls are short, and the caller repeats them.  A `Lease` is serialisable and stored before use, so that
+another process can continue after a crash.  Drivers neither run jobs nor transfer files.  Both go through `Host.call`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple, TypeAlias
 Argv: TypeAlias = Sequence[str]
 
 ROOT = ".recipe-host"
-"""Our folder on a machine, below the login's home, unless a setting says otherwise."""
+"""Default work directory on a machine, relative to the login's home directory."""
 SAVES = 0.75
-"""Of `Ending.grace`, the part in which what runs may save and end; in the rest what it saved is brought home."""
+"""Fraction of `Ending.grace` in which programs may save and exit.  The rest is for downloading the checkpoints."""
 SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-+=,")
 
 
@@ -34,18 +34,18 @@ class Resources:
 
 
 TAKEN_AWAY = 0.05
-"""How often an hour a spot machine is taken away, unless said."""
+"""Assumed number of preemptions of a spot machine per hour."""
 LOST = 0.5
-"""Hours that each time costs: since the last checkpoint, and until the next machine is up."""
+"""Hours lost per preemption: the time since the last checkpoint, and the start of the next machine."""
 Market: TypeAlias = Literal["on-demand", "spot"]
-"""How a machine is sold: `spot` is cheaper and may be taken away again."""
+"""Billing model of a machine.  A `spot` machine is cheaper and can be preempted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Need(Resources):
-    """What a lease is for: what each of `nodes` machines must have, and on which market they may be rented.
+    """Requirements of a lease: the resources of each of `nodes` machines, and the allowed markets.
 
-    `image`: the container image that they are to run, where `Traits.images`; empty: the driver's.
+    `image` is the container image to run if the driver has `Traits.images`.  Empty selects the driver's image.
     """
 
     nodes: int = 1
@@ -54,58 +54,56 @@ class Need(Resources):
 
 
 class Wish(NamedTuple):
-    """What is asked of `Driver.offers`."""
+    """A query for offers, the argument of `Driver.offers`."""
 
     need: Need = Need()
-    disk: int | None = None  # bytes that will be rented with the machine
-    hours: float | None = None  # for how long it is wanted, as far as that is known
-    home: int | None = None  # bytes that will be brought here from it, as far as that is known
+    disk: int | None = None  # bytes of disk to rent with the machine
+    hours: float | None = None  # expected duration of the lease, if known
+    home: int | None = None  # bytes to download from the machine, if known
     filters: Mapping[str, str] = {}
-    keep: bool = False  # as of `Order`: the price is that of a machine that is kept
-    together: Resources = Resources()  # what steps would use of each node at once, where they may run beside each other; None: all that it has
-    hurry: bool = (
-        False  # leave out machines that answer later than others do: `Driver.late` has them
-    )
+    keep: bool = False  # as in `Order`: the price is for a persistent machine
+    together: Resources = (
+        Resources()
+    )  # total resources of concurrent steps on each node; None: the whole node
+    hurry: bool = False  # omit machines that answer slowly, and list them in `Driver.late`
 
 
 class Traits(NamedTuple):
-    """What a driver can do, as data."""
+    """Capabilities of a driver."""
 
     priced: bool = False
-    shared_disk: bool = False  # hosts may see our disk, and we theirs: each is asked
-    replays: bool = False  # the same key is the same lease
+    shared_disk: bool = (
+        False  # hosts may share a disk with this machine, which is checked for each host
+    )
+    replays: bool = False  # ordering again with the same key returns the same lease
     settles: timedelta = timedelta(0)  # how long a new lease may stay unlisted
     ends: Literal["provider", "machine", "stops", "nothing"] = (
-        "nothing"  # what stops the billing at `Order.until` when we are dead; `stops`: but a disk's
+        "nothing"  # who ends billing at `Order.until` if recipe has died; with `stops`, the disk is still billed
     )
     identity: Literal["", "given", "attested", "first_use"] = ""
-    """Whence we know a rented machine's host key: we gave it, the provider says it, or the first one is believed."""
-    poll: timedelta = timedelta(seconds=0.5)  # between two looks whether a machine is up
-    comes_up: timedelta = timedelta(
-        minutes=15
-    )  # in which a machine that was asked for is up, or is given up
-    notice: Argv = ()  # a program that ends on a spot machine when it is about to be taken away; empty: there is no notice
-    prices: str = ""  # what prices are, in words, where they are not asked of the provider
-    hosts_at_once: int | None = (
-        None  # how many leases one account may have; None: no limit that we know
+    """Source of a rented machine's host key: set by recipe, attested by the provider, or trusted on first use."""
+    poll: timedelta = timedelta(seconds=0.5)  # interval between checks whether a machine is up
+    comes_up: timedelta = timedelta(minutes=15)  # time limit for the start of a machine
+    notice: Argv = ()  # a program that exits on a spot machine at its preemption notice; empty: no notice
+    prices: str = ""  # description of the prices, if they do not come from the provider
+    hosts_at_once: int | None = None  # maximum number of leases per account; None: no known limit
+    images: bool = False  # a machine is a container of the ordered image, so steps with that image run directly in it
+    image: str = ""  # default image of a machine
+    billed: bool = False  # leases cost money but are used like free ones: a cluster with prices in its settings
+    allocates: bool = False  # a lease is `Need.nodes` dedicated machines that steps share; releasing it ends all their programs
+    visits: bool = False  # its hosts can be inspected without a lease
+    prolongs: bool = False  # its machines end themselves at `Order.until`, which can be changed
+    pauses: bool = False  # its machines can be stopped and restarted with their disks; `Order.keep` is supported
+    works: bool = False  # it can run a worker on one of its machines
+    joins: bool = (
+        False  # machines of a zone have private addresses, so they can be nodes of one step
     )
-    images: bool = False  # a machine is a container of the image that is ordered, so a step with that image runs in it as it is
-    image: str = ""  # what a machine runs where no other image is ordered
-    billed: bool = False  # what it gives costs money, and is taken as what costs nothing is: a cluster with prices in its settings
-    allocates: bool = False  # a lease is machines of its own, as many as `Need.nodes`, that steps share; given back, all that runs there ends
-    visits: bool = False  # its hosts can be looked at without a lease; others are rented for a look
-    prolongs: bool = False  # its machines end themselves at `Order.until`, which can be moved
-    pauses: bool = (
-        False  # its machines may be stopped and started again, disks and all: it heeds `Order.keep`
-    )
-    works: bool = False  # it can carry out a run itself, on one of its machines
-    joins: bool = False  # machines of one zone reach each other at addresses of their own: they may be the nodes of one step
-    exports: bool = False  # it can write what it would rent as a program for another tool
+    exports: bool = False  # it can export its machines as a Pulumi program
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What could be rented.  `price` is US dollars an hour for all nodes, with the disk that was asked for."""
+    """A rentable machine or group of nodes.  `price` is US dollars per hour for all nodes and the requested disk."""
 
     driver: str
     id: str
@@ -117,23 +115,24 @@ class Offer:
     market: Market = "on-demand"
     reliability: float | None = None  # from 0 to 1, as the provider measures it
     disk_price: float = (
-        0.0  # the part of `price` that is for the disk: what a stopped machine costs an hour
+        0.0  # the part of `price` for the disk, which is the price of a stopped machine
     )
-    egress_price: float = 0.0  # US dollars for a GB that leaves it
-    longest: float | None = None  # hours after which it is taken away; None: no limit that we know
-    fetched: float = 0.0  # seconds since the epoch: when the price was asked
-    queued: bool = False  # it is waited for, and costs nothing before it is up
+    egress_price: float = 0.0  # US dollars per GB of outgoing traffic
+    longest: float | None = None  # maximum rental time in hours; None: no known limit
+    fetched: float = 0.0  # time of the price query, in seconds since the epoch
+    queued: bool = False  # the order waits in a queue, and costs nothing before it starts
 
     @property
     def hourly(self) -> float:
-        """US dollars per hour of progress, because a spot machine loses some hours."""
+        """US dollars per hour of progress.  For a spot machine, includes the time lost by preemptions."""
         return self.price * (1 + TAKEN_AWAY * LOST) if self.market == "spot" else self.price
 
 
 class Order(NamedTuple):
     """An order for one lease: the offer, the key and the end time.
 
-    `keep`: at `until` the machine is stopped instead of ended, its disk stays.  `image`: what the machine is a container of; empty: the driver's.
+    With `keep`, the machine is stopped at `until` instead of deleted, and its disk is kept.
+    `image` is the machine's container image.  Empty selects the driver's image.
     """
 
     offer: Offer
@@ -164,24 +163,26 @@ class Charge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run on a host.  `env` is the whole environment; `secrets` are added to it and appear in no text form of this value."""
+    """A command to run on a host.  `env` is its whole environment.  `secrets` are added to it but never shown in `repr`."""
 
     argv: tuple[str, ...]
     cwd: str
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    timeout: float | None = None  # seconds of wall time, kept by the supervisor of the job
-    idle_timeout: float | None = None  # seconds without a byte of log
+    timeout: float | None = None  # seconds of wall time, enforced by the job's supervisor
+    idle_timeout: float | None = None  # seconds without log output
     log: str | None = None  # a path on the host for stdout and stderr; None: the agent chooses
     locks: tuple[
         str, ...
-    ] = ()  # names, per machine and login, that the job holds while any process of it lives
-    outlives: bool = False  # its end is to be known even if its supervisor is killed meanwhile, at the price of a shell above it
+    ] = ()  # lock names, per machine and login, held while any process of the job lives
+    outlives: bool = (
+        False  # record its exit even if its supervisor is killed, by running it below a shell
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A command started on a host, found again by its key."""
+    """A command that was started on a host, identified by its key."""
 
     key: str
     data: Mapping[str, str] = field(default_factory=dict)
@@ -190,7 +191,7 @@ class Job:
 class Exit(NamedTuple):
     """The end of a job.  `code` is None without an exit status, `signal` is set if a signal ended the job, `reason` names the cause if known.
 
-    `busy`: it never began, because another job holds one of its locks; the same key may be started again.
+    The reason `busy` means that the job never started, because another job holds one of its locks.  The same key can be started again.
     """
 
     code: int | None
@@ -200,8 +201,8 @@ class Exit(NamedTuple):
     ended: float = 0.0
     cpu: float = 0.0  # seconds of user and system time
     peak_memory: int = 0  # bytes, the largest single process
-    strays: int = 0  # background processes that the command left behind and we ended
-    detail: str = ""  # what kept the command from starting, in words
+    strays: int = 0  # number of leftover background processes that were killed
+    detail: str = ""  # why the command could not start
 
 
 async def _nothing() -> AsyncIterator[bytes]:
@@ -213,159 +214,159 @@ NOTHING: AsyncIterable[bytes] = _nothing()
 
 
 class Host:
-    """A machine that runs programs.  Jobs and files are the business of the agent that the runner begins there.
+    """A machine that runs programs.  The runner starts an agent there, which handles jobs and files.
 
-    A subclass must override `call` and set `root`; everything else has a default.
+    A subclass must override `call` and set `root`.  All other members have defaults.
     """
 
     root: str
-    """The folder there that is ours: absolute, or below the login's home."""
+    """Work directory on the machine, absolute or relative to the login's home directory."""
     python: str = ""
-    """A Python there that is tried first for the agent, which needs 3.9 or later; empty: look for one."""
+    """Preferred Python on the machine for the agent, which needs 3.9 or later.  Empty: search for one."""
     deadman: float | None = None
-    """Seconds without contact after which all that we began there is ended; None: never."""
+    """Seconds without contact after which the machine's jobs are ended.  None: never."""
     name: str = ""
-    """What people call it, where it is one of several of its lease."""
+    """Display name of the machine if its lease has several."""
     address: str = ""
-    """What other nodes of a step dial; empty: it cannot be dialled."""
+    """Address for connections from the other nodes of a step.  Empty: no connections are possible."""
     until: float = math.inf
-    """Seconds since the epoch, by our clock, when all that runs there is killed; infinite: no limit."""
+    """Time when all programs on the machine are killed, in seconds since the epoch by the local clock.  Infinite: no limit."""
     grace: float = 0.0
-    """Seconds before `until`, from which on nothing new begins there and what runs is asked to save and to end."""
+    """Seconds before `until` when no new jobs start on the machine and running jobs are asked to save and exit."""
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
-        """Run a program and stream its output, while its input is streamed to it.
+        """Run a program on the machine, stream `stdin` to it, and yield its output.
 
-        A call that is given up ends the program with its process group; what made a session of its own stays.
+        Abandoning the call kills the program with its process group, but not processes in their own session.
 
-        Raises Rejected with its stderr when it fails, and Unreachable when somebody there ended it.
+        Raises Rejected with the program's stderr if it fails, and Unreachable if it was killed on the machine.
         """
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Close the connection; what runs there continues."""
+        """Close the connection.  Programs on the machine continue to run."""
 
     def way(self, folder: str) -> Argv:
-        """Return the command line of an SSH client that logs in there; empty: there is no login.
+        """Return the SSH command line that logs in to the machine.  Empty if no login is possible.
 
-        Keys that it needs are written below `folder`, which is private and removed afterwards.
+        Required keys are written to `folder`, which is private and removed afterwards.
         """
         return ()
 
 
 class Driver:
-    """A source of machines on demand.
+    """A source of machines: a provider, a cluster or a pool of servers.
 
-    A subclass sets `traits` and overrides `offers`, `acquire`, `hosts`, `release` and `leases`.  Every other member has a default that
-    means "cannot" or "nothing to do".  Where the runner must know before it calls, a trait says so: `Traits.visits` for `visit`,
+    A subclass sets `traits` and overrides `offers`, `acquire`, `hosts`, `release` and `leases`.  The defaults of all other members
+    do nothing or raise Rejected.  Traits announce optional methods to the runner: `Traits.visits` for `visit`,
     `prolongs` for `prolong`, `pauses` for `start`, `stop` and `stands`, `works` for `work`, `exports` for `program`.
     """
 
     traits: Traits
     console: str = ""
-    """Where a person sees, and ends, what is rented; empty: there is no account."""
+    """URL of the provider's web console.  Empty: no account is needed."""
     left_out: Mapping[str, str] = {}
-    """Machines that the last `offers` could not ask -> why, as a sentence."""
+    """Reason, as a sentence, for each machine that the last `offers` call could not query."""
     late: Collection[str] = ()
-    """Machines that the last `offers`, of a wish in a hurry, did not wait for: the next without hurry does."""
+    """Machines that the last `offers` call with `Wish.hurry` did not wait for."""
     notices: Sequence[str] = ()
-    """What it passes over of the files that it goes by, a sentence each; known once it is made."""
+    """Sentences about ignored parts of the driver's configuration files, complete after construction."""
     excluded: Mapping[str, int] = {}
-    """Why the last `offers` left some out, in a few words -> how many."""
+    """Number of offers that the last `offers` call excluded, by reason."""
     waits: str = ""
-    """Why the last `hosts` answered None, in words: the state of a queue."""
+    """Reason why the last `hosts` call returned None, such as the state of a queue."""
 
-    # --- what every driver has
+    # --- required
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """Return the offers that satisfy `wish`, best first.  Empty if there are none."""
         raise NotImplementedError
 
     async def acquire(self, order: Order) -> Lease:
-        """Begin renting."""
+        """Rent the offered machines and return the lease."""
         raise NotImplementedError
 
     async def hosts(self, lease: Lease) -> Sequence[Host] | None:
-        """Return one Host per node, or None while they start.  Raises HostLost if the machine is gone."""
+        """Return one Host per node of a lease, or None while the nodes start.  Raises HostLost if the machine is gone."""
         raise NotImplementedError
 
     async def release(self, lease: Lease) -> bool:
-        """Stop renting.  True once nothing is billed, proved; an unknown lease is already True."""
+        """End a lease.  Return True once it is verified that nothing is billed, also for an unknown lease."""
         raise NotImplementedError
 
     async def leases(self) -> Sequence[Lease]:
-        """Return all leases that bear our mark.  The list is complete, otherwise this raises."""
+        """Return all leases of this installation.  Raises DriverError if the list may be incomplete."""
         raise NotImplementedError
 
     # --- connections
 
     async def connect(self) -> None:
-        """Connect to every machine before a place on one is taken.  What is wrong is raised by what is asked next."""
+        """Connect to every machine in advance.  Errors are raised by the next request."""
 
     def connected_hosts(self) -> Mapping[str, Host]:
-        """Return every connected machine by the id of its offers.
+        """Return the connected machines by the ids of their offers.
 
-        For questions and preparations only; nothing is started on them.
+        Use them for queries and preparations only, and start no jobs on them.
         """
         return {}
 
     async def aclose(self) -> None:
-        """Close all connections of the driver itself; leases and jobs stay.  Idempotent."""
+        """Close all connections of the driver.  Leases and jobs continue.  Idempotent."""
 
     def visit(self) -> AsyncIterator[tuple[str, Host | DriverError]]:
-        """Visit every machine by name, without a lease: a Host to ask and close, or the reason why it cannot be asked.
+        """Yield every machine without a lease: its name, and a Host to query and close or the error that prevents it.
 
         Raises Rejected unless `Traits.visits`.
         """
         raise Rejected("its machines are looked at by a lease only")
 
-    # --- what is known of the provider
+    # --- the provider
 
     async def about(self) -> Sequence[tuple[str, str]]:
-        """Return names and words that describe a cluster, for `recipe doctor`.
+        """Return pairs of a name and a text that describe a cluster, for `recipe doctor`.
 
         Raises Denied with the remedy if the cluster cannot be used.
         """
         return ()
 
     async def account(self) -> Sequence[tuple[str, str]]:
-        """Return facts of the account as names and words.  Changes nothing.  Raises Denied if the key is rejected."""
+        """Describe the account as pairs of a name and a text.  Changes nothing.  Raises Denied if the key is rejected."""
         return ()
 
     def find_lack(self) -> str:
-        """Return what is missing before the provider can be asked, such as a key, and what to do; empty: nothing.  Sends no request."""
+        """Explain which prerequisite, such as an API key, is missing, and a fix.  Empty if none.  Sends no request."""
         return ""
 
     async def unusable(self) -> Sequence[tuple[str, str]]:
         """Return unusable parts of the account, with reasons.  Changes nothing.
 
-        With them, machines could be rented without being able to log in.
+        Machines rented with these parts might not allow a login.
         """
         return ()
 
     async def solvent(self) -> None:
-        """Raises Denied when the account has no credit, as far as the provider says so before an order."""
+        """Check the account's credit, if the provider reports it before an order.  Raises Denied without credit."""
 
     async def update(self) -> str:
-        """Fetch the newest price list, for every later run of this installation, and return what it is, in words.
+        """Download the newest price list for later runs of this installation, and return its description.
 
-        Empty: prices are asked of the provider each time.  Raises DriverError, and the list stays.
+        Returns an empty text if the driver queries the provider for each price.  On DriverError, the old list is kept.
         """
         return ""
 
     async def ensure(self) -> Sequence[str]:
-        """Make what machines need beside themselves, such as a firewall rule.  Returns what was made, in words."""
+        """Create shared resources of the machines, such as a firewall rule.  Return descriptions of the new ones."""
         return ()
 
     async def drop(self) -> Sequence[str]:
-        """Remove what `ensure` made, unless machines of ours use it.  Returns what was removed, or stays and why, in words."""
+        """Delete the resources that `ensure` created, unless rented machines use them.  Return descriptions."""
         return ()
 
     def look_for(self, installation: str) -> bool:
         """Make `leases` list the machines of another installation of this user.
 
-        They can be released, but not logged in to.  Returns False if machines do not bear the name of the
-        installation that rented them.
+        They can be released, but allow no login.  Returns False if the names of machines do not contain
+        their installation.
         """
         return False
 
@@ -379,56 +380,57 @@ class Driver:
         bucket: str,
         nodes: int,
     ) -> str:
-        """Return a Pulumi program for the machines of the settings.
+        """Return a Pulumi program that creates the machines of the settings.
 
-        It also creates their surroundings, and the bucket if one is named.  Asks no server.
+        It also creates their firewall rules and, if named, the bucket.  Sends no requests.
         Raises Rejected if the settings do not define one machine, and unless `Traits.exports`.
         """
         raise Rejected("it writes no program of its machines")
 
-    # --- what is asked of one lease
+    # --- one lease
 
     def highest_price(self, lease: Lease) -> float:
-        """Return the highest price in US dollars an hour that this process has read for a machine; 0 if none."""
+        """Return the highest price in US dollars per hour that this process has read for a lease, or 0."""
         return 0.0
 
     async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
-        """Return the provider's charges for a lease, as far as they are known by now."""
+        """Return the provider's charges for a lease so far."""
         return ()
 
     async def vitals(self, lease: Lease) -> str:
-        """Return the provider's state of a machine in one line; empty if it says nothing.  Raises DriverError."""
+        """Return the machine's state in one line, as the provider reports it.  Empty if unknown.  Raises DriverError."""
         return ""
 
     async def prolong(self, lease: Lease, until: datetime) -> None:
-        """Have the machine end itself at another time.  Raises Rejected unless `Traits.prolongs`."""
+        """Change the time when a machine ends itself.  Raises Rejected unless `Traits.prolongs`."""
         raise Rejected("its machines do not end themselves")
 
     async def start(self, lease: Lease, until: datetime) -> None:
-        """Have a machine run that may be stopped, and stop by itself at `until`.  It may be on its way then; one that runs is left as it is.
+        """Start a stopped machine, which then stops by itself at `until`.  A running machine is unchanged.
 
-        Raises NoCapacity where its place has no room for it now, HostLost when it is gone, Rejected unless `Traits.pauses`.
+        May return before the machine is up.  Raises NoCapacity if the provider has no capacity for the machine now, HostLost if
+        it no longer exists, and Rejected unless `Traits.pauses`.
         """
         raise Rejected("its machines cannot be stopped and started again")
 
     async def stop(self, lease: Lease) -> bool:
-        """Have a machine stand still.  True once nothing but its disk is billed, proved; also when it is gone.
+        """Stop a machine.  Return True once it is verified that only its disk is billed, or that it no longer exists.
 
         Raises Rejected unless `Traits.pauses`.
         """
         raise Rejected("its machines cannot be stopped and started again")
 
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
-        """Return the provider's state of a machine.  A machine that starts or stops also counts as `runs`.
+        """Return the machine's state, as the provider reports it.  A machine that is starting or stopping counts as `runs`.
 
         Raises Rejected unless `Traits.pauses`.
         """
         raise Rejected("its machines cannot be stopped and started again")
 
     async def work(self, command: Argv, cwd: str, log: str) -> str:
-        """Run a command there for as long as it takes, and again after it was ended with its machine; returns what it is called there.
+        """Run a worker on the cluster and return its name there.  The cluster restarts it if its machine is lost.
 
-        Paths are those of here: the disk has to be shared.  Raises DriverError, Rejected unless `Traits.works`.
+        `cwd` and `log` are local paths, so the disk must be shared.  Raises DriverError, and Rejected unless `Traits.works`.
         """
         raise Rejected("it carries out no run itself")
 
@@ -442,7 +444,7 @@ def suggest(word: str, known: Iterable[str], all: str = "known:") -> str:
 
 
 def file_name(key: str) -> str:
-    """Return a key as a file name without special characters."""
+    """Return a file name for a lease key: the key itself, or its hash if it has special characters."""
     if 0 < len(key) <= 150 and SAFE.issuperset(key) and key[0] not in ".-":
         return key
     from hashlib import sha256
@@ -451,7 +453,7 @@ def file_name(key: str) -> str:
 
 
 class DriverError(Exception):
-    """Each class says what to do next; one that may have cost money carries its lease."""
+    """Base class of driver errors.  `lease` is set if a lease may have cost money."""
 
     def __init__(self, message: str = "", *, lease: Lease | None = None) -> None:
         super().__init__(message or type(self).__doc__)

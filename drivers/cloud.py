@@ -1,8 +1,7 @@
-"""What drivers of rented machines share: the mark and the keys of a machine, what it does at boot, filters of offers, a Host over SSH,
-and what is alike in the drivers themselves.
+"""Shared code for drivers of rented machines: keys, boot scripts, offer filters, SSH hosts and a base class.
 
-Login and host key of a machine are derived from the installation's own secret and the key of its lease.  They are never stored: any process of this
-installation derives them again.
+A machine's login key and host key are derived from the installation's secret and the lease key.  They are never stored, because every
+process of this installation can derive them again.
 """
 
 from __future__ import annotations
@@ -50,35 +49,35 @@ from .web import Web, printable
 
 _T = TypeVar("_T")
 Value: TypeAlias = "str | int | float | bool | Sequence[str]"
-"""One filter, as a setting or as text."""
+"""Value of a filter, as a setting or as text."""
 DISK: Final = 32 * 10**9
-"""Bytes of disk that are rented where a step does not say."""
+"""Default size in bytes of a rented disk."""
 BOOTING: Final = 15.0
-"""Seconds for which a login that begins no command may be that of a machine that still boots."""
+"""Seconds for which logins that start no command are attributed to a booting machine."""
 RISE: Final = 1.05
-"""A price that is higher by more than this is another offer."""
+"""Largest accepted ratio of a machine's price to its offer's price."""
 
 
-# --- who we are
+# --- installation
 
 
 class Installation(installation.Installation):
-    """This installation, with the login keys and host keys of its machines."""
+    """An installation of recipe, with the login keys and host keys of its machines."""
 
     def login(self, key: str) -> bytes:
-        """Return the private key that opens a lease's machine, in OpenSSH format."""
+        """Return the private login key for a lease's machine, in OpenSSH format."""
         return self._pair(f"login {key}")
 
     def host_key(self, key: str) -> bytes:
-        """Return the private host key with which a lease's machine proves its identity."""
+        """Return the private SSH host key of a lease's machine, in OpenSSH format."""
         return self._pair(f"host {key}")
 
     def first_seen(self, key: str) -> Path:
-        """Return the file with the host key that a lease's machine showed first, if it could not be given one."""
+        """Return the path of the file with a machine's host key, if the key was trusted on first use."""
         return self.folder / "first-use" / file_name(key)
 
     def believe(self, key: str, shown: str) -> str:
-        """Note a host key as the first that a machine showed.  Answers the one that counts: another process may have been first."""
+        """Record a machine's host key on first use.  Return the recorded key, which another process may have set."""
         known = self.first_seen(key)
         known.parent.mkdir(mode=0o700, exist_ok=True)
         new = known.with_name(f".{known.name}.{secrets.token_hex(4)}")
@@ -99,7 +98,7 @@ def public(private: bytes) -> str:
     return asyncssh.import_private_key(private).export_public_key().decode().strip()
 
 
-# --- what a machine does at boot
+# --- boot scripts
 
 _PROVE: Final = r"""umask 077
 keys=${{RECIPE_SSHD_KEYS:-/etc/ssh}}
@@ -131,10 +130,10 @@ setsid sh ~/.recipe-deadman </dev/null >/dev/null 2>&1 &
 
 
 def boot(installation: Installation, order: Order, now: datetime, end: str) -> str:
-    """Return the boot script of a machine: it admits our key, shows its host key, and runs `end` when its time is over.
+    """Return a machine's boot script, which installs the SSH keys and runs `end` when the lease expires.
 
-    The elapsed time is read from the machine's own clock.  The time of day counts only if it makes the end
-    earlier.  A persistent machine gets the same time anew at each start.
+    The remaining seconds are measured by the machine's own clock, and the end time counts only if it is
+    earlier.  A persistent machine gets the full time again at each start.
     """
     left = max(0, int((order.until - now).total_seconds()))
     login = public(installation.login(order.key))
@@ -148,16 +147,16 @@ def boot(installation: Installation, order: Order, now: datetime, end: str) -> s
 
 
 def prove(installation: Installation, key: str) -> str:
-    """Return the script with which a lease's machine shows the host key that it was given."""
+    """Return the script that installs the host key of a lease's machine."""
     host_key = installation.host_key(key)
     return _PROVE.format(host_key=host_key.decode().strip(), host_public=public(host_key))
 
 
-# --- a Host there
+# --- hosts over SSH
 
 
 class Login(Link):
-    """A connection to a rented machine.  `failed` looks into why it cannot be made, and answers what to raise."""
+    """An SSH connection to a rented machine.  `failed` diagnoses a failed attempt and returns the error to raise."""
 
     def __init__(
         self, route: Route, failed: Callable[[DriverError], Awaitable[DriverError]]
@@ -173,9 +172,10 @@ class Login(Link):
 
 
 class Logins:
-    """The machines of one driver that let us in, by their leases.
+    """The SSH connections of one driver's machines, by lease.
 
-    `alive` asks the provider, and raises HostLost where it knows that the machine is gone; `let_in` has it take our key again, where it can.
+    `alive` queries the provider and raises HostLost if the machine no longer exists.  `let_in` adds the login key to the machine again,
+    if the provider can.
     """
 
     def __init__(
@@ -193,15 +193,17 @@ class Logins:
         )
         self.hosts: dict[str, SshHost] = {}
         self._looked: dict[str, float] = {}
-        self._stuck: dict[str, float] = {}  # since when start-up files of a machine do not end
+        self._stuck: dict[
+            str, float
+        ] = {}  # time of the first login that started no command, by lease
 
     async def open(
         self, lease: Lease, user: str, name: str, port: int, trust: str = "", login: bytes = b""
     ) -> SshHost | None:
-        """Return a machine once it admits us and has shown the expected host key; None until then.
+        """Connect to a machine and return it.  None until it accepts the login key and has the expected host key.
 
-        `trust` and `login` are its host key and a private key that opens it, if we could not give it ours.
-        Raises HostLost if its start-up files do not end although it had time to boot.
+        `trust` and `login` are its host key and a private login key, if they are not derived from the lease key.
+        Raises HostLost if its start-up files still do not finish after `BOOTING` seconds.
         """
         trust = trust or public(self._installation.host_key(lease.key))
         route = Route(
@@ -224,7 +226,7 @@ class Logins:
         except NotLetIn:
             if self._let_in is not None:
                 await self._let_in(lease)
-        except (Denied, Unreachable):  # its boot script has not given it our host key yet
+        except (Denied, Unreachable):  # its boot script has not installed the host key yet
             pass
         else:
             self.hosts[lease.id] = made
@@ -233,7 +235,7 @@ class Logins:
         return None
 
     async def end(self, lease: Lease) -> None:
-        """Let go of a machine."""
+        """Close the connection to a lease's machine."""
         if (host := self.hosts.pop(lease.id, None)) is not None:
             await host.aclose()
 
@@ -243,9 +245,9 @@ class Logins:
         self.hosts.clear()
 
     async def _login_error(self, lease: Lease, error: DriverError) -> DriverError:
-        """Turn a failed connection into an error with the next step.
+        """Return the error for a failed connection: HostLost, Unreachable, or the original error.
 
-        Asks the provider whether the machine exists, and admits our key again.
+        Queries the provider for the machine, and adds the login key again.
         """
         if lease.id not in self.hosts or (
             isinstance(error, Denied) and not isinstance(error, NotLetIn)
@@ -260,7 +262,7 @@ class Logins:
             except HostLost as lost:
                 return lost
             except DriverError:
-                pass  # nothing is known of it
+                pass  # the machine's state is unknown
         return Unreachable(str(error))
 
     async def _forget(self, host: SshHost) -> None:
@@ -287,7 +289,7 @@ def markets(wanted: Market | Literal["any"]) -> tuple[Market, ...]:
 
 
 class Filters(NamedTuple):
-    """What an offer must be, beside what a step needs."""
+    """Filters for offers, in addition to the step's resources."""
 
     gpu: str = ""
     gpu_memory: float = 0.0  # GB of one card
@@ -298,11 +300,11 @@ class Filters(NamedTuple):
     inet: float = 0.0  # Mb/s, down
     cuda: float = 0.0
     max_price: float = math.inf  # US dollars an hour
-    machine: str = ""  # the kind of machine, as the provider calls it
+    machine: str = ""  # the provider's name of the machine type
     zone: str = ""
 
     def with_more(self, more: Mapping[str, Value]) -> Filters:
-        """These filters, and `more`.  Raises Rejected for one that there is not or that cannot be read."""
+        """Return a copy with the values of `more`.  Raises Rejected for an unknown filter or an invalid value."""
         read = {}
         for name, value in more.items():
             if name not in self._fields:
@@ -405,11 +407,11 @@ def why_excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> st
     return next((words for words, out in tests if out), "")
 
 
-# --- a driver
+# --- base class of drivers
 
 
 class Wired(Protocol):
-    """The requests of one provider."""
+    """An API client of a provider, which sends requests through `web`."""
 
     web: Web
 
@@ -418,17 +420,17 @@ _Wire = TypeVar("_Wire", bound=Wired)
 
 
 class Reported(Protocol):
-    """What a provider says of one machine."""
+    """A provider's record of a machine, with a description of its state."""
 
     @property
     def description(self) -> str: ...
 
 
 class Rented(Driver, ABC, Generic[_Wire]):
-    """What drivers of rented machines have alike: filters, who may log in, what was agreed upon, and the provider's clock."""
+    """Base class for drivers of rented machines: filters, SSH logins, price checks, and clock comparison."""
 
     provider: str
-    """What people call it."""
+    """Display name of the provider."""
 
     def __init__(
         self, wire: _Wire, *, image: str, python: str, installation: str | None, poll: float, settles: float, filters: Mapping[str, Value],
@@ -441,8 +443,10 @@ class Rented(Driver, ABC, Generic[_Wire]):
             poll=timedelta(seconds=poll), settles=timedelta(seconds=settles), image=image
         )
         self._logins = Logins(self._installation, self._alive, self.traits.poll, let_in)
-        self._agreed: dict[str, float] = {}  # US dollars an hour, of what this process ordered
-        self._named: dict[str, float] = {}  # the most that each machine was said to cost
+        self._agreed: dict[str, float] = {}  # US dollars per hour at the order, by lease
+        self._named: dict[
+            str, float
+        ] = {}  # highest US dollars per hour that the provider reported, by lease
         self.excluded: Mapping[str, int] = {}
 
     @abstractmethod
@@ -451,16 +455,16 @@ class Rented(Driver, ABC, Generic[_Wire]):
 
     @abstractmethod
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """Return the machine once it admits us and has shown the trusted host key."""
+        """Connect to a lease's machine and return it.  None until it accepts the login key and has the trusted host key."""
 
     def _choose_fitting(self, judged: Iterable[tuple[Offer, str]]) -> list[Offer]:
-        """Return the suitable offers, and note why the others are excluded."""
+        """Return the offers without a reason for exclusion, and count the reasons of the others in `excluded`."""
         pairs = list(judged)
         self.excluded = dict(Counter(why for _, why in pairs if why).most_common())
         return [offer for offer, why in pairs if not why]
 
     async def vitals(self, lease: Lease) -> str:
-        """Return the provider's state of a machine now, also of a machine that is gone."""
+        """Return the machine's state, as the provider reports it, also if the machine no longer exists."""
         try:
             return printable((await self._alive(lease)).description)
         except HostLost as error:
@@ -471,11 +475,11 @@ class Rented(Driver, ABC, Generic[_Wire]):
         return None if found is None else (found,)
 
     def highest_price(self, lease: Lease) -> float:
-        """Return the highest price in US dollars an hour that the provider named; 0 if none was readable."""
+        """Return the highest price in US dollars per hour that the provider reported for a lease, or 0."""
         return self._named.get(lease.id, 0.0)
 
     def _as_agreed(self, lease: Lease, price: float | None) -> None:
-        """Note the price of a machine, where it can be read.  Raises HostLost where it costs more than it was offered for."""
+        """Record a machine's price, if it can be read.  Raises HostLost if it is higher than the offer's price."""
         if price is None:
             return
         self._named[lease.id] = max(price, self._named.get(lease.id, 0.0))
@@ -498,10 +502,10 @@ class Rented(Driver, ABC, Generic[_Wire]):
 
 
 class Deadman(Rented[_Wire]):
-    """One whose machines end themselves by what `boot` began there."""
+    """Base class for drivers whose machines end themselves, by the timer of the `boot` script."""
 
     async def prolong(self, lease: Lease, until: datetime) -> None:
-        """Have the machine end itself later, or earlier."""
+        """Change the time when a machine ends itself."""
         if (found := await self.hosts(lease)) is None:
             raise Unreachable(f"the machine of {lease.key} is not running")
         left = str(int((until - datetime.now(UTC)).total_seconds()))

@@ -1,4 +1,4 @@
-"""Who we are to providers and clusters that others use, too: the secret of this installation, and the mark that its machines bear."""
+"""The identity of this installation at providers and clusters: its secret, and the name prefix of its machines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .base import Denied
 
 
 class Installation:
-    """The secret of this installation, made at the first use.  Its machines bear its mark."""
+    """An installation of recipe with its secret.  The names of its machines start with its mark."""
 
     def __init__(self, secret: bytes, folder: Path = Path()) -> None:
         self.folder = folder
@@ -23,7 +23,7 @@ class Installation:
 
     @classmethod
     def of(cls, path: str | None = None) -> Self:
-        """Return the installation whose secret is in a file, by default this user's.
+        """Read the installation's secret from a file, by default the user's, or create it.
 
         Raises Denied if the file cannot be read or created.
         """
@@ -37,7 +37,7 @@ class Installation:
                 new = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
                 new.touch(0o600)
                 new.write_text(secrets.token_hex(32) + "\n", "ascii")
-                with suppress(FileExistsError):  # another process was first: its secret counts
+                with suppress(FileExistsError):  # another process was faster, so use its secret
                     os.link(new, file)
                 new.unlink()
             return cls(bytes.fromhex(file.read_text("ascii").strip()), file.parent)
@@ -52,22 +52,22 @@ class Installation:
             ) from error
 
     def with_name(self, name: str) -> Self:
-        """Return the installation of this name for its marks only.  Its secret is not known here."""
+        """Return a copy with another installation's name, to recognize its machines.  The other secret is unknown."""
         other = copy(self)
         other.name = name
         return other
 
     def mark(self, key: str) -> str:
-        """Return the name of a lease's machine at its provider."""
+        """Return the machine name for a lease key at the provider: `recipe-INSTALLATION-KEY`."""
         return f"recipe-{self.name}-{key}"
 
     def key(self, mark: str) -> str | None:
-        """Return the key of the lease for which a machine was rented; None if it is not ours."""
+        """Return the lease key in a machine name.  None if the machine belongs to another installation."""
         ours = self.mark("")
         return mark.removeprefix(ours) if mark.startswith(ours) and mark != ours else None
 
     def derive_key(self, what: str) -> bytes:
-        """32 bytes for one purpose, the same for every process of this installation."""
+        """Derive a 32-byte key for a purpose from the installation's secret, the same in every process."""
         return hmac.digest(
             self._secret, f"recipe {what}\x01".encode(), "sha256"
         )  # expand, one block

@@ -1,4 +1,4 @@
-"""This machine as a host: nothing is taken or rented here, so there is no driver of it."""
+"""The local machine as a host.  It has no driver, because it is never leased."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .base import NOTHING, Argv, Host
 
 
 class LocalHost(Host):
-    """This machine.  `root` is a folder of ours."""
+    """The local machine.  `root` is the work directory."""
 
     def __init__(self, root: Path) -> None:
         self.root = str(root.absolute())

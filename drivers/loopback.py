@@ -1,7 +1,7 @@
-"""Other machines that are directories of this one: real commands, an empty environment, bytes copied both ways, and faults to order.
+"""Loopback driver for tests: directories of this machine act as remote machines, with faults on request.
 
-The model of a driver, and what the engine is tried on.  `host-N` below the root is a machine's home directory; `leases/` says who has a place on one.
-What makes it another machine is what it lacks: nothing of ours is in its environment, and its files are read only through `call`.
+The reference implementation of a driver.  `host-N` below the root is a machine's home directory, and `leases/` records the slots in use.
+Commands run for real, but with an empty environment, and files are copied only through `call`.
 """
 
 from __future__ import annotations
@@ -56,37 +56,37 @@ from .base import (
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What goes wrong, and when.  Everything is counted from the beginning of the root, over all processes that use it; 0 is never.
+    """Faults to inject.  They are counted over all processes since the root was created, and 0 disables a fault.
 
-    The first orders are refused with Throttled, then with Denied, then with NoCapacity.  A `call` is whatever begins a program on a
-    host: the agent's, which carries all jobs, is one, and so is each that answers questions about files.
+    The first orders are refused with Throttled, the next with Denied, then NoCapacity.  Each start of a program on a host counts as a
+    `call`, for example the start of the agent, which handles all jobs, and each query about files.
     """
 
-    no_offers: int = 0  # so many times nothing is offered
-    throttled: int = 0  # so many orders are too many
-    after: float = 0.01  # seconds to stay away then
-    denied: int = 0  # so many orders are refused
-    no_capacity: int = 0  # so many orders find nothing left
-    coming: int = 0  # so many times a lease's host is asked for in vain
-    lost_on_poll: int = 0  # the host that is asked for then is lost
-    lost_on_call: int = 0  # the host that is called then is lost, with all that runs on it
-    keeps_disk: bool = False  # a lost host comes back with what was on its disk
-    unreachable_on_call: int = 0  # from that call on,
-    unreachable: int = 1  # so many do not get through
-    dark: int = 0  # so many hosts, those that are called first then, never answer again
-    cut_on_call: int = 0  # that call is cut,
-    cut_after: int = 0  # when so many bytes have passed, both ways together
-    silent: int = 0  # so many calls of the driver itself do not get through
-    unsure: int = 0  # so many orders are filled, and the reply is lost
-    garbled: int = 0  # so many orders are filled, and the reply cannot be read
-    unlisted: int = 0  # so many listings lack the lease that is youngest
-    kept: int = 0  # so many times a lease is given back in vain
-    disk: int = 0  # bytes that may be sent before the disks of all hosts are full
-    bytes_per_second: int = 0  # either way
+    no_offers: int = 0  # number of queries without offers
+    throttled: int = 0  # number of orders that are throttled
+    after: float = 0.01  # seconds to wait after throttling
+    denied: int = 0  # number of orders that are denied
+    no_capacity: int = 0  # number of orders without capacity
+    coming: int = 0  # number of `hosts` calls per lease that return None
+    lost_on_poll: int = 0  # number of the `hosts` call that loses the host
+    lost_on_call: int = 0  # number of the `call` that loses the host with all its programs
+    keeps_disk: bool = False  # a lost host comes back with its disk
+    unreachable_on_call: int = 0  # number of the first call that fails as unreachable
+    unreachable: int = 1  # number of consecutive unreachable calls
+    dark: int = 0  # number of hosts, in order of their calls, that never answer again
+    cut_on_call: int = 0  # number of the call whose connection breaks
+    cut_after: int = 0  # bytes until it breaks, in both directions together
+    silent: int = 0  # number of unreachable requests to the provider
+    unsure: int = 0  # number of successful orders whose reply is lost
+    garbled: int = 0  # number of successful orders whose reply is invalid
+    unlisted: int = 0  # number of listings without the newest lease
+    kept: int = 0  # number of failed releases
+    disk: int = 0  # bytes that can be uploaded until the disks of all hosts are full
+    bytes_per_second: int = 0  # in each direction
 
     @classmethod
     def read(cls, given: str | Mapping[str, object]) -> Faults:
-        """Faults from JSON or a table of settings.  Raises Rejected for what there is not."""
+        """Parse faults from JSON or a table of settings.  Raises Rejected for unknown or invalid faults."""
         if isinstance(given, str):
             try:
                 given = json.loads(given)
@@ -109,7 +109,7 @@ class Faults:
 
 
 class _Rented(NamedTuple):
-    """A place that is taken.  `state` is empty, or of a machine that is stopped at its time instead of destroyed: kept, stopped."""
+    """A slot in use.  `state` is `kept` or `stopped` for a persistent machine, otherwise empty."""
 
     lease: Lease
     until: float
@@ -117,18 +117,18 @@ class _Rented(NamedTuple):
 
 
 class _Faulty:
-    """Lets the faults happen that were ordered, and remembers below `root` how often each has."""
+    """Injects faults, and counts their occurrences in files below `root`."""
 
     def __init__(self, faults: Faults, root: Path) -> None:
         self._faults, self._folder = faults, root / "faults"
 
     def count_request(self) -> None:
-        """Count a request to the provider.  Raises Unreachable."""
+        """Count a request to the provider.  Raises Unreachable if the fault `silent` applies."""
         if self.count("asked", self._faults.silent) <= self._faults.silent:
             raise Unreachable("the provider does not answer")
 
     def count(self, what: str, wanted: int, more: int = 1) -> int:
-        """Return how often a `wanted` fault has occurred, including now; otherwise a number above any fault."""
+        """Increase the counter `what` and return it.  If `wanted` is 0, return a number above any limit."""
         if not wanted:
             return sys.maxsize
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ class _Faulty:
         return count
 
     def dark(self, host: str) -> bool:
-        """Return True if the host is one that never answers again."""
+        """Return True if the host never answers again because of the fault `dark`."""
         into = self._folder / "dark" / host
         if (
             not into.exists()
@@ -153,7 +153,7 @@ class _Faulty:
         return into.exists()
 
     def refuse(self) -> None:
-        """Refuse a request for a machine, if the faults say so.  Raises DriverError."""
+        """Raise Throttled, Denied or NoCapacity if the faults refuse this order."""
         faults = self._faults
         patience = faults.throttled + faults.denied + faults.no_capacity
         asked = self.count("orders", patience)
@@ -166,12 +166,14 @@ class _Faulty:
 
 
 class Loopback(Driver):
-    """`hosts` machines below `root`, each with room for `slots` leases.  `python` is what is called so there.
+    """Driver for `hosts` simulated machines below `root`, each with `slots` lease slots.
 
-    `addresses` are what the nodes of one step dial, in the order of the hosts; by default the address of this machine to itself.
+    `python` is the Python command on the machines.  `addresses` are the hosts' addresses for connections between the nodes of a step,
+    by default 127.0.0.1.
 
-    With a `price`, in US dollars an hour, it plays a provider: a lease is a machine of its own, which comes up `boots` seconds after the order and is
-    sold with `gpus`.  It is destroyed, disk and all, when it is released or its time is over.  `provider.jsonl` below the root tells of each.
+    With a `price` in US dollars per hour, the driver simulates a provider.  A lease is then a machine with `gpus`, which is up `boots`
+    seconds after the order.  It is destroyed with its disk when it is released or the lease expires.  `provider.jsonl` below the root
+    records these events.
     """
 
     traits = Traits(replays=True, visits=True, pauses=True)
@@ -204,13 +206,13 @@ class Loopback(Driver):
         self._python = python
         self._agent_python = (
             sys.executable if python == "python3" else python
-        )  # the system of this machine need not have one
+        )  # the system may have no python3
         self._faults = faults if isinstance(faults, Faults) else Faults.read(faults or {})
         self._faulty = _Faulty(self._faults, self._root)
         self._made: dict[str, LoopbackHost] = {}
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """Return the machines, those with a free slot first.  All have this machine's resources."""
+        """Return all machines as offers, free ones first, with this machine's resources."""
         self._faulty.count_request()
         if self._faulty.count("offers", self._faults.no_offers) <= self._faults.no_offers:
             return ()
@@ -239,7 +241,7 @@ class Loopback(Driver):
         )
 
     async def acquire(self, order: Order) -> Lease:
-        """Take a place on the machine that was offered, or keep it for longer.  Raises NoCapacity when others have them all."""
+        """Take a slot on the offered machine, or extend its lease.  Raises NoCapacity if all slots are in use."""
         name = order.offer.id
         if name not in self._names:
             raise Rejected(f'"{name}" is none of the hosts (they are {", ".join(self._names)})')
@@ -299,7 +301,7 @@ class Loopback(Driver):
         return True
 
     async def start(self, lease: Lease, until: datetime) -> None:
-        """Have a machine run that was stopped."""
+        """Start a stopped machine."""
         self._faulty.count_request()
         self._faulty.refuse()
         with self._alone():
@@ -309,7 +311,7 @@ class Loopback(Driver):
                 self._note("started", lease, "order")
 
     async def stop(self, lease: Lease) -> bool:
-        """Have a machine stand still: what runs there ends, its disk stays."""
+        """Stop a machine: end its processes and keep its disk."""
         self._faulty.count_request()
         if self._faulty.count("released", self._faults.kept) <= self._faults.kept:
             return False
@@ -337,7 +339,7 @@ class Loopback(Driver):
         return found
 
     async def visit(self) -> AsyncIterator[tuple[str, LoopbackHost]]:
-        """Visit every machine in turn, without a slot to run anything."""
+        """Yield the name and host of every machine, without taking a slot."""
         for name in self._names:
             home = self._root / name
             with _translate_errors():
@@ -353,7 +355,7 @@ class Loopback(Driver):
             )
 
     def _leases(self) -> list[Lease]:
-        """Return the leases whose time is not over.  Leases of a killed worker are kept."""
+        """Return the leases that have not expired, and all leases of persistent machines."""
         return [
             each.lease for each in self._list_rented() if each.until > time.time() or each.state
         ]
@@ -375,7 +377,7 @@ class Loopback(Driver):
         return next((each for each in self._list_rented() if each.lease.id == lease.id), None)
 
     def _there(self, lease: Lease) -> _Rented:
-        """Return the slot of a lease, after expired slots have ended.  Raises HostLost."""
+        """End expired slots, and return the slot of a lease.  Raises HostLost if the slot no longer exists."""
         self._expire()
         if (found := self._find_rented(lease)) is None:
             raise HostLost(
@@ -400,7 +402,7 @@ class Loopback(Driver):
         new.rename(self._root / "leases" / lease.id)
 
     def _expire(self) -> None:
-        """End expired slots as a provider does: destroy or stop them.  A slot without a price only stops counting."""
+        """Destroy or stop the machines of expired slots, if they have a price."""
         for each in self._list_rented() if self._price else ():
             if each.until <= time.time():
                 if each.state:
@@ -416,7 +418,7 @@ class Loopback(Driver):
             self._note("stopped", rented.lease, by)
 
     def _end(self, lease: Lease, by: str) -> None:
-        """Give a place back; with a price its machine is destroyed, and all that runs there."""
+        """Free the slot of a lease.  A machine with a price is destroyed with its processes and disk."""
         path = self._root / "leases" / lease.id
         if self._price and path.exists():
             _end_all(self._root / lease.data["host"])
@@ -439,7 +441,7 @@ class Loopback(Driver):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """No other process takes or gives a place meanwhile."""
+        """Lock the slots against other processes."""
         with _translate_errors():
             (self._root / "leases").mkdir(parents=True, exist_ok=True)
             with (self._root / "leases" / "lock").open("ab") as lock:
@@ -447,9 +449,9 @@ class Loopback(Driver):
                 yield
 
     def _lose(self, lease: Lease) -> None:
-        """Lose the machine of a lease: end its processes, and take the slot from every lease."""
+        """Simulate the loss of a lease's machine: kill its processes, and delete all its leases."""
         home = self._root / lease.data["host"]
-        with self._alone():  # it is not leased again before all of it is gone
+        with self._alone():  # no new lease before it is deleted completely
             for other in self._leases():
                 if other.data["host"] == home.name:
                     self._note("destroyed", other, "fault")
@@ -461,7 +463,7 @@ class Loopback(Driver):
     async def _carry(
         self, lease: Lease, argv: Argv, stdin: AsyncIterable[bytes]
     ) -> AsyncGenerator[bytes, None]:
-        """Execute a `call` on the machine of a lease."""
+        """Run a program on the machine of a lease, with the configured faults.  See `Host.call`."""
         faults, home = self._faults, self._root / lease.data["host"]
         if not self._runs(lease):
             raise HostLost(f"{home.name} is gone or was stopped, or the lease was given back")
@@ -511,7 +513,7 @@ class Loopback(Driver):
 
 
 class LoopbackHost(Host):
-    """A machine: a directory, and what is called in it."""
+    """A simulated machine: a directory in which programs run."""
 
     def __init__(
         self,
@@ -528,13 +530,13 @@ class LoopbackHost(Host):
 
 
 class _Passage:
-    """What a connection lets through."""
+    """A simulated connection with a bandwidth limit and a byte count after which it breaks."""
 
     def __init__(self, rate: int, left: int | None) -> None:
         self._rate, self._left = rate, left
 
     async def let(self, data: bytes) -> tuple[bytes, Exception | None]:
-        """Return the part of `data` that gets through, and the error to raise then."""
+        """Return the transmitted part of `data`, and the error to raise if the connection breaks."""
         cut = None
         if self._left is not None:
             data, self._left = data[: self._left], self._left - len(data)
@@ -553,14 +555,12 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _end_all(home: Path) -> None:
-    """Pull the plug: of all that was begun through `call` on that machine, or lives there, nothing is left."""
+    """Kill all processes of a simulated machine, including its jobs in other directories."""
     marks = [f"\0HOME={home}\0".encode()]
     agent = f"\0{home / ROOT / 'agent'}\0".encode()
     with suppress(FileNotFoundError):
         root = (home / ROOT / "agent").stat()
-        marks.append(
-            f"@{root.st_dev}-{root.st_ino}\0".encode()
-        )  # which its jobs bear, wherever they are
+        marks.append(f"@{root.st_dev}-{root.st_ino}\0".encode())  # in the environment of its jobs
     while True:
         found: list[int] = []
         for entry in Path("/proc").iterdir():
@@ -581,7 +581,7 @@ def _end_all(home: Path) -> None:
         for number in (
             signal.SIGSTOP,
             signal.SIGKILL,
-        ):  # all at once: the agent may not see how its jobs ended
+        ):  # stop all first, so that the agent does not see its jobs end
             for pid in found:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
