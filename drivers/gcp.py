@@ -1,6 +1,7 @@
-"""Google Compute Engine: machines with GPUs in zones that may have none left, and what its replies mean for a lease.
+"""Google Compute Engine driver: GPU instances by zone, and the meaning of API replies for a lease.
 
-A machine bears our mark in its name and its labels from the call that creates it.  Google itself deletes it, with its disk, at its lease's `until`.
+The insert request already sets the installation's mark in the instance's name and labels.  Google itself deletes the instance with its disk
+when the lease expires.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ IMAGE: Final = "projects/deeplearning-platform-release/global/images/family/comm
 USER: Final = "recipe"
 LEAST_DISK: Final = 50  # GB: the image alone has this size
 MOST_DISK: Final = 65_536  # GB of one disk
-CUDA: Final = 13.0  # that the driver of the image runs
+CUDA: Final = 13.0  # newest CUDA version that the image's GPU driver supports
 ABOUT: Final = cloud.About(verified=True, datacenter=True, inet=10_000.0, cuda=CUDA)
-RESTS: Final = 600.0  # seconds for which a zone that had no machine left is offered last
-KNOWN: Final = 3600.0  # seconds for which it is believed which zone has which GPU
+RESTS: Final = 600.0  # seconds for which a zone without capacity is offered last
+KNOWN: Final = 3600.0  # seconds for which the GPU types of the zones are cached
 LEAST: Final = 30  # seconds: the shortest maxRunDuration
 ENDED: Final = (
     "STOPPING",
@@ -58,31 +59,32 @@ ENDED: Final = (
     "DEPROVISIONING",
 )
 STOPPED: Final = ("TERMINATED", "STOPPED", "SUSPENDED")
-"""A machine that stands still: its disk is billed."""
+"""Statuses of a stopped instance, of which only the disk is billed."""
 _METADATA: Final = (
     "http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance"
 )
 _ASK: Final = "curl -fsS -m 90 -H 'Metadata-Flavor: Google'"
-# Guest attributes are what Google hands on of what a machine says of itself: no party between it and us can change them.
+# Google transmits guest attributes from the instance to the API, so no third party can change them.
 _ATTEST: Final = (
     """{ask} -X PUT --data-binary '{value}' "{metadata}/guest-attributes/hostkeys/{kind}"\n"""
 )
 _TOLD: Final = {
     "enable-guest-attributes": "TRUE", "enable-oslogin": "FALSE", "block-project-ssh-keys": "TRUE", "install-nvidia-driver": "True",
 }  # fmt: skip
-"""Metadata that every machine has."""
+"""Metadata of every instance."""
 NOTICE: Final = (
     "/bin/sh",
     "-c",
     f'until [ "$({_ASK} "{_METADATA}/preempted?wait_for_change=true&timeout_sec=60")" = TRUE ]; do sleep 1; done',
 )
-"""Ends on a spot machine when Google is about to take it away."""
+"""Command that exits on a Spot instance at its preemption notice."""
 
 
 class Gcp(cloud.Rented[Wire]):
-    """Machines at Google Compute Engine.  `project` is who pays, `image` what they boot, `network` where they are, `port` where their SSH listens.
+    """Driver for Google Compute Engine.
 
-    Every other setting is a filter of offers: see `cloud.Filters`.
+    `project` is the billed project, `image` the boot image, `network` the VPC network, and `port` the SSH port.
+    Every other setting is an offer filter.  See `cloud.Filters`.
     """
 
     provider = "Google"
@@ -123,12 +125,12 @@ class Gcp(cloud.Rented[Wire]):
         self.traits = self.traits._replace(prices=self._prices.words)
         _regions(self._prices, self._filters)
         self._accelerators: tuple[float, Mapping[str, set[str]]] = (-KNOWN, {})
-        self._empty: dict[str, float] = {}  # offers whose zone had none, and when that was
+        self._empty: dict[str, float] = {}  # time of the last capacity error, by offer
 
     # --- offers
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """Return the suitable machines by list price.  Zones without capacity a moment ago come last.
+        """Return the suitable instances by list price.  Zones that recently lacked capacity come last.
 
         Raises Denied if only quotas prevent an offer.
         """
@@ -198,7 +200,7 @@ class Gcp(cloud.Rented[Wire]):
         return known
 
     async def _find_barred(self, offers: Sequence[Offer]) -> dict[str, str]:
-        """Offers for which the project has no quota left, and why.  A quota that is not listed bars nothing."""
+        """Return the offers that exceed a quota of the project, with reasons.  An unlisted quota is no limit."""
         if not offers:
             return {}
         regions = sorted({offer.region for offer in offers})
@@ -253,7 +255,7 @@ class Gcp(cloud.Rented[Wire]):
     # --- leases
 
     async def acquire(self, order: Order) -> Lease:
-        """Rent what was offered.  Raises NoCapacity when the zone has none left, Unsure when it is not known whether we have it."""
+        """Create the offered instance.  Raises NoCapacity if the zone lacks capacity, and Unsure if the result is unknown."""
         offer, zone, name = order.offer, order.offer.data["zone"], self._name(order.key)
         lease = Lease("gcp", f"{zone}/{name}", order.key, self._data)
         asked = await self._wire.insert(
@@ -262,7 +264,7 @@ class Gcp(cloud.Rented[Wire]):
         if asked is None or (asked.done and not asked.code):
             return lease
         if not asked.done:
-            with suppress(DriverError):  # it is asked for: what becomes of it is seen later
+            with suppress(DriverError):  # the order was accepted; `hosts` reports its result
                 asked = await self._wire.wait(asked)
         if asked.code.startswith((*FULL, *QUOTAS)):
             raise self._full(offer, asked)
@@ -271,7 +273,7 @@ class Gcp(cloud.Rented[Wire]):
         return lease
 
     def _full(self, offer: Offer, failed: Operation) -> NoCapacity:
-        """Mark a zone as out of capacity.  Zones that Google reports as available are unmarked."""
+        """Mark an offer's zone as out of capacity, unmark the zones that Google suggests, and return the error."""
         self._empty[offer.id] = time.monotonic()
         for zone in failed.zones:
             self._empty.pop(offer.id.replace(offer.data["zone"], zone, 1), None)
@@ -281,7 +283,7 @@ class Gcp(cloud.Rented[Wire]):
     def _body(self, order: Order) -> Mapping[str, object]:
         """Return the request for an instance.
 
-        Google deletes the instance with its disk, or stops it, at `until`, even if none of our programs runs.
+        Google deletes the instance with its disk, or stops it, at `until`, even if recipe is not running.
         """
         offer, zone = order.offer, order.offer.data["zone"]
         shape = gcp_prices.SHAPES[offer.data["shape"]]
@@ -334,7 +336,7 @@ class Gcp(cloud.Rented[Wire]):
         }
 
     def _name(self, key: str) -> str:
-        """Return the name of a lease's machine: our mark, as far as names may contain it."""
+        """Return the instance name of a lease key, hashed if names may not contain the key."""
         mark = self._installation.mark(key)
         if re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", mark):
             return mark
@@ -343,7 +345,7 @@ class Gcp(cloud.Rented[Wire]):
         )
 
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """Return the machine once it has attested the host key that we gave it and admits us."""
+        """Connect to the instance once it has attested its host key.  None until then, or until a login succeeds."""
         found = await self._alive(lease)
         if found.status != "RUNNING" or not found.address:
             return None
@@ -356,7 +358,7 @@ class Gcp(cloud.Rented[Wire]):
         return host
 
     async def release(self, lease: Lease) -> bool:
-        """Delete the machine.  True once Google itself says that there is none."""
+        """Delete the instance.  Return True once Google reports that it no longer exists."""
         await self._logins.end(lease)
         if (
             asked := await harmless(self._wire.delete(*_place(lease)))
@@ -365,7 +367,10 @@ class Gcp(cloud.Rented[Wire]):
         return await harmless(self._wire.show(*_place(lease))) is None
 
     async def start(self, lease: Lease, until: datetime) -> None:
-        """Have a machine run that is stopped; Google stops it at `until`.  Raises NoCapacity when its zone has no room, HostLost when it is gone."""
+        """Start a stopped instance, which Google stops at `until`.
+
+        Raises NoCapacity if its zone lacks capacity, and HostLost if it no longer exists.
+        """
         found = await harmless(self._wire.show(*_place(lease)))
         if found is not None and found.status not in ENDED:
             return
@@ -385,7 +390,7 @@ class Gcp(cloud.Rented[Wire]):
             raise Rejected(f"Google cannot start {lease.id}: {asked.words}")
 
     async def stop(self, lease: Lease) -> bool:
-        """Have a machine stand still.  True once Google says so; its disk is billed on."""
+        """Stop an instance.  Return True once Google reports it as stopped.  Its disk is still billed."""
         await self._logins.end(lease)
         asked = (
             await harmless(self._wire.stop(*_place(lease)))
@@ -397,7 +402,7 @@ class Gcp(cloud.Rented[Wire]):
         return await self.stands(lease) != "runs"
 
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
-        """Return Google's state of a machine."""
+        """Return the instance's state, as Google reports it."""
         found = await harmless(self._wire.show(*_place(lease)))
         return "gone" if found is None else "stopped" if found.status in STOPPED else "runs"
 
@@ -415,7 +420,7 @@ class Gcp(cloud.Rented[Wire]):
         ]
 
     async def ensure(self) -> Sequence[str]:
-        """Ensure a firewall rule that admits SSH to machines of this installation, whatever else the network allows."""
+        """Create the firewall rule that allows SSH to this installation's instances, unless it exists."""
         name = self._installation.mark("ssh")
         if await harmless(self._wire.rule(name)):
             return []
@@ -442,7 +447,7 @@ class Gcp(cloud.Rented[Wire]):
         return find_lack_of_credentials()
 
     async def account(self) -> Sequence[tuple[str, str]]:
-        """Return facts of the account in words.  Changes nothing."""
+        """Describe the account for a person: project, GPU quota, prices and clock.  Changes nothing."""
         project = await self._wire.project()
         total = (await harmless(self._wire.quotas())).get("GPUS_ALL_REGIONS")
         none = f": renting is impossible; request a quota at {self._wire.quotas_page}"
@@ -459,10 +464,10 @@ class Gcp(cloud.Rented[Wire]):
         ]
 
     async def solvent(self) -> None:
-        """Google says only at an order whether the project is billed."""
+        """Do nothing.  Google reports missing billing only at an order."""
 
     async def _alive(self, lease: Lease) -> Instance:
-        """Return Google's record of a machine.  Raises HostLost if it is gone or will not start."""
+        """Return Google's record of a lease's instance.  Raises HostLost if the instance ended or does not exist."""
         found = await harmless(self._wire.show(*_place(lease)))
         if found is not None and found.status not in ENDED:
             return found
@@ -479,7 +484,7 @@ class Gcp(cloud.Rented[Wire]):
 
 
 def _place(lease: Lease) -> tuple[str, str]:
-    """Return the zone and the name of a machine."""
+    """Return the zone and the name of a lease's instance."""
     zone, _, name = lease.id.partition("/")
     return zone, name
 
@@ -493,7 +498,7 @@ def _regions(prices: PriceList, filters: Filters) -> Filters:
 
 
 def _price(prices: PriceList, made: Instance) -> float:
-    """US dollars an hour by the list; 0 where it does not say."""
+    """Return an instance's list price in US dollars per hour, or 0 if unknown."""
     rate = prices.price(made.zone.rpartition("-")[0], made.kind)
     return (
         0.0
@@ -516,7 +521,7 @@ def _resources(name: str, disk: int) -> Resources:
 
 
 def _short(name: str, quota: Quota | None, wanted: int, where: str) -> str:
-    """Explain why a quota does not allow this number of additional GPUs.  Empty if it does."""
+    """Explain why a quota allows fewer than `wanted` additional GPUs.  Empty if it allows them."""
     if quota is None or quota.limit - quota.usage >= wanted:
         return ""
     return f"the quota {name} is {quota.limit:g}{where}" + (

@@ -1,7 +1,7 @@
-"""List prices of Compute Engine that are newer than those shipped: from the catalog of gpuhunt, kept in a file of this installation.
+"""Current list prices of Compute Engine, downloaded from the gpuhunt catalog to a file of this installation.
 
-dstack publishes it each day for its client gpuhunt (https://github.com/dstackai/gpuhunt): below one address, `gcp/version` names the newest, and
-`gcp/VERSION/catalog.zip` holds `gcp.csv`.  The client itself is not used: what it installs has packages called `tests` and `resources`.
+dstack publishes the catalog each day for its client gpuhunt (https://github.com/dstackai/gpuhunt).  `gcp/version` names the newest version, and
+`gcp/VERSION/catalog.zip` contains `gcp.csv`.  The client itself is not used, because it installs packages called `tests` and `resources`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .web import price
 
 CATALOG: Final = "https://dstack-gpu-pricing.s3.eu-west-1.amazonaws.com/v3"
 PATIENCE: Final = 30.0
-"""Seconds without a byte of it."""
+"""Network timeout of the download in seconds."""
 LARGEST: Final = 64 << 20
-"""Bytes of it, and of its table."""
+"""Maximum size in bytes of the catalog and of its table."""
 _ATTACHED: Final = {"T4": T4, "V100": V100}
 
 
 def file_of(installation: Installation) -> Path:
-    """Return the path of the downloaded prices."""
+    """Return the path of the file with the downloaded prices."""
     return installation.folder / "gcp-prices.json"
 
 
@@ -56,9 +56,9 @@ def latest(file: Path) -> PriceList:
 
 
 def update(file: Path) -> PriceList:
-    """Fetch the newest prices, and keep them in `file`.
+    """Download the newest prices, store them in `file`, and return them.
 
-    Raises Unreachable where there is no catalog, Rejected for one that says nothing of our machines.
+    Raises Unreachable if the catalog cannot be read, and Rejected if it has no prices for the supported machine types.
     """
     base = os.environ.get("GPUHUNT_CATALOG_URL", CATALOG).rstrip("/")
     try:
@@ -93,9 +93,9 @@ def update(file: Path) -> PriceList:
 
 
 def rates_of(rows: Iterable[Mapping[str, str]]) -> dict[str, dict[str, Rate]]:
-    """Region -> name of a shape -> what it costs, of the rows of a catalog.  A zone that is dearer than others of its region counts.
+    """Return the price of each machine type by region, from the rows of a catalog.  The most expensive zone of a region counts.
 
-    A shape is left out where one of its two prices is missing; one that is sold on the spot market alone needs that alone.
+    Machine types without both prices are left out, except Spot-only types, which need only the Spot price.
     Raises KeyError, ValueError.
     """
     seen: dict[tuple[str, str], dict[bool, float]] = {}

@@ -1,4 +1,4 @@
-"""A machine of Compute Engine with what is beside it, as a program for Pulumi: text.  It holds no secret of ours."""
+"""Export of Compute Engine instances and their surroundings as a Pulumi program, without secrets."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 
 class Machine(NamedTuple):
-    """What is to be made.  `seconds`: Google stops the machine so long after each start, or deletes it where it is not kept."""
+    """The instances to create.  Google stops them `seconds` after each start, or deletes them unless `keep`."""
 
-    name: str  # of the stack, as names and labels at Google may have it
-    project: str  # empty: that of the Pulumi stack
+    name: str  # the stack's name in the characters that Google allows
+    project: str  # empty: the Pulumi stack's project
     zone: str
     kind: str
     image: str
@@ -22,7 +22,7 @@ class Machine(NamedTuple):
     spot: bool
     keep: bool
     seconds: int
-    gpus: Mapping[str, int]  # accelerators that are asked for beside the kind of machine
+    gpus: Mapping[str, int]  # accelerators to attach to the machine type
     metadata: Mapping[str, str]
     bucket: str = ""
     nodes: int = 1
@@ -131,7 +131,7 @@ recipe run RECIPE --driver ssh"""
 
 
 def program(made: Machine) -> str:
-    """Return the text of `__main__.py`."""
+    """Return the source text of the Pulumi program's `__main__.py`."""
     tag, q = f"recipe-stack-{made.name}", json.dumps
     project = f"\n    project={q(made.project)}," if made.project else ""
     attached = ", ".join(

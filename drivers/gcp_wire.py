@@ -1,4 +1,4 @@
-"""The wire of Compute Engine v1: requests, and replies as types.  Nothing is retried here."""
+"""Typed requests and replies of the Compute Engine API v1.  Requests are never retried here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHOSE: Final = "Google"
 SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
 TOKEN: Final = "CLOUDSDK_AUTH_ACCESS_TOKEN"  # noqa: S105  # the name of a variable
 PATIENCE: Final = 150.0
-"""Seconds for one request: an operation is waited for up to two minutes there."""
+"""Request timeout in seconds.  Google's `wait` request takes up to two minutes."""
 PAGE: Final = "500"
 FULL: Final = (
     "ZONE_RESOURCE_POOL_EXHAUSTED",
@@ -30,13 +30,13 @@ FULL: Final = (
     "RESOURCE_NOT_READY",
     "VM_MIN_COUNT_NOT_REACHED",
 )
-"""What the codes of errors begin with that mean: not in this zone, now."""
+"""Prefixes of error codes for a zone without capacity."""
 QUOTAS: Final = ("QUOTA_EXCEEDED", "quotaExceeded")
 RATES: Final = ("rateLimitExceeded", "userRateLimitExceeded", "RESOURCE_OPERATION_RATE_EXCEEDED")
 
 
 class Operation(NamedTuple):
-    """What was asked for.  `code` and `words`: why it failed; `zones`: where the same could be had."""
+    """A long-running operation.  `code` and `words` describe its error, and `zones` are suggested alternatives."""
 
     name: str
     zone: str
@@ -47,7 +47,7 @@ class Operation(NamedTuple):
 
 
 class Instance(NamedTuple):
-    """A machine.  `address` is its external IP address, once known."""
+    """An instance.  `address` is its external IP address, once known."""
 
     name: str
     zone: str
@@ -84,7 +84,7 @@ class Wire:
         self.source = TOKEN
 
     async def insert(self, zone: str, body: Fields, request: str) -> Operation | None:
-        """Ask for a machine; None when there is one of that name already.  `request`, a UUID: the same one is the same operation."""
+        """Create an instance.  None if an instance of this name exists.  A repeated UUID `request` returns the same operation."""
         answer = await self._ask("POST", f"zones/{zone}/instances", body, {"requestId": request})
         if answer.code == "alreadyExists":
             return None
@@ -95,7 +95,7 @@ class Wire:
         return _operation(_good(answer, "the order"))
 
     async def wait(self, asked: Operation) -> Operation:
-        """Return the operation once it is done, or its state after two minutes."""
+        """Wait at most two minutes for an operation, and return its state."""
         return _operation(
             _good(
                 await self._ask("POST", f"zones/{asked.zone}/operations/{asked.name}/wait"),
@@ -104,17 +104,17 @@ class Wire:
         )
 
     async def show(self, zone: str, name: str) -> Instance | None:
-        """Return one machine; None if Google explicitly reports it as missing."""
+        """Return an instance.  None if Google explicitly reports it as missing."""
         answer = await self._ask("GET", f"zones/{zone}/instances/{name}")
         return None if _is_gone(answer, name) else _instance(_good(answer, f"the instance {name}"))
 
     async def delete(self, zone: str, name: str) -> Operation | None:
-        """Have a machine deleted; None when there is none."""
+        """Delete an instance.  None if it does not exist."""
         answer = await self._ask("DELETE", f"zones/{zone}/instances/{name}")
         return None if _is_gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
 
     async def start(self, zone: str, name: str, seconds: int) -> Operation | None:
-        """Have a machine run that is stopped, for so many seconds at most; None when there is none."""
+        """Start a stopped instance for at most this many seconds.  None if it does not exist."""
         limit: Fields = {
             "instanceTerminationAction": "STOP", "maxRunDuration": {"seconds": str(seconds)},
             "onHostMaintenance": "TERMINATE", "automaticRestart": False,
@@ -128,7 +128,7 @@ class Wire:
         return None if _is_gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
 
     async def stop(self, zone: str, name: str) -> Operation | None:
-        """Have a machine stand still; None when there is none."""
+        """Stop an instance.  None if it does not exist."""
         answer = await self._ask("POST", f"zones/{zone}/instances/{name}/stop")
         return None if _is_gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
 
@@ -138,7 +138,7 @@ class Wire:
         return answer.status != 404 and bool(_good(answer, f"the rule {name}"))
 
     async def make_rule(self, name: str, network: str, tag: str, port: int) -> bool:
-        """Let connections to a port of machines with this tag in.  False: there is such a rule."""
+        """Create a firewall rule that allows TCP connections to a port of tagged instances.  False if it exists."""
         allowed = [{"IPProtocol": "tcp", "ports": [f"{port}"]}]
         body = {
             "name": name,
@@ -214,7 +214,7 @@ class Wire:
 
     @property
     def quotas_page(self) -> str:
-        """Return the address of the console page to request a higher quota."""
+        """Return the URL of the console page for quota requests."""
         return f"https://console.cloud.google.com/iam-admin/quotas?project={self._project}"
 
     async def project(self) -> str:
@@ -268,7 +268,7 @@ class Wire:
         body: Fields | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
+        """Send one request.  Raises Unreachable if it cannot have arrived, Unsure if it may have, Throttled, Denied."""
         token = await self._token()
         where = f"/projects/{quote(await self.project(), safe=':.')}{path and '/'}{path}"
         return self._check(await self.web.ask(method, where, token, body, query))
@@ -451,5 +451,5 @@ def _read_kind(row: Fields) -> str:
 
 
 def _last(value: object) -> str:
-    """Return the last part of a resource URL."""
+    """Return the name at the end of a resource URL."""
     return f"{value or ''}".rpartition("/")[2]

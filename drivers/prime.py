@@ -1,7 +1,7 @@
 """Prime Intellect driver: pods of many providers through one account, and the meaning of API replies for a lease.
 
-A pod bears our mark as its name from the call that creates it, so a lost reply loses no pod.  There is no boot script: the host key that a pod shows
-first is believed from then on, and nothing ends a pod when we are dead.
+The create request already names the pod with the installation's mark, so a lost reply loses no pod.  Prime has no boot scripts.  A pod's host key
+is therefore trusted on first use, and no timer ends a pod if recipe dies.
 """
 
 from __future__ import annotations
@@ -50,9 +50,10 @@ FIRST_USE: Final = (
 
 
 class Prime(cloud.Rented[Wire]):
-    """Driver for Prime Intellect pods.  `api` is the API's address, `image` the pods' image, `team` the payer, `key` the path of a private SSH key.
+    """Driver for Prime Intellect pods.
 
-    Every other setting is a filter of offers: see `cloud.Filters`.
+    `api` is the API's URL, `image` the pods' image, `team` the billed team, and `key` the path of the private SSH key.
+    Every other setting is an offer filter.  See `cloud.Filters`.
     """
 
     provider = "Prime"
@@ -94,14 +95,14 @@ class Prime(cloud.Rented[Wire]):
     # --- offers
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """Return the suitable pods, the cheapest first."""
+        """Return the suitable pod offers, the cheapest first."""
         filters = self._filters.with_more(wish.filters)
         disk = -(-max(wish.disk or 0, wish.need.disk or 0, cloud.DISK) // 10**9)
         judged: list[tuple[Offer, str]] = []
         wanted = markets(wish.need.market)
         for ask in await harmless(self._wire.search(disk)):
             offer = _offer(ask)
-            # What CUDA a pod has is unknown before it is there.
+            # The CUDA version of a pod is unknown before it starts.
             about = cloud.About(ask.secure, ask.secure, ask.inet, 0.0)
             why = (
                 "on another market"
@@ -125,7 +126,7 @@ class Prime(cloud.Rented[Wire]):
     # --- leases
 
     async def acquire(self, order: Order) -> Lease:
-        """Rent what was offered.  Raises NoCapacity when there is none or it is dearer, Unsure when it is not known whether we have it."""
+        """Rent the offered pod.  Raises NoCapacity if it is sold out or more expensive, and Unsure if the result is unknown."""
         await self.solvent()
         offer = order.offer
         data = {
@@ -158,7 +159,7 @@ class Prime(cloud.Rented[Wire]):
         return Lease("prime", made.id, order.key, self._data)
 
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """Return the pod once it is installed and admits us with the host key that it showed first."""
+        """Connect to the pod once it is installed and has its first host key.  None until then."""
         found = await self._alive(lease)
         if found.status != "ACTIVE" or not found.ready or found.login is None:
             return None
@@ -169,9 +170,9 @@ class Prime(cloud.Rented[Wire]):
         return await self._logins.open(lease, user, name, port, trust=trust, login=self._private())
 
     async def _host_key_of(self, lease: Lease, name: str, port: int) -> str | None:
-        """Return the host key that a pod showed first; None while it shows none.
+        """Return the pod's host key, which is trusted on first use.  None while its SSH server is unreachable.
 
-        The first key counts, whichever process of this installation saw it.
+        All processes of this installation use the key that the first of them saw.
         """
         known = self._installation.first_seen(lease.key)
         if known.exists():
@@ -188,7 +189,7 @@ class Prime(cloud.Rented[Wire]):
         )
 
     async def release(self, lease: Lease) -> bool:
-        """Delete the pod.  True once it is not at its address and not in the complete list."""
+        """Delete the pod.  Return True once Prime neither returns it by its id nor lists it."""
         await self._logins.end(lease)
         await harmless(self._wire.destroy(lease.id))
         if (
@@ -213,14 +214,14 @@ class Prime(cloud.Rented[Wire]):
         ]
 
     async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
-        """Return Prime's charges for a lease that is over."""
+        """Return Prime's charges for a deleted pod.  Empty before its deletion."""
         return [charge for id, charge in await harmless(self._wire.history()) if id == lease.id]
 
     def find_lack(self) -> str:
         return explain_missing_key(api_key)
 
     async def account(self) -> Sequence[tuple[str, str]]:
-        """Return facts of the account in words.  Changes nothing."""
+        """Describe the account for a person: key, credit, SSH login, host keys, clock.  Changes nothing."""
         balance = await harmless(self._wire.balance())
         usable = not await self.unusable()
         return [
@@ -246,7 +247,7 @@ class Prime(cloud.Rented[Wire]):
         return ()
 
     async def solvent(self) -> None:
-        """Raises Denied where nothing can be rented: no word about host keys, no key that opens a pod, no credit."""
+        """Raise Denied if renting is impossible: `first_use` unset, SSH key unknown to Prime, or no credit."""
         if not self._first_use:
             raise Denied(FIRST_USE)
         await self._let_in()
@@ -254,7 +255,7 @@ class Prime(cloud.Rented[Wire]):
             raise Denied(f"the account at Prime has ${balance:.2f}{EMPTY}")
 
     async def _let_in(self) -> None:
-        """Raises Denied where the account does not have our SSH key, so that no pod would let us in."""
+        """Raise Denied if the account lacks the SSH key, because pods would then reject every login."""
         ours = " ".join(cloud.public(self._private()).split()[:2])
         if ours not in await harmless(self._wire.keys()):
             raise Denied(
@@ -272,7 +273,7 @@ class Prime(cloud.Rented[Wire]):
         return found
 
     async def _alive(self, lease: Lease) -> Pod:
-        """Return Prime's record of a pod.  Raises HostLost if it is gone or will not start."""
+        """Return Prime's record of a lease's pod.  Raises HostLost if the pod ended, failed or does not exist."""
         found = await harmless(self._wire.show(lease.id))
         if found is None:
             raise HostLost(f"the pod {lease.id} no longer exists at Prime")
