@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def install_line(*extras: str) -> str:
-    """Return the command that adds extras to this copy of recipe, with the tool that installed it."""
+    """Return the command that adds extras to this copy of recipe, as it was installed: from a checkout, an address or an index."""
     from .installing import install_command
 
     return install_command(extras)
@@ -46,10 +46,9 @@ FREE = ("local", "ssh")
 
 
 def load(name: str, known: Mapping[str, tuple[str, str]] = DRIVERS) -> Callable[..., Driver]:
-    """Import the driver class `name` from the table `known`.
+    """The driver class called `name` in a table such as ours; in those of extensions, advice stands in place of the extra.
 
-    In tables of extensions, the extra is replaced by an installation hint.  Raises Rejected with a suggestion for an unknown name, and
-    Denied if a package must be installed first.
+    Raises Rejected, naming the nearest, when there is none; Denied when something must be installed first.
     """
     from importlib import import_module
 
@@ -80,5 +79,5 @@ def load(name: str, known: Mapping[str, tuple[str, str]] = DRIVERS) -> Callable[
 
 
 def _install(name: str, advice: str) -> str:
-    """Return the install command for a built-in driver's extra, or the installation hint of an extension."""
+    """Return the command that installs a driver: of ours by its extra, of an extension as its package advises."""
     return install_line(advice) if name in DRIVERS and advice else advice

@@ -43,9 +43,9 @@ Market: TypeAlias = Literal["on-demand", "spot"]
 
 @dataclass(frozen=True, slots=True)
 class Need(Resources):
-    """Requirements of a lease: the resources of each of `nodes` machines, and the allowed markets.
+    """What a lease is for: what each of `nodes` machines must have, and on which market they may be rented.
 
-    `image` is the container image to run if the driver has `Traits.images`.  Empty selects the driver's image.
+    `image`: the container image that they are to run, where `Traits.images`; empty: the driver's.
     """
 
     nodes: int = 1
@@ -54,7 +54,7 @@ class Need(Resources):
 
 
 class Wish(NamedTuple):
-    """A query for offers, the argument of `Driver.offers`."""
+    """What is asked of `Driver.offers`."""
 
     need: Need = Need()
     disk: int | None = None  # bytes of disk to rent with the machine
@@ -69,7 +69,7 @@ class Wish(NamedTuple):
 
 
 class Traits(NamedTuple):
-    """Capabilities of a driver."""
+    """What a driver can do, as data."""
 
     priced: bool = False
     shared_disk: bool = (
@@ -103,7 +103,7 @@ class Traits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A rentable machine or group of nodes.  `price` is US dollars per hour for all nodes and the requested disk."""
+    """What could be rented.  `price` is US dollars an hour for all nodes, with the disk that was asked for."""
 
     driver: str
     id: str
@@ -131,8 +131,7 @@ class Offer:
 class Order(NamedTuple):
     """An order for one lease: the offer, the key and the end time.
 
-    With `keep`, the machine is stopped at `until` instead of deleted, and its disk is kept.
-    `image` is the machine's container image.  Empty selects the driver's image.
+    `keep`: at `until` the machine is stopped instead of ended, its disk stays.  `image`: what the machine is a container of; empty: the driver's.
     """
 
     offer: Offer
@@ -163,7 +162,7 @@ class Charge(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command to run on a host.  `env` is its whole environment.  `secrets` are added to it but never shown in `repr`."""
+    """What to run on a host.  `env` is the whole environment; `secrets` are added to it and appear in no text form of this value."""
 
     argv: tuple[str, ...]
     cwd: str
@@ -182,7 +181,7 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A command that was started on a host, identified by its key."""
+    """A command started on a host, found again by its key."""
 
     key: str
     data: Mapping[str, str] = field(default_factory=dict)
@@ -191,7 +190,7 @@ class Job:
 class Exit(NamedTuple):
     """The end of a job.  `code` is None without an exit status, `signal` is set if a signal ended the job, `reason` names the cause if known.
 
-    The reason `busy` means that the job never started, because another job holds one of its locks.  The same key can be started again.
+    `busy`: it never began, because another job holds one of its locks; the same key may be started again.
     """
 
     code: int | None
@@ -214,9 +213,9 @@ NOTHING: AsyncIterable[bytes] = _nothing()
 
 
 class Host:
-    """A machine that runs programs.  The runner starts an agent there, which handles jobs and files.
+    """A machine that runs programs.  Jobs and files are the business of the agent that the runner begins there.
 
-    A subclass must override `call` and set `root`.  All other members have defaults.
+    A subclass must override `call` and set `root`; everything else has a default.
     """
 
     root: str
@@ -235,30 +234,30 @@ class Host:
     """Seconds before `until` when no new jobs start on the machine and running jobs are asked to save and exit."""
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
-        """Run a program on the machine, stream `stdin` to it, and yield its output.
+        """Run a program and stream its output, while its input is streamed to it.
 
-        Abandoning the call kills the program with its process group, but not processes in their own session.
+        A call that is given up ends the program with its process group; what made a session of its own stays.
 
-        Raises Rejected with the program's stderr if it fails, and Unreachable if it was killed on the machine.
+        Raises Rejected with its stderr when it fails, and Unreachable when somebody there ended it.
         """
         raise NotImplementedError
 
     async def aclose(self) -> None:
-        """Close the connection.  Programs on the machine continue to run."""
+        """Close the connection; what runs there continues."""
 
     def way(self, folder: str) -> Argv:
-        """Return the SSH command line that logs in to the machine.  Empty if no login is possible.
+        """Return the command line of an SSH client that logs in there; empty: there is no login.
 
-        Required keys are written to `folder`, which is private and removed afterwards.
+        Keys that it needs are written below `folder`, which is private and removed afterwards.
         """
         return ()
 
 
 class Driver:
-    """A source of machines: a provider, a cluster or a pool of servers.
+    """A source of machines on demand.
 
-    A subclass sets `traits` and overrides `offers`, `acquire`, `hosts`, `release` and `leases`.  The defaults of all other members
-    do nothing or raise Rejected.  Traits announce optional methods to the runner: `Traits.visits` for `visit`,
+    A subclass sets `traits` and overrides `offers`, `acquire`, `hosts`, `release` and `leases`.  Every other member has a default that
+    means "cannot" or "nothing to do".  Where the runner must know before it calls, a trait says so: `Traits.visits` for `visit`,
     `prolongs` for `prolong`, `pauses` for `start`, `stop` and `stands`, `works` for `work`, `exports` for `program`.
     """
 
@@ -283,38 +282,38 @@ class Driver:
         raise NotImplementedError
 
     async def acquire(self, order: Order) -> Lease:
-        """Rent the offered machines and return the lease."""
+        """Begin renting."""
         raise NotImplementedError
 
     async def hosts(self, lease: Lease) -> Sequence[Host] | None:
-        """Return one Host per node of a lease, or None while the nodes start.  Raises HostLost if the machine is gone."""
+        """Return one Host per node, or None while they start.  Raises HostLost if the machine is gone."""
         raise NotImplementedError
 
     async def release(self, lease: Lease) -> bool:
-        """End a lease.  Return True once it is verified that nothing is billed, also for an unknown lease."""
+        """Stop renting.  True once nothing is billed, proved; an unknown lease is already True."""
         raise NotImplementedError
 
     async def leases(self) -> Sequence[Lease]:
-        """Return all leases of this installation.  Raises DriverError if the list may be incomplete."""
+        """Return all leases that bear our mark.  The list is complete, otherwise this raises."""
         raise NotImplementedError
 
     # --- connections
 
     async def connect(self) -> None:
-        """Connect to every machine in advance.  Errors are raised by the next request."""
+        """Connect to every machine before a place on one is taken.  What is wrong is raised by what is asked next."""
 
     def connected_hosts(self) -> Mapping[str, Host]:
-        """Return the connected machines by the ids of their offers.
+        """Return every connected machine by the id of its offers.
 
-        Use them for queries and preparations only, and start no jobs on them.
+        For questions and preparations only; nothing is started on them.
         """
         return {}
 
     async def aclose(self) -> None:
-        """Close all connections of the driver.  Leases and jobs continue.  Idempotent."""
+        """Close all connections of the driver itself; leases and jobs stay.  Idempotent."""
 
     def visit(self) -> AsyncIterator[tuple[str, Host | DriverError]]:
-        """Yield every machine without a lease: its name, and a Host to query and close or the error that prevents it.
+        """Visit every machine by name, without a lease: a Host to ask and close, or the reason why it cannot be asked.
 
         Raises Rejected unless `Traits.visits`.
         """
@@ -323,50 +322,50 @@ class Driver:
     # --- the provider
 
     async def about(self) -> Sequence[tuple[str, str]]:
-        """Return pairs of a name and a text that describe a cluster, for `recipe doctor`.
+        """Return names and words that describe a cluster, for `recipe doctor`.
 
         Raises Denied with the remedy if the cluster cannot be used.
         """
         return ()
 
     async def account(self) -> Sequence[tuple[str, str]]:
-        """Describe the account as pairs of a name and a text.  Changes nothing.  Raises Denied if the key is rejected."""
+        """Return facts of the account as names and words.  Changes nothing.  Raises Denied if the key is rejected."""
         return ()
 
     def find_lack(self) -> str:
-        """Explain which prerequisite, such as an API key, is missing, and a fix.  Empty if none.  Sends no request."""
+        """Return what is missing before the provider can be asked, such as a key, and what to do; empty: nothing.  Sends no request."""
         return ""
 
     async def unusable(self) -> Sequence[tuple[str, str]]:
         """Return unusable parts of the account, with reasons.  Changes nothing.
 
-        Machines rented with these parts might not allow a login.
+        With them, machines could be rented without being able to log in.
         """
         return ()
 
     async def solvent(self) -> None:
-        """Check the account's credit, if the provider reports it before an order.  Raises Denied without credit."""
+        """Raises Denied when the account has no credit, as far as the provider says so before an order."""
 
     async def update(self) -> str:
-        """Download the newest price list for later runs of this installation, and return its description.
+        """Fetch the newest price list, for every later run of this installation, and return what it is, in words.
 
-        Returns an empty text if the driver queries the provider for each price.  On DriverError, the old list is kept.
+        Empty: prices are asked of the provider each time.  Raises DriverError, and the list stays.
         """
         return ""
 
     async def ensure(self) -> Sequence[str]:
-        """Create shared resources of the machines, such as a firewall rule.  Return descriptions of the new ones."""
+        """Make what machines need beside themselves, such as a firewall rule.  Returns what was made, in words."""
         return ()
 
     async def drop(self) -> Sequence[str]:
-        """Delete the resources that `ensure` created, unless rented machines use them.  Return descriptions."""
+        """Remove what `ensure` made, unless machines of ours use it.  Returns what was removed, or stays and why, in words."""
         return ()
 
     def look_for(self, installation: str) -> bool:
         """Make `leases` list the machines of another installation of this user.
 
-        They can be released, but allow no login.  Returns False if the names of machines do not contain
-        their installation.
+        They can be released, but not logged in to.  Returns False if machines do not bear the name of the
+        installation that rented them.
         """
         return False
 
@@ -380,9 +379,9 @@ class Driver:
         bucket: str,
         nodes: int,
     ) -> str:
-        """Return a Pulumi program that creates the machines of the settings.
+        """Return a Pulumi program for the machines of the settings.
 
-        It also creates their firewall rules and, if named, the bucket.  Sends no requests.
+        It also creates their surroundings, and the bucket if one is named.  Asks no server.
         Raises Rejected if the settings do not define one machine, and unless `Traits.exports`.
         """
         raise Rejected("it writes no program of its machines")
@@ -390,47 +389,46 @@ class Driver:
     # --- one lease
 
     def highest_price(self, lease: Lease) -> float:
-        """Return the highest price in US dollars per hour that this process has read for a lease, or 0."""
+        """Return the highest price in US dollars an hour that this process has read for a machine; 0 if none."""
         return 0.0
 
     async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
-        """Return the provider's charges for a lease so far."""
+        """Return the provider's charges for a lease, as far as they are known by now."""
         return ()
 
     async def vitals(self, lease: Lease) -> str:
-        """Return the machine's state in one line, as the provider reports it.  Empty if unknown.  Raises DriverError."""
+        """Return the provider's state of a machine in one line; empty if it says nothing.  Raises DriverError."""
         return ""
 
     async def prolong(self, lease: Lease, until: datetime) -> None:
-        """Change the time when a machine ends itself.  Raises Rejected unless `Traits.prolongs`."""
+        """Have the machine end itself at another time.  Raises Rejected unless `Traits.prolongs`."""
         raise Rejected("its machines do not end themselves")
 
     async def start(self, lease: Lease, until: datetime) -> None:
-        """Start a stopped machine, which then stops by itself at `until`.  A running machine is unchanged.
+        """Have a machine run that may be stopped, and stop by itself at `until`.  It may be on its way then; one that runs is left as it is.
 
-        May return before the machine is up.  Raises NoCapacity if the provider has no capacity for the machine now, HostLost if
-        it no longer exists, and Rejected unless `Traits.pauses`.
+        Raises NoCapacity where its place has no room for it now, HostLost when it is gone, Rejected unless `Traits.pauses`.
         """
         raise Rejected("its machines cannot be stopped and started again")
 
     async def stop(self, lease: Lease) -> bool:
-        """Stop a machine.  Return True once it is verified that only its disk is billed, or that it no longer exists.
+        """Have a machine stand still.  True once nothing but its disk is billed, proved; also when it is gone.
 
         Raises Rejected unless `Traits.pauses`.
         """
         raise Rejected("its machines cannot be stopped and started again")
 
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
-        """Return the machine's state, as the provider reports it.  A machine that is starting or stopping counts as `runs`.
+        """Return the provider's state of a machine.  A machine that starts or stops also counts as `runs`.
 
         Raises Rejected unless `Traits.pauses`.
         """
         raise Rejected("its machines cannot be stopped and started again")
 
     async def work(self, command: Argv, cwd: str, log: str) -> str:
-        """Run a worker on the cluster and return its name there.  The cluster restarts it if its machine is lost.
+        """Run a command there for as long as it takes, and again after it was ended with its machine; returns what it is called there.
 
-        `cwd` and `log` are local paths, so the disk must be shared.  Raises DriverError, and Rejected unless `Traits.works`.
+        Paths are those of here: the disk has to be shared.  Raises DriverError, Rejected unless `Traits.works`.
         """
         raise Rejected("it carries out no run itself")
 
@@ -453,7 +451,7 @@ def file_name(key: str) -> str:
 
 
 class DriverError(Exception):
-    """Base class of driver errors.  `lease` is set if a lease may have cost money."""
+    """Each class says what to do next; one that may have cost money carries its lease."""
 
     def __init__(self, message: str = "", *, lease: Lease | None = None) -> None:
         super().__init__(message or type(self).__doc__)

@@ -62,22 +62,22 @@ RISE: Final = 1.05
 
 
 class Installation(installation.Installation):
-    """An installation of recipe, with the login keys and host keys of its machines."""
+    """This installation, with the login keys and host keys of its machines."""
 
     def login(self, key: str) -> bytes:
-        """Return the private login key for a lease's machine, in OpenSSH format."""
+        """Return the private key that opens a lease's machine, in OpenSSH format."""
         return self._pair(f"login {key}")
 
     def host_key(self, key: str) -> bytes:
-        """Return the private SSH host key of a lease's machine, in OpenSSH format."""
+        """Return the private host key with which a lease's machine proves its identity."""
         return self._pair(f"host {key}")
 
     def first_seen(self, key: str) -> Path:
-        """Return the path of the file with a machine's host key, if the key was trusted on first use."""
+        """Return the file with the host key that a lease's machine showed first, if it could not be given one."""
         return self.folder / "first-use" / file_name(key)
 
     def believe(self, key: str, shown: str) -> str:
-        """Record a machine's host key on first use.  Return the recorded key, which another process may have set."""
+        """Note a host key as the first that a machine showed.  Answers the one that counts: another process may have been first."""
         known = self.first_seen(key)
         known.parent.mkdir(mode=0o700, exist_ok=True)
         new = known.with_name(f".{known.name}.{secrets.token_hex(4)}")
@@ -130,10 +130,10 @@ setsid sh ~/.recipe-deadman </dev/null >/dev/null 2>&1 &
 
 
 def boot(installation: Installation, order: Order, now: datetime, end: str) -> str:
-    """Return a machine's boot script, which installs the SSH keys and runs `end` when the lease expires.
+    """Return the boot script of a machine: it admits our key, shows its host key, and runs `end` when its time is over.
 
-    The remaining seconds are measured by the machine's own clock, and the end time counts only if it is
-    earlier.  A persistent machine gets the full time again at each start.
+    The elapsed time is read from the machine's own clock.  The time of day counts only if it makes the end
+    earlier.  A persistent machine gets the same time anew at each start.
     """
     left = max(0, int((order.until - now).total_seconds()))
     login = public(installation.login(order.key))
@@ -147,7 +147,7 @@ def boot(installation: Installation, order: Order, now: datetime, end: str) -> s
 
 
 def prove(installation: Installation, key: str) -> str:
-    """Return the script that installs the host key of a lease's machine."""
+    """Return the script with which a lease's machine shows the host key that it was given."""
     host_key = installation.host_key(key)
     return _PROVE.format(host_key=host_key.decode().strip(), host_public=public(host_key))
 
@@ -156,7 +156,7 @@ def prove(installation: Installation, key: str) -> str:
 
 
 class Login(Link):
-    """An SSH connection to a rented machine.  `failed` diagnoses a failed attempt and returns the error to raise."""
+    """A connection to a rented machine.  `failed` looks into why it cannot be made, and answers what to raise."""
 
     def __init__(
         self, route: Route, failed: Callable[[DriverError], Awaitable[DriverError]]
@@ -172,10 +172,9 @@ class Login(Link):
 
 
 class Logins:
-    """The SSH connections of one driver's machines, by lease.
+    """The machines of one driver that let us in, by their leases.
 
-    `alive` queries the provider and raises HostLost if the machine no longer exists.  `let_in` adds the login key to the machine again,
-    if the provider can.
+    `alive` asks the provider, and raises HostLost where it knows that the machine is gone; `let_in` has it take our key again, where it can.
     """
 
     def __init__(
@@ -200,10 +199,10 @@ class Logins:
     async def open(
         self, lease: Lease, user: str, name: str, port: int, trust: str = "", login: bytes = b""
     ) -> SshHost | None:
-        """Connect to a machine and return it.  None until it accepts the login key and has the expected host key.
+        """Return a machine once it admits us and has shown the expected host key; None until then.
 
-        `trust` and `login` are its host key and a private login key, if they are not derived from the lease key.
-        Raises HostLost if its start-up files still do not finish after `BOOTING` seconds.
+        `trust` and `login` are its host key and a private key that opens it, if we could not give it ours.
+        Raises HostLost if its start-up files do not end although it had time to boot.
         """
         trust = trust or public(self._installation.host_key(lease.key))
         route = Route(
@@ -235,7 +234,7 @@ class Logins:
         return None
 
     async def end(self, lease: Lease) -> None:
-        """Close the connection to a lease's machine."""
+        """Let go of a machine."""
         if (host := self.hosts.pop(lease.id, None)) is not None:
             await host.aclose()
 
@@ -245,9 +244,9 @@ class Logins:
         self.hosts.clear()
 
     async def _login_error(self, lease: Lease, error: DriverError) -> DriverError:
-        """Return the error for a failed connection: HostLost, Unreachable, or the original error.
+        """Turn a failed connection into an error with the next step.
 
-        Queries the provider for the machine, and adds the login key again.
+        Asks the provider whether the machine exists, and admits our key again.
         """
         if lease.id not in self.hosts or (
             isinstance(error, Denied) and not isinstance(error, NotLetIn)
@@ -289,7 +288,7 @@ def markets(wanted: Market | Literal["any"]) -> tuple[Market, ...]:
 
 
 class Filters(NamedTuple):
-    """Filters for offers, in addition to the step's resources."""
+    """What an offer must be, beside what a step needs."""
 
     gpu: str = ""
     gpu_memory: float = 0.0  # GB of one card
@@ -304,7 +303,7 @@ class Filters(NamedTuple):
     zone: str = ""
 
     def with_more(self, more: Mapping[str, Value]) -> Filters:
-        """Return a copy with the values of `more`.  Raises Rejected for an unknown filter or an invalid value."""
+        """These filters, and `more`.  Raises Rejected for one that there is not or that cannot be read."""
         read = {}
         for name, value in more.items():
             if name not in self._fields:
@@ -411,7 +410,7 @@ def why_excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> st
 
 
 class Wired(Protocol):
-    """An API client of a provider, which sends requests through `web`."""
+    """The requests of one provider."""
 
     web: Web
 
@@ -420,14 +419,14 @@ _Wire = TypeVar("_Wire", bound=Wired)
 
 
 class Reported(Protocol):
-    """A provider's record of a machine, with a description of its state."""
+    """What a provider says of one machine."""
 
     @property
     def description(self) -> str: ...
 
 
 class Rented(Driver, ABC, Generic[_Wire]):
-    """Base class for drivers of rented machines: filters, SSH logins, price checks, and clock comparison."""
+    """What drivers of rented machines have alike: filters, who may log in, what was agreed upon, and the provider's clock."""
 
     provider: str
     """Display name of the provider."""
@@ -455,16 +454,16 @@ class Rented(Driver, ABC, Generic[_Wire]):
 
     @abstractmethod
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """Connect to a lease's machine and return it.  None until it accepts the login key and has the trusted host key."""
+        """Return the machine once it admits us and has shown the trusted host key."""
 
     def _choose_fitting(self, judged: Iterable[tuple[Offer, str]]) -> list[Offer]:
-        """Return the offers without a reason for exclusion, and count the reasons of the others in `excluded`."""
+        """Return the suitable offers, and note why the others are excluded."""
         pairs = list(judged)
         self.excluded = dict(Counter(why for _, why in pairs if why).most_common())
         return [offer for offer, why in pairs if not why]
 
     async def vitals(self, lease: Lease) -> str:
-        """Return the machine's state, as the provider reports it, also if the machine no longer exists."""
+        """Return the provider's state of a machine now, also of a machine that is gone."""
         try:
             return printable((await self._alive(lease)).description)
         except HostLost as error:
@@ -475,11 +474,11 @@ class Rented(Driver, ABC, Generic[_Wire]):
         return None if found is None else (found,)
 
     def highest_price(self, lease: Lease) -> float:
-        """Return the highest price in US dollars per hour that the provider reported for a lease, or 0."""
+        """Return the highest price in US dollars an hour that the provider named; 0 if none was readable."""
         return self._named.get(lease.id, 0.0)
 
     def _as_agreed(self, lease: Lease, price: float | None) -> None:
-        """Record a machine's price, if it can be read.  Raises HostLost if it is higher than the offer's price."""
+        """Note the price of a machine, where it can be read.  Raises HostLost where it costs more than it was offered for."""
         if price is None:
             return
         self._named[lease.id] = max(price, self._named.get(lease.id, 0.0))
@@ -502,10 +501,10 @@ class Rented(Driver, ABC, Generic[_Wire]):
 
 
 class Deadman(Rented[_Wire]):
-    """Base class for drivers whose machines end themselves, by the timer of the `boot` script."""
+    """One whose machines end themselves by what `boot` began there."""
 
     async def prolong(self, lease: Lease, until: datetime) -> None:
-        """Change the time when a machine ends itself."""
+        """Have the machine end itself later, or earlier."""
         if (found := await self.hosts(lease)) is None:
             raise Unreachable(f"the machine of {lease.key} is not running")
         left = str(int((until - datetime.now(UTC)).total_seconds()))

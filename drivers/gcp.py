@@ -81,10 +81,9 @@ NOTICE: Final = (
 
 
 class Gcp(cloud.Rented[Wire]):
-    """Driver for Google Compute Engine.
+    """Machines at Google Compute Engine.  `project` is who pays, `image` what they boot, `network` where they are, `port` where their SSH listens.
 
-    `project` is the billed project, `image` the boot image, `network` the VPC network, and `port` the SSH port.
-    Every other setting is an offer filter.  See `cloud.Filters`.
+    Every other setting is a filter of offers: see `cloud.Filters`.
     """
 
     provider = "Google"
@@ -130,7 +129,7 @@ class Gcp(cloud.Rented[Wire]):
     # --- offers
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """Return the suitable instances by list price.  Zones that recently lacked capacity come last.
+        """Return the suitable machines by list price.  Zones without capacity a moment ago come last.
 
         Raises Denied if only quotas prevent an offer.
         """
@@ -200,7 +199,7 @@ class Gcp(cloud.Rented[Wire]):
         return known
 
     async def _find_barred(self, offers: Sequence[Offer]) -> dict[str, str]:
-        """Return the offers that exceed a quota of the project, with reasons.  An unlisted quota is no limit."""
+        """Offers for which the project has no quota left, and why.  A quota that is not listed bars nothing."""
         if not offers:
             return {}
         regions = sorted({offer.region for offer in offers})
@@ -255,7 +254,7 @@ class Gcp(cloud.Rented[Wire]):
     # --- leases
 
     async def acquire(self, order: Order) -> Lease:
-        """Create the offered instance.  Raises NoCapacity if the zone lacks capacity, and Unsure if the result is unknown."""
+        """Rent what was offered.  Raises NoCapacity when the zone has none left, Unsure when it is not known whether we have it."""
         offer, zone, name = order.offer, order.offer.data["zone"], self._name(order.key)
         lease = Lease("gcp", f"{zone}/{name}", order.key, self._data)
         asked = await self._wire.insert(
@@ -273,7 +272,7 @@ class Gcp(cloud.Rented[Wire]):
         return lease
 
     def _full(self, offer: Offer, failed: Operation) -> NoCapacity:
-        """Mark an offer's zone as out of capacity, unmark the zones that Google suggests, and return the error."""
+        """Mark a zone as out of capacity.  Zones that Google reports as available are unmarked."""
         self._empty[offer.id] = time.monotonic()
         for zone in failed.zones:
             self._empty.pop(offer.id.replace(offer.data["zone"], zone, 1), None)
@@ -283,7 +282,7 @@ class Gcp(cloud.Rented[Wire]):
     def _body(self, order: Order) -> Mapping[str, object]:
         """Return the request for an instance.
 
-        Google deletes the instance with its disk, or stops it, at `until`, even if recipe is not running.
+        Google deletes the instance with its disk, or stops it, at `until`, even if none of our programs runs.
         """
         offer, zone = order.offer, order.offer.data["zone"]
         shape = gcp_prices.SHAPES[offer.data["shape"]]
@@ -336,7 +335,7 @@ class Gcp(cloud.Rented[Wire]):
         }
 
     def _name(self, key: str) -> str:
-        """Return the instance name of a lease key, hashed if names may not contain the key."""
+        """Return the name of a lease's machine: our mark, as far as names may contain it."""
         mark = self._installation.mark(key)
         if re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", mark):
             return mark
@@ -345,7 +344,7 @@ class Gcp(cloud.Rented[Wire]):
         )
 
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """Connect to the instance once it has attested its host key.  None until then, or until a login succeeds."""
+        """Return the machine once it has attested the host key that we gave it and admits us."""
         found = await self._alive(lease)
         if found.status != "RUNNING" or not found.address:
             return None
@@ -358,7 +357,7 @@ class Gcp(cloud.Rented[Wire]):
         return host
 
     async def release(self, lease: Lease) -> bool:
-        """Delete the instance.  Return True once Google reports that it no longer exists."""
+        """Delete the machine.  True once Google itself says that there is none."""
         await self._logins.end(lease)
         if (
             asked := await harmless(self._wire.delete(*_place(lease)))
@@ -367,10 +366,7 @@ class Gcp(cloud.Rented[Wire]):
         return await harmless(self._wire.show(*_place(lease))) is None
 
     async def start(self, lease: Lease, until: datetime) -> None:
-        """Start a stopped instance, which Google stops at `until`.
-
-        Raises NoCapacity if its zone lacks capacity, and HostLost if it no longer exists.
-        """
+        """Have a machine run that is stopped; Google stops it at `until`.  Raises NoCapacity when its zone has no room, HostLost when it is gone."""
         found = await harmless(self._wire.show(*_place(lease)))
         if found is not None and found.status not in ENDED:
             return
@@ -390,7 +386,7 @@ class Gcp(cloud.Rented[Wire]):
             raise Rejected(f"Google cannot start {lease.id}: {asked.words}")
 
     async def stop(self, lease: Lease) -> bool:
-        """Stop an instance.  Return True once Google reports it as stopped.  Its disk is still billed."""
+        """Have a machine stand still.  True once Google says so; its disk is billed on."""
         await self._logins.end(lease)
         asked = (
             await harmless(self._wire.stop(*_place(lease)))
@@ -402,7 +398,7 @@ class Gcp(cloud.Rented[Wire]):
         return await self.stands(lease) != "runs"
 
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
-        """Return the instance's state, as Google reports it."""
+        """Return Google's state of a machine."""
         found = await harmless(self._wire.show(*_place(lease)))
         return "gone" if found is None else "stopped" if found.status in STOPPED else "runs"
 
@@ -420,7 +416,7 @@ class Gcp(cloud.Rented[Wire]):
         ]
 
     async def ensure(self) -> Sequence[str]:
-        """Create the firewall rule that allows SSH to this installation's instances, unless it exists."""
+        """Ensure a firewall rule that admits SSH to machines of this installation, whatever else the network allows."""
         name = self._installation.mark("ssh")
         if await harmless(self._wire.rule(name)):
             return []
@@ -447,7 +443,7 @@ class Gcp(cloud.Rented[Wire]):
         return find_lack_of_credentials()
 
     async def account(self) -> Sequence[tuple[str, str]]:
-        """Describe the account for a person: project, GPU quota, prices and clock.  Changes nothing."""
+        """Return facts of the account in words.  Changes nothing."""
         project = await self._wire.project()
         total = (await harmless(self._wire.quotas())).get("GPUS_ALL_REGIONS")
         none = f": renting is impossible; request a quota at {self._wire.quotas_page}"
@@ -464,10 +460,10 @@ class Gcp(cloud.Rented[Wire]):
         ]
 
     async def solvent(self) -> None:
-        """Do nothing.  Google reports missing billing only at an order."""
+        """Google says only at an order whether the project is billed."""
 
     async def _alive(self, lease: Lease) -> Instance:
-        """Return Google's record of a lease's instance.  Raises HostLost if the instance ended or does not exist."""
+        """Return Google's record of a machine.  Raises HostLost if it is gone or will not start."""
         found = await harmless(self._wire.show(*_place(lease)))
         if found is not None and found.status not in ENDED:
             return found
@@ -484,7 +480,7 @@ class Gcp(cloud.Rented[Wire]):
 
 
 def _place(lease: Lease) -> tuple[str, str]:
-    """Return the zone and the name of a lease's instance."""
+    """Return the zone and the name of a machine."""
     zone, _, name = lease.id.partition("/")
     return zone, name
 
@@ -498,7 +494,7 @@ def _regions(prices: PriceList, filters: Filters) -> Filters:
 
 
 def _price(prices: PriceList, made: Instance) -> float:
-    """Return an instance's list price in US dollars per hour, or 0 if unknown."""
+    """US dollars an hour by the list; 0 where it does not say."""
     rate = prices.price(made.zone.rpartition("-")[0], made.kind)
     return (
         0.0
@@ -521,7 +517,7 @@ def _resources(name: str, disk: int) -> Resources:
 
 
 def _short(name: str, quota: Quota | None, wanted: int, where: str) -> str:
-    """Explain why a quota allows fewer than `wanted` additional GPUs.  Empty if it allows them."""
+    """Explain why a quota does not allow this number of additional GPUs.  Empty if it does."""
     if quota is None or quota.limit - quota.usage >= wanted:
         return ""
     return f"the quota {name} is {quota.limit:g}{where}" + (

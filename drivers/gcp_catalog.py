@@ -33,7 +33,7 @@ _ATTACHED: Final = {"T4": T4, "V100": V100}
 
 
 def file_of(installation: Installation) -> Path:
-    """Return the path of the file with the downloaded prices."""
+    """Return the path of the downloaded prices."""
     return installation.folder / "gcp-prices.json"
 
 
@@ -56,9 +56,9 @@ def latest(file: Path) -> PriceList:
 
 
 def update(file: Path) -> PriceList:
-    """Download the newest prices, store them in `file`, and return them.
+    """Fetch the newest prices, and keep them in `file`.
 
-    Raises Unreachable if the catalog cannot be read, and Rejected if it has no prices for the supported machine types.
+    Raises Unreachable where there is no catalog, Rejected for one that says nothing of our machines.
     """
     base = os.environ.get("GPUHUNT_CATALOG_URL", CATALOG).rstrip("/")
     try:
@@ -93,9 +93,9 @@ def update(file: Path) -> PriceList:
 
 
 def rates_of(rows: Iterable[Mapping[str, str]]) -> dict[str, dict[str, Rate]]:
-    """Return the price of each machine type by region, from the rows of a catalog.  The most expensive zone of a region counts.
+    """Region -> name of a shape -> what it costs, of the rows of a catalog.  A zone that is dearer than others of its region counts.
 
-    Machine types without both prices are left out, except Spot-only types, which need only the Spot price.
+    A shape is left out where one of its two prices is missing; one that is sold on the spot market alone needs that alone.
     Raises KeyError, ValueError.
     """
     seen: dict[tuple[str, str], dict[bool, float]] = {}

@@ -15,7 +15,7 @@ DISK: Final = 0.10 / 30 / 24
 
 
 class Rate(NamedTuple):
-    """Prices of a machine in US dollars per hour."""
+    """US dollars an hour."""
 
     on_demand: float
     spot: float
@@ -25,7 +25,7 @@ class Rate(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """A machine type with its GPUs.  `attached` GPUs are ordered separately.  `spot_only` types are not sold on demand."""
+    """A machine type with its GPUs.  `attached`: they are asked for beside it.  `spot_only`: it is not sold on demand."""
 
     cpus: int
     memory: int  # MB
@@ -36,7 +36,7 @@ class Shape(NamedTuple):
 
 
 class Card(NamedTuple):
-    """A GPU model: its name in nvidia-smi, its memory in MiB, and its quota metric."""
+    """A GPU as nvidia-smi names it, with its memory in MiB and the quota that it counts against."""
 
     name: str
     memory: int
@@ -102,7 +102,7 @@ EGRESS: Final = 0.12
 
 
 class PriceList(NamedTuple):
-    """Prices of the machines in SHAPES on a day, without disks, by region and name."""
+    """What machines of SHAPES cost on a day, without their disks: region -> name -> rate."""
 
     date: str
     rates: Mapping[str, Mapping[str, Rate]]
@@ -116,7 +116,7 @@ class PriceList(NamedTuple):
         return f"{self.words}, of {', '.join(self.rates)}"
 
     def price(self, region: str, name: str) -> Rate | None:
-        """Return the price of a machine in a region.  None if unknown or not sold there."""
+        """None where it is not sold there, or no price is known."""
         return self.rates.get(region, {}).get(name)
 
 

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 
 class Machine(NamedTuple):
-    """The instances to create.  Google stops them `seconds` after each start, or deletes them unless `keep`."""
+    """What is to be made.  `seconds`: Google stops the machine so long after each start, or deletes it where it is not kept."""
 
-    name: str  # the stack's name in the characters that Google allows
-    project: str  # empty: the Pulumi stack's project
+    name: str  # of the stack, as names and labels at Google may have it
+    project: str  # empty: that of the Pulumi stack
     zone: str
     kind: str
     image: str
@@ -131,7 +131,7 @@ recipe run RECIPE --driver ssh"""
 
 
 def program(made: Machine) -> str:
-    """Return the source text of the Pulumi program's `__main__.py`."""
+    """Return the text of `__main__.py`."""
     tag, q = f"recipe-stack-{made.name}", json.dumps
     project = f"\n    project={q(made.project)}," if made.project else ""
     attached = ", ".join(

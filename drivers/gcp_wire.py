@@ -36,7 +36,7 @@ RATES: Final = ("rateLimitExceeded", "userRateLimitExceeded", "RESOURCE_OPERATIO
 
 
 class Operation(NamedTuple):
-    """A long-running operation.  `code` and `words` describe its error, and `zones` are suggested alternatives."""
+    """What was asked for.  `code` and `words`: why it failed; `zones`: where the same could be had."""
 
     name: str
     zone: str
@@ -47,7 +47,7 @@ class Operation(NamedTuple):
 
 
 class Instance(NamedTuple):
-    """An instance.  `address` is its external IP address, once known."""
+    """A machine.  `address` is its external IP address, once known."""
 
     name: str
     zone: str
@@ -84,7 +84,7 @@ class Wire:
         self.source = TOKEN
 
     async def insert(self, zone: str, body: Fields, request: str) -> Operation | None:
-        """Create an instance.  None if an instance of this name exists.  A repeated UUID `request` returns the same operation."""
+        """Ask for a machine; None when there is one of that name already.  `request`, a UUID: the same one is the same operation."""
         answer = await self._ask("POST", f"zones/{zone}/instances", body, {"requestId": request})
         if answer.code == "alreadyExists":
             return None
@@ -95,7 +95,7 @@ class Wire:
         return _operation(_good(answer, "the order"))
 
     async def wait(self, asked: Operation) -> Operation:
-        """Wait at most two minutes for an operation, and return its state."""
+        """Return the operation once it is done, or its state after two minutes."""
         return _operation(
             _good(
                 await self._ask("POST", f"zones/{asked.zone}/operations/{asked.name}/wait"),
@@ -104,17 +104,17 @@ class Wire:
         )
 
     async def show(self, zone: str, name: str) -> Instance | None:
-        """Return an instance.  None if Google explicitly reports it as missing."""
+        """Return one machine; None if Google explicitly reports it as missing."""
         answer = await self._ask("GET", f"zones/{zone}/instances/{name}")
         return None if _is_gone(answer, name) else _instance(_good(answer, f"the instance {name}"))
 
     async def delete(self, zone: str, name: str) -> Operation | None:
-        """Delete an instance.  None if it does not exist."""
+        """Have a machine deleted; None when there is none."""
         answer = await self._ask("DELETE", f"zones/{zone}/instances/{name}")
         return None if _is_gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
 
     async def start(self, zone: str, name: str, seconds: int) -> Operation | None:
-        """Start a stopped instance for at most this many seconds.  None if it does not exist."""
+        """Have a machine run that is stopped, for so many seconds at most; None when there is none."""
         limit: Fields = {
             "instanceTerminationAction": "STOP", "maxRunDuration": {"seconds": str(seconds)},
             "onHostMaintenance": "TERMINATE", "automaticRestart": False,
@@ -128,7 +128,7 @@ class Wire:
         return None if _is_gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
 
     async def stop(self, zone: str, name: str) -> Operation | None:
-        """Stop an instance.  None if it does not exist."""
+        """Have a machine stand still; None when there is none."""
         answer = await self._ask("POST", f"zones/{zone}/instances/{name}/stop")
         return None if _is_gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
 
@@ -138,7 +138,7 @@ class Wire:
         return answer.status != 404 and bool(_good(answer, f"the rule {name}"))
 
     async def make_rule(self, name: str, network: str, tag: str, port: int) -> bool:
-        """Create a firewall rule that allows TCP connections to a port of tagged instances.  False if it exists."""
+        """Let connections to a port of machines with this tag in.  False: there is such a rule."""
         allowed = [{"IPProtocol": "tcp", "ports": [f"{port}"]}]
         body = {
             "name": name,
@@ -268,7 +268,7 @@ class Wire:
         body: Fields | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Send one request.  Raises Unreachable if it cannot have arrived, Unsure if it may have, Throttled, Denied."""
+        """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
         token = await self._token()
         where = f"/projects/{quote(await self.project(), safe=':.')}{path and '/'}{path}"
         return self._check(await self.web.ask(method, where, token, body, query))

@@ -14,7 +14,7 @@ from .base import Denied
 
 
 class Installation:
-    """An installation of recipe with its secret.  The names of its machines start with its mark."""
+    """The secret of this installation, made at the first use.  Its machines bear its mark."""
 
     def __init__(self, secret: bytes, folder: Path = Path()) -> None:
         self.folder = folder
@@ -52,22 +52,22 @@ class Installation:
             ) from error
 
     def with_name(self, name: str) -> Self:
-        """Return a copy with another installation's name, to recognize its machines.  The other secret is unknown."""
+        """Return the installation of this name for its marks only.  Its secret is not known here."""
         other = copy(self)
         other.name = name
         return other
 
     def mark(self, key: str) -> str:
-        """Return the machine name for a lease key at the provider: `recipe-INSTALLATION-KEY`."""
+        """Return the name of a lease's machine at its provider."""
         return f"recipe-{self.name}-{key}"
 
     def key(self, mark: str) -> str | None:
-        """Return the lease key in a machine name.  None if the machine belongs to another installation."""
+        """Return the key of the lease for which a machine was rented; None if it is not ours."""
         ours = self.mark("")
         return mark.removeprefix(ours) if mark.startswith(ours) and mark != ours else None
 
     def derive_key(self, what: str) -> bytes:
-        """Derive a 32-byte key for a purpose from the installation's secret, the same in every process."""
+        """32 bytes for one purpose, the same for every process of this installation."""
         return hmac.digest(
             self._secret, f"recipe {what}\x01".encode(), "sha256"
         )  # expand, one block

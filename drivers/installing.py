@@ -22,7 +22,7 @@ UNKNOWN_SOURCE: Final = "  # in a checkout of recipe"
 
 
 def install_command(extras: Iterable[str]) -> str:
-    """Return the command that adds `extras` to this copy of recipe, with the tool that installed it."""
+    """Return the command that adds `extras` to this copy of recipe, in the way in which it was installed."""
     receipt = Path(sys.prefix, "uv-receipt.toml")
     wanted = list(dict.fromkeys(extras))
     if receipt.is_file():  # `uv tool install` replaces the environment, so repeat the old extras
@@ -33,7 +33,7 @@ def install_command(extras: Iterable[str]) -> str:
 
 
 def requirement(source: tuple[str, bool], extras: Iterable[str]) -> str:
-    """Return the requirement for `pip install`, quoted for a shell: a name, URL or directory with extras."""
+    """Return what follows `pip install`, quoted for a shell: a name, an address or a directory, with its extras."""
     place, editable = source
     brackets = f"[{','.join(extras)}]"
     if not place:
@@ -46,7 +46,7 @@ def requirement(source: tuple[str, bool], extras: Iterable[str]) -> str:
 
 
 def _source(direct: Mapping[str, Any] | None, here: Path, checkout: Path) -> tuple[str, bool]:
-    """Return the source of the installation in pip's form, and whether it is editable.  Empty if it was deleted.
+    """Return the source as pip takes it, and whether it is installed as editable; an empty one if it was deleted.
 
     `direct` is the installed direct_url.json: None if recipe is not installed, empty if it came from an index.
     """
@@ -68,14 +68,14 @@ def _source(direct: Mapping[str, Any] | None, here: Path, checkout: Path) -> tup
 
 
 def _directory(path: Path, here: Path) -> str:
-    """Return the path of a checkout for a command.  Empty if the checkout no longer exists."""
+    """Return a checkout as a command names it; empty if it is not there any more."""
     if not (path / "pyproject.toml").is_file():
         return ""
     return "." if path == here else str(path)
 
 
 def _direct_url() -> Mapping[str, Any] | None:
-    """Read direct_url.json of the installation (PEP 610).  Empty for an index, None if recipe is not installed."""
+    """Return where the installed copy came from (PEP 610): empty for an index, None if recipe is not installed."""
     try:
         text = distribution(NAME).read_text("direct_url.json")
     except PackageNotFoundError:
@@ -84,7 +84,7 @@ def _direct_url() -> Mapping[str, Any] | None:
 
 
 def _program(is_tool: bool) -> str:
-    """Return the install command of this environment without the requirement, such as `pip install`."""
+    """Return the command before the requirement: the installer of this environment."""
     if is_tool:
         return "uv tool install"
     if Path(sys.prefix, "pipx_metadata.json").is_file():

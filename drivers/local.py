@@ -11,7 +11,7 @@ from .base import NOTHING, Argv, Host
 
 
 class LocalHost(Host):
-    """The local machine.  `root` is the work directory."""
+    """This machine.  `root` is a folder of ours."""
 
     def __init__(self, root: Path) -> None:
         self.root = str(root.absolute())

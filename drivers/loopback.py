@@ -56,10 +56,10 @@ from .base import (
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Faults to inject.  They are counted over all processes since the root was created, and 0 disables a fault.
+    """What goes wrong, and when.  Everything is counted from the beginning of the root, over all processes that use it; 0 is never.
 
-    The first orders are refused with Throttled, the next with Denied, then NoCapacity.  Each start of a program on a host counts as a
-    `call`, for example the start of the agent, which handles all jobs, and each query about files.
+    The first orders are refused with Throttled, then with Denied, then with NoCapacity.  A `call` is whatever begins a program on a
+    host: the agent's, which carries all jobs, is one, and so is each that answers questions about files.
     """
 
     no_offers: int = 0  # number of queries without offers
@@ -86,7 +86,7 @@ class Faults:
 
     @classmethod
     def read(cls, given: str | Mapping[str, object]) -> Faults:
-        """Parse faults from JSON or a table of settings.  Raises Rejected for unknown or invalid faults."""
+        """Faults from JSON or a table of settings.  Raises Rejected for what there is not."""
         if isinstance(given, str):
             try:
                 given = json.loads(given)
@@ -109,7 +109,7 @@ class Faults:
 
 
 class _Rented(NamedTuple):
-    """A slot in use.  `state` is `kept` or `stopped` for a persistent machine, otherwise empty."""
+    """A place that is taken.  `state` is empty, or of a machine that is stopped at its time instead of destroyed: kept, stopped."""
 
     lease: Lease
     until: float
@@ -117,18 +117,18 @@ class _Rented(NamedTuple):
 
 
 class _Faulty:
-    """Injects faults, and counts their occurrences in files below `root`."""
+    """Lets the faults happen that were ordered, and remembers below `root` how often each has."""
 
     def __init__(self, faults: Faults, root: Path) -> None:
         self._faults, self._folder = faults, root / "faults"
 
     def count_request(self) -> None:
-        """Count a request to the provider.  Raises Unreachable if the fault `silent` applies."""
+        """Count a request to the provider.  Raises Unreachable."""
         if self.count("asked", self._faults.silent) <= self._faults.silent:
             raise Unreachable("the provider does not answer")
 
     def count(self, what: str, wanted: int, more: int = 1) -> int:
-        """Increase the counter `what` and return it.  If `wanted` is 0, return a number above any limit."""
+        """Return how often a `wanted` fault has occurred, including now; otherwise a number above any fault."""
         if not wanted:
             return sys.maxsize
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +141,7 @@ class _Faulty:
         return count
 
     def dark(self, host: str) -> bool:
-        """Return True if the host never answers again because of the fault `dark`."""
+        """Return True if the host is one that never answers again."""
         into = self._folder / "dark" / host
         if (
             not into.exists()
@@ -153,7 +153,7 @@ class _Faulty:
         return into.exists()
 
     def refuse(self) -> None:
-        """Raise Throttled, Denied or NoCapacity if the faults refuse this order."""
+        """Refuse a request for a machine, if the faults say so.  Raises DriverError."""
         faults = self._faults
         patience = faults.throttled + faults.denied + faults.no_capacity
         asked = self.count("orders", patience)
@@ -166,14 +166,12 @@ class _Faulty:
 
 
 class Loopback(Driver):
-    """Driver for `hosts` simulated machines below `root`, each with `slots` lease slots.
+    """`hosts` machines below `root`, each with room for `slots` leases.  `python` is what is called so there.
 
-    `python` is the Python command on the machines.  `addresses` are the hosts' addresses for connections between the nodes of a step,
-    by default 127.0.0.1.
+    `addresses` are what the nodes of one step dial, in the order of the hosts; by default the address of this machine to itself.
 
-    With a `price` in US dollars per hour, the driver simulates a provider.  A lease is then a machine with `gpus`, which is up `boots`
-    seconds after the order.  It is destroyed with its disk when it is released or the lease expires.  `provider.jsonl` below the root
-    records these events.
+    With a `price`, in US dollars an hour, it plays a provider: a lease is a machine of its own, which comes up `boots` seconds after the order and is
+    sold with `gpus`.  It is destroyed, disk and all, when it is released or its time is over.  `provider.jsonl` below the root tells of each.
     """
 
     traits = Traits(replays=True, visits=True, pauses=True)
@@ -212,7 +210,7 @@ class Loopback(Driver):
         self._made: dict[str, LoopbackHost] = {}
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """Return all machines as offers, free ones first, with this machine's resources."""
+        """Return the machines, those with a free slot first.  All have this machine's resources."""
         self._faulty.count_request()
         if self._faulty.count("offers", self._faults.no_offers) <= self._faults.no_offers:
             return ()
@@ -241,7 +239,7 @@ class Loopback(Driver):
         )
 
     async def acquire(self, order: Order) -> Lease:
-        """Take a slot on the offered machine, or extend its lease.  Raises NoCapacity if all slots are in use."""
+        """Take a place on the machine that was offered, or keep it for longer.  Raises NoCapacity when others have them all."""
         name = order.offer.id
         if name not in self._names:
             raise Rejected(f'"{name}" is none of the hosts (they are {", ".join(self._names)})')
@@ -301,7 +299,7 @@ class Loopback(Driver):
         return True
 
     async def start(self, lease: Lease, until: datetime) -> None:
-        """Start a stopped machine."""
+        """Have a machine run that was stopped."""
         self._faulty.count_request()
         self._faulty.refuse()
         with self._alone():
@@ -311,7 +309,7 @@ class Loopback(Driver):
                 self._note("started", lease, "order")
 
     async def stop(self, lease: Lease) -> bool:
-        """Stop a machine: end its processes and keep its disk."""
+        """Have a machine stand still: what runs there ends, its disk stays."""
         self._faulty.count_request()
         if self._faulty.count("released", self._faults.kept) <= self._faults.kept:
             return False
@@ -339,7 +337,7 @@ class Loopback(Driver):
         return found
 
     async def visit(self) -> AsyncIterator[tuple[str, LoopbackHost]]:
-        """Yield the name and host of every machine, without taking a slot."""
+        """Visit every machine in turn, without a slot to run anything."""
         for name in self._names:
             home = self._root / name
             with _translate_errors():
@@ -355,7 +353,7 @@ class Loopback(Driver):
             )
 
     def _leases(self) -> list[Lease]:
-        """Return the leases that have not expired, and all leases of persistent machines."""
+        """Return the leases whose time is not over.  Leases of a killed worker are kept."""
         return [
             each.lease for each in self._list_rented() if each.until > time.time() or each.state
         ]
@@ -377,7 +375,7 @@ class Loopback(Driver):
         return next((each for each in self._list_rented() if each.lease.id == lease.id), None)
 
     def _there(self, lease: Lease) -> _Rented:
-        """End expired slots, and return the slot of a lease.  Raises HostLost if the slot no longer exists."""
+        """Return the slot of a lease, after expired slots have ended.  Raises HostLost."""
         self._expire()
         if (found := self._find_rented(lease)) is None:
             raise HostLost(
@@ -402,7 +400,7 @@ class Loopback(Driver):
         new.rename(self._root / "leases" / lease.id)
 
     def _expire(self) -> None:
-        """Destroy or stop the machines of expired slots, if they have a price."""
+        """End expired slots as a provider does: destroy or stop them.  A slot without a price only stops counting."""
         for each in self._list_rented() if self._price else ():
             if each.until <= time.time():
                 if each.state:
@@ -418,7 +416,7 @@ class Loopback(Driver):
             self._note("stopped", rented.lease, by)
 
     def _end(self, lease: Lease, by: str) -> None:
-        """Free the slot of a lease.  A machine with a price is destroyed with its processes and disk."""
+        """Give a place back; with a price its machine is destroyed, and all that runs there."""
         path = self._root / "leases" / lease.id
         if self._price and path.exists():
             _end_all(self._root / lease.data["host"])
@@ -441,7 +439,7 @@ class Loopback(Driver):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Lock the slots against other processes."""
+        """No other process takes or gives a place meanwhile."""
         with _translate_errors():
             (self._root / "leases").mkdir(parents=True, exist_ok=True)
             with (self._root / "leases" / "lock").open("ab") as lock:
@@ -449,9 +447,9 @@ class Loopback(Driver):
                 yield
 
     def _lose(self, lease: Lease) -> None:
-        """Simulate the loss of a lease's machine: kill its processes, and delete all its leases."""
+        """Lose the machine of a lease: end its processes, and take the slot from every lease."""
         home = self._root / lease.data["host"]
-        with self._alone():  # no new lease before it is deleted completely
+        with self._alone():  # it is not leased again before all of it is gone
             for other in self._leases():
                 if other.data["host"] == home.name:
                     self._note("destroyed", other, "fault")
@@ -463,7 +461,7 @@ class Loopback(Driver):
     async def _carry(
         self, lease: Lease, argv: Argv, stdin: AsyncIterable[bytes]
     ) -> AsyncGenerator[bytes, None]:
-        """Run a program on the machine of a lease, with the configured faults.  See `Host.call`."""
+        """Execute a `call` on the machine of a lease."""
         faults, home = self._faults, self._root / lease.data["host"]
         if not self._runs(lease):
             raise HostLost(f"{home.name} is gone or was stopped, or the lease was given back")
@@ -513,7 +511,7 @@ class Loopback(Driver):
 
 
 class LoopbackHost(Host):
-    """A simulated machine: a directory in which programs run."""
+    """A machine: a directory, and what is called in it."""
 
     def __init__(
         self,
@@ -530,13 +528,13 @@ class LoopbackHost(Host):
 
 
 class _Passage:
-    """A simulated connection with a bandwidth limit and a byte count after which it breaks."""
+    """What a connection lets through."""
 
     def __init__(self, rate: int, left: int | None) -> None:
         self._rate, self._left = rate, left
 
     async def let(self, data: bytes) -> tuple[bytes, Exception | None]:
-        """Return the transmitted part of `data`, and the error to raise if the connection breaks."""
+        """Return the part of `data` that gets through, and the error to raise then."""
         cut = None
         if self._left is not None:
             data, self._left = data[: self._left], self._left - len(data)
@@ -555,7 +553,7 @@ def _environment(home: Path) -> dict[str, str]:
 
 
 def _end_all(home: Path) -> None:
-    """Kill all processes of a simulated machine, including its jobs in other directories."""
+    """Pull the plug: of all that was begun through `call` on that machine, or lives there, nothing is left."""
     marks = [f"\0HOME={home}\0".encode()]
     agent = f"\0{home / ROOT / 'agent'}\0".encode()
     with suppress(FileNotFoundError):

@@ -50,10 +50,9 @@ FIRST_USE: Final = (
 
 
 class Prime(cloud.Rented[Wire]):
-    """Driver for Prime Intellect pods.
+    """Driver for Prime Intellect pods.  `api` is the API's address, `image` the pods' image, `team` the payer, `key` the path of a private SSH key.
 
-    `api` is the API's URL, `image` the pods' image, `team` the billed team, and `key` the path of the private SSH key.
-    Every other setting is an offer filter.  See `cloud.Filters`.
+    Every other setting is a filter of offers: see `cloud.Filters`.
     """
 
     provider = "Prime"
@@ -95,7 +94,7 @@ class Prime(cloud.Rented[Wire]):
     # --- offers
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """Return the suitable pod offers, the cheapest first."""
+        """Return the suitable pods, the cheapest first."""
         filters = self._filters.with_more(wish.filters)
         disk = -(-max(wish.disk or 0, wish.need.disk or 0, cloud.DISK) // 10**9)
         judged: list[tuple[Offer, str]] = []
@@ -126,7 +125,7 @@ class Prime(cloud.Rented[Wire]):
     # --- leases
 
     async def acquire(self, order: Order) -> Lease:
-        """Rent the offered pod.  Raises NoCapacity if it is sold out or more expensive, and Unsure if the result is unknown."""
+        """Rent what was offered.  Raises NoCapacity when there is none or it is dearer, Unsure when it is not known whether we have it."""
         await self.solvent()
         offer = order.offer
         data = {
@@ -159,7 +158,7 @@ class Prime(cloud.Rented[Wire]):
         return Lease("prime", made.id, order.key, self._data)
 
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """Connect to the pod once it is installed and has its first host key.  None until then."""
+        """Return the pod once it is installed and admits us with the host key that it showed first."""
         found = await self._alive(lease)
         if found.status != "ACTIVE" or not found.ready or found.login is None:
             return None
@@ -170,9 +169,9 @@ class Prime(cloud.Rented[Wire]):
         return await self._logins.open(lease, user, name, port, trust=trust, login=self._private())
 
     async def _host_key_of(self, lease: Lease, name: str, port: int) -> str | None:
-        """Return the pod's host key, which is trusted on first use.  None while its SSH server is unreachable.
+        """Return the host key that a pod showed first; None while it shows none.
 
-        All processes of this installation use the key that the first of them saw.
+        The first key counts, whichever process of this installation saw it.
         """
         known = self._installation.first_seen(lease.key)
         if known.exists():
@@ -189,7 +188,7 @@ class Prime(cloud.Rented[Wire]):
         )
 
     async def release(self, lease: Lease) -> bool:
-        """Delete the pod.  Return True once Prime neither returns it by its id nor lists it."""
+        """Delete the pod.  True once it is not at its address and not in the complete list."""
         await self._logins.end(lease)
         await harmless(self._wire.destroy(lease.id))
         if (
@@ -214,14 +213,14 @@ class Prime(cloud.Rented[Wire]):
         ]
 
     async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
-        """Return Prime's charges for a deleted pod.  Empty before its deletion."""
+        """Return Prime's charges for a lease that is over."""
         return [charge for id, charge in await harmless(self._wire.history()) if id == lease.id]
 
     def find_lack(self) -> str:
         return explain_missing_key(api_key)
 
     async def account(self) -> Sequence[tuple[str, str]]:
-        """Describe the account for a person: key, credit, SSH login, host keys, clock.  Changes nothing."""
+        """Return facts of the account in words.  Changes nothing."""
         balance = await harmless(self._wire.balance())
         usable = not await self.unusable()
         return [
@@ -247,7 +246,7 @@ class Prime(cloud.Rented[Wire]):
         return ()
 
     async def solvent(self) -> None:
-        """Raise Denied if renting is impossible: `first_use` unset, SSH key unknown to Prime, or no credit."""
+        """Raises Denied where nothing can be rented: no word about host keys, no key that opens a pod, no credit."""
         if not self._first_use:
             raise Denied(FIRST_USE)
         await self._let_in()
@@ -255,7 +254,7 @@ class Prime(cloud.Rented[Wire]):
             raise Denied(f"the account at Prime has ${balance:.2f}{EMPTY}")
 
     async def _let_in(self) -> None:
-        """Raise Denied if the account lacks the SSH key, because pods would then reject every login."""
+        """Raises Denied where the account does not have our SSH key, so that no pod would let us in."""
         ours = " ".join(cloud.public(self._private()).split()[:2])
         if ours not in await harmless(self._wire.keys()):
             raise Denied(
@@ -273,7 +272,7 @@ class Prime(cloud.Rented[Wire]):
         return found
 
     async def _alive(self, lease: Lease) -> Pod:
-        """Return Prime's record of a lease's pod.  Raises HostLost if the pod ended, failed or does not exist."""
+        """Return Prime's record of a pod.  Raises HostLost if it is gone or will not start."""
         found = await harmless(self._wire.show(lease.id))
         if found is None:
             raise HostLost(f"the pod {lease.id} no longer exists at Prime")

@@ -33,10 +33,7 @@ _LOGIN: Final = re.compile(
 
 
 class Ask(NamedTuple):
-    """An offer from a provider behind Prime.
-
-    `price` is US dollars per hour with `disk` GB.  `order` contains the fields to repeat in an order.
-    """
+    """An offer from a provider behind Prime.  `price` is US dollars per hour with `disk` GB, and `order` holds the fields to repeat when ordering."""
 
     id: str
     resources: Resources
@@ -55,10 +52,7 @@ class Ask(NamedTuple):
 
 
 class Pod(NamedTuple):
-    """A pod.  `login` is user, host and port, once known.
-
-    `ready` is True once the installation has finished, which may be after the status ACTIVE.
-    """
+    """A pod.  `login` is user, host and port, once known.  `ready` means that installation has finished, which the status ACTIVE does not tell."""
 
     id: str
     name: str
@@ -80,7 +74,7 @@ class Wire:
         self.web, self.team = Web(api), team
 
     async def search(self, disk: int) -> list[Ask]:
-        """Return all offers of single machines, with a disk of at least `disk` GB."""
+        """Return all offers of one machine, with a disk of at least this many GB."""
         found: list[Ask] = []
         for page in range(1, PAGES):
             query = {"page": str(page), "page_size": str(PAGE)}
@@ -97,9 +91,9 @@ class Wire:
         return await self.ask("POST", "/api/v1/pods", order)
 
     async def show(self, id: str) -> Pod | None:
-        """Return a pod by its id.  None if Prime replies 404.
+        """Return one pod; None if the address has none.
 
-        A 404 does not prove that the pod was deleted, because any unknown URL gets the same reply.
+        This is no proof that the pod is gone: any unknown address gets the same reply.
         """
         answer = await self.ask("GET", f"/api/v1/pods/{id}")
         return None if answer.status == 404 else pod(_good(answer, f"the pod {id}"))
@@ -112,7 +106,7 @@ class Wire:
         return [pod(row) for row in await self._pages("/api/v1/pods", "the list of pods")]
 
     async def history(self) -> list[tuple[str, Charge]]:
-        """Return the ids and charges of deleted pods."""
+        """Return the costs of deleted pods by their ids."""
         found = await self._pages("/api/v1/pods/history", "the history")
         ended = [row for row in found if row.get("terminatedAt")]
         return [
@@ -147,18 +141,18 @@ class Wire:
         return [*found.values()]
 
     async def destroy(self, id: str) -> None:
-        """Request a pod's deletion.  Check the result with `show`, because Prime may refuse to delete the pod yet."""
+        """Ask for the end of a pod.  One that may not end yet stays, which `show` says."""
         answer = await self.ask("DELETE", f"/api/v1/pods/{id}")
         if answer.status not in (400, 404, 409):
             _good(answer, f"the end of the pod {id}", empty=True)
 
     async def keys(self) -> list[str]:
-        """Return the account's public SSH keys, each as `TYPE KEY`."""
+        """Return the account's public SSH keys: type and key of each."""
         found = await self._pages("/api/v1/ssh_keys", "the SSH keys")
         return [" ".join(f"{row.get('publicKey') or ''}".split()[:2]) for row in found]
 
     async def balance(self) -> float:
-        """Return the wallet's balance in US dollars."""
+        """US dollars in the wallet."""
         query = {"limit": "1", "offset": "0", **({"teamId": self.team} if self.team else {})}
         return number(
             _good(await self.ask("GET", "/api/v1/billing/wallet", query=query), "the wallet"),
@@ -172,7 +166,7 @@ class Wire:
         body: Fields | None = None,
         query: Mapping[str, str] | None = None,
     ) -> Answer:
-        """Send one request.  Raises Unreachable if it cannot have arrived, Unsure if it may have, Throttled, Denied."""
+        """Send one request.  Raises Unreachable when it cannot have been read, Unsure when that is not known, Throttled, Denied."""
         answer = await self.web.ask(method, path, api_key(), body, query)
         if answer.status == 429:
             raise Throttled(f"too many requests to Prime: {words(answer)}", after=TOO_OFTEN)
@@ -217,7 +211,7 @@ def key_source() -> str:
 
 
 def words(answer: Answer) -> str:
-    """Return Prime's error message.  For an invalid request, it lists the error of each field."""
+    """Return Prime's error message; for an invalid request, the fault of each field."""
     wrong = answer.fields.get("detail")
     if not isinstance(wrong, list):
         return answer.words
