@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from runner.planning.schedule import Move
 from runner.server import serving
 from runner.server.app import application
-from runner.server.serving import Listening
+from runner.server.serving import ServerAddress
 from runner.server.tokens import Tokens
 from runner.storage.records.runs import RunRow
 from runner.storage.workspace import Workspace
@@ -67,7 +67,7 @@ def serve(folder: Path) -> None:
     serving.application = lambda *given: Late(application(*given), folder)  # type: ignore[assignment]
     serving.serve(
         folder,
-        Listening("127.0.0.1", 0),
+        ServerAddress("127.0.0.1", 0),
         lambda address, _: print(address, flush=True),
         with_worker=False,
     )

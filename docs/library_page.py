@@ -48,8 +48,8 @@ def markdown(sheet: Sheet, shared: Collection[_Row]) -> list[str]:
         if names := [f"`{row[0]}`" for row in rows if row in shared]:
             lines += [
                 "",
-                f"This recipe also has {_PLURAL[title]} that are explained "
-                f"[in several recipes](#{_SHARED.lower().replace(' ', '-')}): {' '.join(names)}",
+                f"This recipe also has {_PLURAL[title]} from the section "
+                f"[In several recipes](#{_SHARED.lower().replace(' ', '-')}): {' '.join(names)}",
             ]
     used = [*locks(recipe), *(data.folder for data in sheet.data)]
     lines += ["", f"This recipe has the steps {' '.join(f'`{id}`' for id in recipe.steps)}."]

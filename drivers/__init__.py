@@ -1,4 +1,4 @@
-"""Where hosts come from: the table of drivers that exist, and what installs the rest.  Loads none of them until it is asked for one."""
+"""The table of drivers, and the commands that install their extras.  Drivers are imported on demand."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DRIVERS = {
     "ray": ("drivers.ray:Ray", "ray"),
     "loopback": ("drivers.loopback:Loopback", ""),
 }
-"""name -> (module:class, its extra); of this machine, on which nothing is taken, the class of its host"""
+"""Import path and extra of each driver by name.  The entry of `local` is a Host class."""
 ACCOUNT_VARIABLES = {
     "vastai": ("VAST_API_KEY",),
     "runpod": ("RUNPOD_API_KEY",),
@@ -43,9 +43,9 @@ ACCOUNT_VARIABLES = {
         "GOOGLE_CLOUD_PROJECT",
     ),
 }
-"""name -> variables of the environment by which somebody has an account there: to know that, no driver is loaded."""
+"""Environment variables with credentials, by driver name.  Reading them needs no import of a driver."""
 FREE = ("local", "ssh")
-"""Those whose machines cost nothing, whatever the settings say: to know that, none is loaded."""
+"""Names of drivers whose machines are always free.  Reading them needs no import of a driver."""
 
 
 def load(name: str, known: Mapping[str, tuple[str, str]] = DRIVERS) -> Callable[..., Driver]:

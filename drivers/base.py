@@ -1,7 +1,7 @@
-"""The contract between a caller of commands and the place where they run: Driver, Host and the values between them.  Imports nothing of `runner`.
+"""The interface of drivers: the classes Driver and Host, and the values that they exchange with the runner.
 
-Every call is short and asked again by the caller; a `Lease` is serialisable and stored before it is used, so that another process can go on where
-this one died.  A driver runs no jobs and moves no files: all that travels through `Host.call`.
+Imports nothing of `runner`.  Calls are short, and the caller repeats them.  A `Lease` is serialisable and stored before use, so that
+another process can continue after a crash.  Drivers neither run jobs nor transfer files.  Both go through `Host.call`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Literal, NamedTuple, TypeAlias
 Argv: TypeAlias = Sequence[str]
 
 ROOT = ".recipe-host"
-"""Our folder on a machine, below the login's home, unless a setting says otherwise."""
+"""Default work directory on a machine, relative to the login's home directory."""
 SAVES = 0.75
-"""Of `Ending.grace`, the part in which what runs may save and end; in the rest what it saved is brought home."""
+"""Fraction of `Ending.grace` in which programs may save and exit.  The rest is for downloading the checkpoints."""
 SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-+=,")
 
 
@@ -34,11 +34,11 @@ class Resources:
 
 
 TAKEN_AWAY = 0.05
-"""How often an hour a spot machine is taken away, unless said."""
+"""Assumed number of preemptions of a spot machine per hour."""
 LOST = 0.5
-"""Hours that each time costs: since the last checkpoint, and until the next machine is up."""
+"""Hours lost per preemption: the time since the last checkpoint, and the start of the next machine."""
 Market: TypeAlias = Literal["on-demand", "spot"]
-"""How a machine is sold: `spot` is cheaper and may be taken away again."""
+"""Billing model of a machine.  A `spot` machine is cheaper and can be preempted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,50 +58,48 @@ class Wish(NamedTuple):
     """A request for offers: requirements, filters, and expected use of a machine."""
 
     need: Need = Need()
-    disk: int | None = None  # bytes that will be rented with the machine
-    hours: float | None = None  # for how long it is wanted, as far as that is known
-    home: int | None = None  # bytes that will be brought here from it, as far as that is known
+    disk: int | None = None  # bytes of disk to rent with the machine
+    hours: float | None = None  # expected duration of the lease, if known
+    home: int | None = None  # bytes to download from the machine, if known
     filters: Mapping[str, str] = {}
-    keep: bool = False  # as of `Order`: the price is that of a machine that is kept
-    together: Resources = Resources()  # what steps would use of each node at once, where they may run beside each other; None: all that it has
-    hurry: bool = (
-        False  # leave out machines that answer later than others do: `Driver.late` has them
-    )
+    keep: bool = False  # as in `Order`: the price is for a persistent machine
+    together: Resources = (
+        Resources()
+    )  # total resources of concurrent steps on each node; None: the whole node
+    hurry: bool = False  # omit machines that answer slowly, and list them in `Driver.late`
 
 
 class Traits(NamedTuple):
     """Capabilities of a driver, as data."""
 
     priced: bool = False
-    shared_disk: bool = False  # hosts may see our disk, and we theirs: each is asked
-    replays: bool = False  # the same key is the same lease
+    shared_disk: bool = (
+        False  # hosts may share a disk with this machine, which is checked for each host
+    )
+    replays: bool = False  # ordering again with the same key returns the same lease
     settles: timedelta = timedelta(0)  # how long a new lease may stay unlisted
     ends: Literal["provider", "machine", "stops", "nothing"] = (
-        "nothing"  # what stops the billing at `Order.until` when we are dead; `stops`: but a disk's
+        "nothing"  # who ends billing at `Order.until` if recipe has died; with `stops`, the disk is still billed
     )
     identity: Literal["", "given", "attested", "first_use"] = ""
-    """Whence we know a rented machine's host key: we gave it, the provider says it, or the first one is believed."""
-    poll: timedelta = timedelta(seconds=0.5)  # between two looks whether a machine is up
-    comes_up: timedelta = timedelta(
-        minutes=15
-    )  # in which a machine that was asked for is up, or is given up
-    notice: Argv = ()  # a program that ends on a spot machine when it is about to be taken away; empty: there is no notice
-    prices: str = ""  # what prices are, in words, where they are not asked of the provider
-    hosts_at_once: int | None = (
-        None  # how many leases one account may have; None: no limit that we know
+    """Source of a rented machine's host key: set by recipe, attested by the provider, or trusted on first use."""
+    poll: timedelta = timedelta(seconds=0.5)  # interval between checks whether a machine is up
+    comes_up: timedelta = timedelta(minutes=15)  # time limit for the start of a machine
+    notice: Argv = ()  # a program that exits on a spot machine at its preemption notice; empty: no notice
+    prices: str = ""  # description of the prices, if they do not come from the provider
+    hosts_at_once: int | None = None  # maximum number of leases per account; None: no known limit
+    images: bool = False  # a machine is a container of the ordered image, so steps with that image run directly in it
+    image: str = ""  # default image of a machine
+    billed: bool = False  # leases cost money but are used like free ones: a cluster with prices in its settings
+    allocates: bool = False  # a lease is `Need.nodes` dedicated machines that steps share; releasing it ends all their programs
+    visits: bool = False  # its hosts can be inspected without a lease
+    prolongs: bool = False  # its machines end themselves at `Order.until`, which can be changed
+    pauses: bool = False  # its machines can be stopped and restarted with their disks; `Order.keep` is supported
+    works: bool = False  # it can run a worker on one of its machines
+    joins: bool = (
+        False  # machines of a zone have private addresses, so they can be nodes of one step
     )
-    images: bool = False  # a machine is a container of the image that is ordered, so a step with that image runs in it as it is
-    image: str = ""  # what a machine runs where no other image is ordered
-    billed: bool = False  # what it gives costs money, and is taken as what costs nothing is: a cluster with prices in its settings
-    allocates: bool = False  # a lease is machines of its own, as many as `Need.nodes`, that steps share; given back, all that runs there ends
-    visits: bool = False  # its hosts can be looked at without a lease; others are rented for a look
-    prolongs: bool = False  # its machines end themselves at `Order.until`, which can be moved
-    pauses: bool = (
-        False  # its machines may be stopped and started again, disks and all: it heeds `Order.keep`
-    )
-    works: bool = False  # it can carry out a run itself, on one of its machines
-    joins: bool = False  # machines of one zone reach each other at addresses of their own: they may be the nodes of one step
-    exports: bool = False  # it can write what it would rent as a program for another tool
+    exports: bool = False  # it can export its machines as a Pulumi program
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +119,16 @@ class Offer:
     market: Market = "on-demand"
     reliability: float | None = None  # from 0 to 1, as the provider measures it
     disk_price: float = (
-        0.0  # the part of `price` that is for the disk: what a stopped machine costs an hour
+        0.0  # the part of `price` for the disk, which is the price of a stopped machine
     )
-    egress_price: float = 0.0  # US dollars for a GB that leaves it
-    longest: float | None = None  # hours after which it is taken away; None: no limit that we know
-    fetched: float = 0.0  # seconds since the epoch: when the price was asked
-    queued: bool = False  # it is waited for, and costs nothing before it is up
+    egress_price: float = 0.0  # US dollars per GB of outgoing traffic
+    longest: float | None = None  # maximum rental time in hours; None: no known limit
+    fetched: float = 0.0  # time of the price query, in seconds since the epoch
+    queued: bool = False  # the order waits in a queue, and costs nothing before it starts
 
     @property
     def hourly(self) -> float:
-        """US dollars per hour of progress, because a spot machine loses some hours."""
+        """US dollars per hour of progress.  For a spot machine, includes the time lost by preemptions."""
         return self.price * (1 + TAKEN_AWAY * LOST) if self.market == "spot" else self.price
 
 
@@ -179,13 +177,15 @@ class Command:
     cwd: str
     env: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
-    timeout: float | None = None  # seconds of wall time, kept by the supervisor of the job
-    idle_timeout: float | None = None  # seconds without a byte of log
+    timeout: float | None = None  # seconds of wall time, enforced by the job's supervisor
+    idle_timeout: float | None = None  # seconds without log output
     log: str | None = None  # a path on the host for stdout and stderr; None: the agent chooses
     locks: tuple[
         str, ...
-    ] = ()  # names, per machine and login, that the job holds while any process of it lives
-    outlives: bool = False  # its end is to be known even if its supervisor is killed meanwhile, at the price of a shell above it
+    ] = ()  # lock names, per machine and login, held while any process of the job lives
+    outlives: bool = (
+        False  # record its exit even if its supervisor is killed, by running it below a shell
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +211,8 @@ class Exit(NamedTuple):
     ended: float = 0.0
     cpu: float = 0.0  # seconds of user and system time
     peak_memory: int = 0  # bytes, the largest single process
-    strays: int = 0  # background processes that the command left behind and we ended
-    detail: str = ""  # what kept the command from starting, in words
+    strays: int = 0  # number of leftover background processes that were killed
+    detail: str = ""  # why the command could not start
 
 
 async def _nothing() -> AsyncIterator[bytes]:
@@ -230,19 +230,19 @@ class Host:
     """
 
     root: str
-    """The folder there that is ours: absolute, or below the login's home."""
+    """Work directory on the machine, absolute or relative to the login's home directory."""
     python: str = ""
-    """A Python there that is tried first for the agent, which needs 3.9 or later; empty: look for one."""
+    """Preferred Python on the machine for the agent, which needs 3.9 or later.  Empty: search for one."""
     deadman: float | None = None
-    """Seconds without contact after which all that we began there is ended; None: never."""
+    """Seconds without contact after which the machine's jobs are ended.  None: never."""
     name: str = ""
-    """What people call it, where it is one of several of its lease."""
+    """Display name of the machine if its lease has several."""
     address: str = ""
-    """What other nodes of a step dial; empty: it cannot be dialled."""
+    """Address for connections from the other nodes of a step.  Empty: no connections are possible."""
     until: float = math.inf
-    """Seconds since the epoch, by our clock, when all that runs there is killed; infinite: no limit."""
+    """Time when all programs on the machine are killed, in seconds since the epoch by the local clock.  Infinite: no limit."""
     grace: float = 0.0
-    """Seconds before `until`, from which on nothing new begins there and what runs is asked to save and to end."""
+    """Seconds before `until` when no new jobs start on the machine and running jobs are asked to save and exit."""
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         """Run a program on the host and stream its input and output.
@@ -275,19 +275,19 @@ class Driver:
 
     traits: Traits
     console: str = ""
-    """Where a person sees, and ends, what is rented; empty: there is no account."""
+    """URL of the provider's web console.  Empty: no account is needed."""
     left_out: Mapping[str, str] = {}
-    """Machines that the last `offers` could not ask -> why, as a sentence."""
+    """Reason, as a sentence, for each machine that the last `offers` call could not query."""
     late: Collection[str] = ()
-    """Machines that the last `offers`, of a wish in a hurry, did not wait for: the next without hurry does."""
+    """Machines that the last `offers` call with `Wish.hurry` did not wait for."""
     notices: Sequence[str] = ()
-    """What it passes over of the files that it goes by, a sentence each; known once it is made."""
+    """Sentences about ignored parts of the driver's configuration files, complete after construction."""
     excluded: Mapping[str, int] = {}
-    """Why the last `offers` left some out, in a few words -> how many."""
+    """Number of offers that the last `offers` call excluded, by reason."""
     waits: str = ""
-    """Why the last `hosts` answered None, in words: the state of a queue."""
+    """Reason why the last `hosts` call returned None, such as the state of a queue."""
 
-    # --- what every driver has
+    # --- required
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """Return the offers that satisfy `wish`, best first."""
@@ -340,7 +340,7 @@ class Driver:
         """
         raise Rejected("its machines are looked at by a lease only")
 
-    # --- what is known of the provider
+    # --- the provider
 
     async def about(self) -> Sequence[tuple[str, str]]:
         """Describe a cluster as names and texts, for `recipe doctor`.
@@ -420,7 +420,7 @@ class Driver:
         """
         raise Rejected("it writes no program of its machines")
 
-    # --- what is asked of one lease
+    # --- one lease
 
     def highest_price(self, lease: Lease) -> float:
         """Return the highest price seen for a machine, in US dollars per hour, or 0."""
@@ -485,7 +485,7 @@ def suggest(word: str, known: Iterable[str], all: str = "known:") -> str:
 
 
 def file_name(key: str) -> str:
-    """Return a key as a file name without special characters."""
+    """Return a file name for a lease key: the key itself, or its hash if it has special characters."""
     if 0 < len(key) <= 150 and SAFE.issuperset(key) and key[0] not in ".-":
         return key
     from hashlib import sha256

@@ -1,8 +1,7 @@
-"""What drivers of rented machines share: the mark and the keys of a machine, what it does at boot, filters of offers, a Host over SSH,
-and what is alike in the drivers themselves.
+"""Shared code for drivers of rented machines: keys, boot scripts, offer filters, SSH hosts and a base class.
 
-Login and host key of a machine are derived from the installation's own secret and the key of its lease.  They are never stored: any process of this
-installation derives them again.
+A machine's login key and host key are derived from the installation's secret and the lease key.  They are never stored, because every
+process of this installation can derive them again.
 """
 
 from __future__ import annotations
@@ -45,21 +44,21 @@ from .base import (
 )
 from .machine import enough
 from .ssh import SshHost, SshServer
-from .sshlink import NotLetIn, Route, SshLink, Stuck
+from .sshlink import NotLetIn, Route, SshLink, StuckLogin
 from .web import Web, printable
 
 _T = TypeVar("_T")
 Value: TypeAlias = "str | int | float | bool | Sequence[str]"
-"""One filter, as a setting or as text."""
+"""Value of a filter, as a setting or as text."""
 DISK: Final = 32 * 10**9
-"""Bytes of disk that are rented where a step does not say."""
+"""Default size in bytes of a rented disk."""
 BOOTING: Final = 15.0
-"""Seconds for which a login that begins no command may be that of a machine that still boots."""
+"""Seconds for which logins that start no command are attributed to a booting machine."""
 RISE: Final = 1.05
-"""A price that is higher by more than this is another offer."""
+"""Largest accepted ratio of a machine's price to its offer's price."""
 
 
-# --- who we are
+# --- installation
 
 
 class InstallationKeys(installation.Installation):
@@ -105,7 +104,7 @@ def public(private: bytes) -> str:
     return asyncssh.import_private_key(private).export_public_key().decode().strip()
 
 
-# --- what a machine does at boot
+# --- boot scripts
 
 _PROVE: Final = r"""umask 077
 keys=${{RECIPE_SSHD_KEYS:-/etc/ssh}}
@@ -160,7 +159,7 @@ def prove(installation: InstallationKeys, key: str) -> str:
     return _PROVE.format(host_key=host_key.decode().strip(), host_public=public(host_key))
 
 
-# --- a Host there
+# --- hosts over SSH
 
 
 class Login(SshLink):
@@ -201,7 +200,9 @@ class Logins:
         )
         self.hosts: dict[str, SshHost] = {}
         self._looked: dict[str, float] = {}
-        self._stuck: dict[str, float] = {}  # since when start-up files of a machine do not end
+        self._stuck: dict[
+            str, float
+        ] = {}  # time of the first login that started no command, by lease
 
     async def open(
         self, lease: Lease, user: str, name: str, port: int, trust: str = "", login: bytes = b""
@@ -225,7 +226,7 @@ class Logins:
         try:
             async for _ in made.call(("true",)):
                 pass
-        except Stuck as error:
+        except StuckLogin as error:
             begun = self._stuck.setdefault(lease.id, time.monotonic())
             if time.monotonic() - begun >= BOOTING:
                 await made.machine.link.aclose()
@@ -233,7 +234,7 @@ class Logins:
         except NotLetIn:
             if self._let_in is not None:
                 await self._let_in(lease)
-        except (Denied, Unreachable):  # its boot script has not given it our host key yet
+        except (Denied, Unreachable):  # its boot script has not installed the host key yet
             pass
         else:
             self.hosts[lease.id] = made
@@ -269,7 +270,7 @@ class Logins:
             except HostLost as lost:
                 return lost
             except DriverError:
-                pass  # nothing is known of it
+                pass  # the machine's state is unknown
         return Unreachable(str(error))
 
     async def _forget(self, host: SshHost) -> None:
@@ -307,7 +308,7 @@ class Filters(NamedTuple):
     inet: float = 0.0  # Mb/s, down
     cuda: float = 0.0
     max_price: float = math.inf  # US dollars an hour
-    machine: str = ""  # the kind of machine, as the provider calls it
+    machine: str = ""  # the provider's name of the machine type
     zone: str = ""
 
     def with_more(self, more: Mapping[str, Value]) -> Filters:
@@ -417,30 +418,30 @@ def why_excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> st
     return next((words for words, out in tests if out), "")
 
 
-# --- a driver
+# --- base class of drivers
 
 
-class Wired(Protocol):
+class ProviderClient(Protocol):
     """Interface of a provider's API client."""
 
     web: Web
 
 
-_Wire = TypeVar("_Wire", bound=Wired)
+_Wire = TypeVar("_Wire", bound=ProviderClient)
 
 
-class Reported(Protocol):
+class MachineRecord(Protocol):
     """Interface of a provider's record of one machine."""
 
     @property
     def description(self) -> str: ...
 
 
-class Rented(Driver, ABC, Generic[_Wire]):
+class RentingDriver(Driver, ABC, Generic[_Wire]):
     """Common base of drivers for rented machines: filters, logins, agreed prices, clock check."""
 
     provider: str
-    """What people call it."""
+    """Display name of the provider."""
 
     def __init__(
         self, wire: _Wire, *, image: str, python: str, installation: str | None, poll: float, settles: float, filters: Mapping[str, Value],
@@ -453,12 +454,14 @@ class Rented(Driver, ABC, Generic[_Wire]):
             poll=timedelta(seconds=poll), settles=timedelta(seconds=settles), image=image
         )
         self._logins = Logins(self._installation, self._alive, self.traits.poll, let_in)
-        self._agreed: dict[str, float] = {}  # US dollars an hour, of what this process ordered
-        self._named: dict[str, float] = {}  # the most that each machine was said to cost
+        self._agreed: dict[str, float] = {}  # US dollars per hour at the order, by lease
+        self._named: dict[
+            str, float
+        ] = {}  # highest US dollars per hour that the provider reported, by lease
         self.excluded: Mapping[str, int] = {}
 
     @abstractmethod
-    async def _alive(self, lease: Lease) -> Reported:
+    async def _alive(self, lease: Lease) -> MachineRecord:
         """Return the provider's record of a machine.  Raises HostLost if it is gone or will not start."""
 
     @abstractmethod
@@ -509,7 +512,7 @@ class Rented(Driver, ABC, Generic[_Wire]):
         await self._wire.web.aclose()
 
 
-class Deadman(Rented[_Wire]):
+class Deadman(RentingDriver[_Wire]):
     """Base of drivers whose machines terminate themselves by the boot script."""
 
     async def prolong(self, lease: Lease, until: datetime) -> None:

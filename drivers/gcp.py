@@ -1,6 +1,7 @@
-"""Google Compute Engine: machines with GPUs in zones that may have none left, and what its replies mean for a lease.
+"""Google Compute Engine driver: GPU instances by zone, and the meaning of API replies for a lease.
 
-A machine bears our mark in its name and its labels from the call that creates it.  Google itself deletes it, with its disk, at its lease's `until`.
+The insert request already sets the installation's mark in the instance's name and labels.  Google itself deletes the instance with its disk
+when the lease expires.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ IMAGE: Final = "projects/deeplearning-platform-release/global/images/family/comm
 USER: Final = "recipe"
 LEAST_DISK: Final = 50  # GB: the image alone has this size
 MOST_DISK: Final = 65_536  # GB of one disk
-CUDA: Final = 13.0  # that the driver of the image runs
+CUDA: Final = 13.0  # newest CUDA version that the image's GPU driver supports
 ABOUT: Final = cloud.About(verified=True, datacenter=True, inet=10_000.0, cuda=CUDA)
-RESTS: Final = 600.0  # seconds for which a zone that had no machine left is offered last
-KNOWN: Final = 3600.0  # seconds for which it is believed which zone has which GPU
+RESTS: Final = 600.0  # seconds for which a zone without capacity is offered last
+KNOWN: Final = 3600.0  # seconds for which the GPU types of the zones are cached
 LEAST: Final = 30  # seconds: the shortest maxRunDuration
 ENDED: Final = (
     "STOPPING",
@@ -67,28 +68,28 @@ ENDED: Final = (
     "DEPROVISIONING",
 )
 STOPPED: Final = ("TERMINATED", "STOPPED", "SUSPENDED")
-"""A machine that stands still: its disk is billed."""
+"""Statuses of a stopped instance, of which only the disk is billed."""
 _METADATA: Final = (
     "http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/instance"
 )
 _ASK: Final = "curl -fsS -m 90 -H 'Metadata-Flavor: Google'"
-# Guest attributes are what Google hands on of what a machine says of itself: no party between it and us can change them.
+# Google transmits guest attributes from the instance to the API, so no third party can change them.
 _ATTEST: Final = (
     """{ask} -X PUT --data-binary '{value}' "{metadata}/guest-attributes/hostkeys/{kind}"\n"""
 )
 _TOLD: Final = {
     "enable-guest-attributes": "TRUE", "enable-oslogin": "FALSE", "block-project-ssh-keys": "TRUE", "install-nvidia-driver": "True",
 }  # fmt: skip
-"""Metadata that every machine has."""
+"""Metadata of every instance."""
 NOTICE: Final = (
     "/bin/sh",
     "-c",
     f'until [ "$({_ASK} "{_METADATA}/preempted?wait_for_change=true&timeout_sec=60")" = TRUE ]; do sleep 1; done',
 )
-"""Ends on a spot machine when Google is about to take it away."""
+"""Command that exits on a Spot instance at its preemption notice."""
 
 
-class Gcp(cloud.Rented[GcpClient]):
+class Gcp(cloud.RentingDriver[GcpClient]):
     """Driver for Google Compute Engine machines.
 
     `project` is the billed project, `image` the boot image, `network` the VPC network, `port` the
@@ -133,7 +134,7 @@ class Gcp(cloud.Rented[GcpClient]):
         self.traits = self.traits._replace(prices=self._prices.words)
         _regions(self._prices, self._filters)
         self._accelerators: tuple[float, Mapping[str, set[str]]] = (-KNOWN, {})
-        self._empty: dict[str, float] = {}  # offers whose zone had none, and when that was
+        self._empty: dict[str, float] = {}  # time of the last capacity error, by offer
 
     # --- offers
 
@@ -279,7 +280,7 @@ class Gcp(cloud.Rented[GcpClient]):
         if asked is None or (asked.done and not asked.code):
             return lease
         if not asked.done:
-            with suppress(DriverError):  # it is asked for: what becomes of it is seen later
+            with suppress(DriverError):  # the order was accepted; `hosts` reports its result
                 asked = await self._wire.wait(asked)
         if asked.code.startswith((*FULL, *QUOTAS)):
             raise self._full(offer, asked)

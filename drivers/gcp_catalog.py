@@ -1,7 +1,7 @@
-"""List prices of Compute Engine that are newer than those shipped: from the catalog of gpuhunt, kept in a file of this installation.
+"""Current list prices of Compute Engine, downloaded from the gpuhunt catalog to a file of this installation.
 
-dstack publishes it each day for its client gpuhunt (https://github.com/dstackai/gpuhunt): below one address, `gcp/version` names the newest, and
-`gcp/VERSION/catalog.zip` holds `gcp.csv`.  The client itself is not used: what it installs has packages called `tests` and `resources`.
+dstack publishes the catalog each day for its client gpuhunt (https://github.com/dstackai/gpuhunt).  `gcp/version` names the newest version, and
+`gcp/VERSION/catalog.zip` contains `gcp.csv`.  The client itself is not used, because it installs packages called `tests` and `resources`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .web import price
 
 CATALOG: Final = "https://dstack-gpu-pricing.s3.eu-west-1.amazonaws.com/v3"
 PATIENCE: Final = 30.0
-"""Seconds without a byte of it."""
+"""Network timeout of the download in seconds."""
 LARGEST: Final = 64 << 20
-"""Bytes of it, and of its table."""
+"""Maximum size in bytes of the catalog and of its table."""
 _ATTACHED: Final = {"T4": T4, "V100": V100}
 
 

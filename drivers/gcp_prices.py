@@ -1,7 +1,7 @@
-"""What Compute Engine lists for machines with GPUs: their shapes and prices, as data.
+"""Machine types with GPUs on Compute Engine, and their shipped list prices.
 
-List prices, as public copies of Google's price list had them on DATE, for the regions here.  No bill was compared.  An account may have discounts,
-and spot prices move each month.
+The prices of these regions are from public copies of Google's price list at DATE, and were not compared with a bill.  An account may have
+discounts, and Spot prices change each month.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 DATE: Final = "2026-11-22"
 DISK: Final = 0.10 / 30 / 24
-"""US dollars an hour for a GB of a balanced disk."""
+"""Price of a balanced disk in US dollars per GB and hour."""
 
 
 class Rate(NamedTuple):
@@ -62,7 +62,7 @@ CARDS: Final[Mapping[str, Card]] = {
     T4: Card("Tesla T4", 15_360, "NVIDIA_T4_GPUS"),
     V100: Card("Tesla V100-SXM2-16GB", 16_160, "NVIDIA_V100_GPUS"),
 }
-"""acceleratorType -> what it is.  The quota of a SPOT one begins with PREEMPTIBLE_."""
+"""GPU models by acceleratorType.  The quotas of Spot GPUs start with PREEMPTIBLE_."""
 
 SHAPES: Final[Mapping[str, Shape]] = {
     **{f"g2-standard-{cpus}": Shape(cpus, cpus * 4096, L4, gpus)
@@ -73,7 +73,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
     **{f"n1-standard-{cpus}+{n}x{gpu}": Shape(cpus, cpus * 3840, gpu, n, attached=True)
        for cpus, n, gpu in ((8, 1, T4), (16, 2, T4), (32, 4, T4), (8, 1, V100), (16, 2, V100), (32, 4, V100))},
 }  # fmt: skip
-"""What is offered, by name: the machine type, and what is attached to it."""
+"""Offered machine types with their GPUs, by name.  Attached GPUs are part of the name."""
 
 _G2_CORE, _G2_GB, _N1_CORE = Rate(0.024988, 0.009995), Rate(0.002927, 0.001171), Rate(0.0475, 0.01)
 _HOSTS: Final[Mapping[str, Mapping[str, Rate]]] = {
@@ -102,7 +102,7 @@ _GPUS: Final[Mapping[str, Mapping[str, Rate]]] = {
                      T4: Rate(0.35, 0.14), V100: Rate(2.55, 1.02)},
 }  # fmt: skip
 EGRESS: Final = 0.12
-"""US dollars for a GB that leaves it for the internet, up to 1 TB a month."""
+"""Price of internet traffic in US dollars per outgoing GB, up to 1 TB a month."""
 
 
 class PriceList(NamedTuple):

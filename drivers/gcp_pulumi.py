@@ -1,4 +1,4 @@
-"""A machine of Compute Engine with what is beside it, as a program for Pulumi: text.  It holds no secret of ours."""
+"""Export of Compute Engine instances and their surroundings as a Pulumi program, without secrets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PulumiMachine(NamedTuple):
     spot: bool
     keep: bool
     seconds: int
-    gpus: Mapping[str, int]  # accelerators that are asked for beside the kind of machine
+    gpus: Mapping[str, int]  # accelerators to attach to the machine type
     metadata: Mapping[str, str]
     bucket: str = ""
     nodes: int = 1

@@ -1,4 +1,4 @@
-"""The wire of Compute Engine v1: requests, and replies as types.  Nothing is retried here."""
+"""Typed requests and replies of the Compute Engine API v1.  Requests are never retried here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WHOSE: Final = "Google"
 SCOPE: Final = "https://www.googleapis.com/auth/cloud-platform"
 TOKEN: Final = "CLOUDSDK_AUTH_ACCESS_TOKEN"  # noqa: S105  # the name of a variable
 PATIENCE: Final = 150.0
-"""Seconds for one request: an operation is waited for up to two minutes there."""
+"""Request timeout in seconds.  Google's `wait` request takes up to two minutes."""
 PAGE: Final = "500"
 FULL: Final = (
     "ZONE_RESOURCE_POOL_EXHAUSTED",
@@ -30,7 +30,7 @@ FULL: Final = (
     "RESOURCE_NOT_READY",
     "VM_MIN_COUNT_NOT_REACHED",
 )
-"""What the codes of errors begin with that mean: not in this zone, now."""
+"""Prefixes of error codes for a zone without capacity."""
 QUOTAS: Final = ("QUOTA_EXCEEDED", "quotaExceeded")
 RATES: Final = ("rateLimitExceeded", "userRateLimitExceeded", "RESOURCE_OPERATION_RATE_EXCEEDED")
 
@@ -223,7 +223,7 @@ class GcpClient:
 
     @property
     def quotas_page(self) -> str:
-        """Return the address of the console page to request a higher quota."""
+        """Return the URL of the console page for quota requests."""
         return f"https://console.cloud.google.com/iam-admin/quotas?project={self._project}"
 
     async def project(self) -> str:
@@ -467,5 +467,5 @@ def _read_kind(row: Fields) -> str:
 
 
 def _last(value: object) -> str:
-    """Return the last part of a resource URL."""
+    """Return the name at the end of a resource URL."""
     return f"{value or ''}".rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Who we are to providers and clusters that others use, too: the secret of this installation, and the mark that its machines bear."""
+"""The identity of this installation at providers and clusters: its secret, and the name prefix of its machines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Installation:
 
     @classmethod
     def of(cls, path: str | None = None) -> Self:
-        """Return the installation whose secret is in a file, by default this user's.
+        """Read the installation's secret from a file, by default the user's, or create it.
 
         Raises Denied if the file cannot be read or created.
         """
@@ -37,7 +37,7 @@ class Installation:
                 new = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
                 new.touch(0o600)
                 new.write_text(secrets.token_hex(32) + "\n", "ascii")
-                with suppress(FileExistsError):  # another process was first: its secret counts
+                with suppress(FileExistsError):  # another process was faster, so use its secret
                     os.link(new, file)
                 new.unlink()
             return cls(bytes.fromhex(file.read_text("ascii").strip()), file.parent)

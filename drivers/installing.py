@@ -16,16 +16,16 @@ from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 NAME: Final = "recipe-runner"
-"""The distribution.  `recipe` on PyPI is another project."""
+"""Name of the distribution.  `recipe` on PyPI is another project."""
 UNKNOWN_SOURCE: Final = "  # in a checkout of recipe"
-"""A comment of the command, for a copy whose source was deleted since."""
+"""Comment in the install command if the source of this copy was deleted."""
 
 
 def install_command(extras: Iterable[str]) -> str:
     """Return the command that adds `extras` to recipe, matching how recipe was installed."""
     receipt = Path(sys.prefix, "uv-receipt.toml")
     wanted = list(dict.fromkeys(extras))
-    if receipt.is_file():  # `uv tool install` replaces what it installed: name the old extras, too
+    if receipt.is_file():  # `uv tool install` replaces the environment, so repeat the old extras
         before = _extras_of_tool(tomllib.loads(receipt.read_text("utf-8")))
         wanted = list(dict.fromkeys([*before, *wanted]))
     source = _source(_direct_url(), Path.cwd(), Path(__file__).resolve().parents[1])

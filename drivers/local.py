@@ -1,4 +1,4 @@
-"""This machine as a host: nothing is taken or rented here, so there is no driver of it."""
+"""The local machine as a host.  It has no driver, because it is never leased."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Other machines that are directories of this one: real commands, an empty environment, bytes copied both ways, and faults to order.
+"""Loopback driver for tests: directories of this machine act as remote machines, with faults on request.
 
-The model of a driver, and what the engine is tried on.  `host-N` below the root is a machine's home directory; `leases/` says who has a place on one.
-What makes it another machine is what it lacks: nothing of ours is in its environment, and its files are read only through `call`.
+The reference implementation of a driver.  `host-N` below the root is a machine's home directory, and `leases/` records the slots in use.
+Commands run for real, but with an empty environment, and files are copied only through `call`.
 """
 
 from __future__ import annotations
@@ -64,27 +64,27 @@ class Faults:
     that answers file requests is another.
     """
 
-    no_offers: int = 0  # so many times nothing is offered
-    throttled: int = 0  # so many orders are too many
-    after: float = 0.01  # seconds to stay away then
-    denied: int = 0  # so many orders are refused
-    no_capacity: int = 0  # so many orders find nothing left
-    coming: int = 0  # so many times a lease's host is asked for in vain
-    lost_on_poll: int = 0  # the host that is asked for then is lost
-    lost_on_call: int = 0  # the host that is called then is lost, with all that runs on it
-    keeps_disk: bool = False  # a lost host comes back with what was on its disk
-    unreachable_on_call: int = 0  # from that call on,
-    unreachable: int = 1  # so many do not get through
-    dark: int = 0  # so many hosts, those that are called first then, never answer again
-    cut_on_call: int = 0  # that call is cut,
-    cut_after: int = 0  # when so many bytes have passed, both ways together
-    silent: int = 0  # so many calls of the driver itself do not get through
-    unsure: int = 0  # so many orders are filled, and the reply is lost
-    garbled: int = 0  # so many orders are filled, and the reply cannot be read
-    unlisted: int = 0  # so many listings lack the lease that is youngest
-    kept: int = 0  # so many times a lease is given back in vain
-    disk: int = 0  # bytes that may be sent before the disks of all hosts are full
-    bytes_per_second: int = 0  # either way
+    no_offers: int = 0  # number of queries without offers
+    throttled: int = 0  # number of orders that are throttled
+    after: float = 0.01  # seconds to wait after throttling
+    denied: int = 0  # number of orders that are denied
+    no_capacity: int = 0  # number of orders without capacity
+    coming: int = 0  # number of `hosts` calls per lease that return None
+    lost_on_poll: int = 0  # number of the `hosts` call that loses the host
+    lost_on_call: int = 0  # number of the `call` that loses the host with all its programs
+    keeps_disk: bool = False  # a lost host comes back with its disk
+    unreachable_on_call: int = 0  # number of the first call that fails as unreachable
+    unreachable: int = 1  # number of consecutive unreachable calls
+    dark: int = 0  # number of hosts, in order of their calls, that never answer again
+    cut_on_call: int = 0  # number of the call whose connection breaks
+    cut_after: int = 0  # bytes until it breaks, in both directions together
+    silent: int = 0  # number of unreachable requests to the provider
+    unsure: int = 0  # number of successful orders whose reply is lost
+    garbled: int = 0  # number of successful orders whose reply is invalid
+    unlisted: int = 0  # number of listings without the newest lease
+    kept: int = 0  # number of failed releases
+    disk: int = 0  # bytes that can be uploaded until the disks of all hosts are full
+    bytes_per_second: int = 0  # in each direction
 
     @classmethod
     def read(cls, given: str | Mapping[str, object]) -> Faults:
@@ -216,7 +216,7 @@ class Loopback(Driver):
         self._python = python
         self._agent_python = (
             sys.executable if python == "python3" else python
-        )  # the system of this machine need not have one
+        )  # the system may have no python3
         self._faults = faults if isinstance(faults, Faults) else Faults.read(faults or {})
         self._faulty = _Faulty(self._faults, self._root)
         self._made: dict[str, LoopbackHost] = {}
@@ -573,9 +573,7 @@ def _end_all(home: Path) -> None:
     agent = f"\0{home / ROOT / 'agent'}\0".encode()
     with suppress(FileNotFoundError):
         root = (home / ROOT / "agent").stat()
-        marks.append(
-            f"@{root.st_dev}-{root.st_ino}\0".encode()
-        )  # which its jobs bear, wherever they are
+        marks.append(f"@{root.st_dev}-{root.st_ino}\0".encode())  # in the environment of its jobs
     while True:
         found: list[int] = []
         for entry in Path("/proc").iterdir():
@@ -596,7 +594,7 @@ def _end_all(home: Path) -> None:
         for number in (
             signal.SIGSTOP,
             signal.SIGKILL,
-        ):  # all at once: the agent may not see how its jobs ended
+        ):  # stop all first, so that the agent does not see its jobs end
             for pid in found:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)

@@ -1,7 +1,7 @@
 """Prime Intellect driver: pods of many providers through one account, and the meaning of API replies for a lease.
 
-A pod bears our mark as its name from the call that creates it, so a lost reply loses no pod.  There is no boot script: the host key that a pod shows
-first is believed from then on, and nothing ends a pod when we are dead.
+The create request already names the pod with the installation's mark, so a lost reply loses no pod.  Prime has no boot scripts.  A pod's host key
+is therefore trusted on first use, and no timer ends a pod if recipe dies.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ FIRST_USE: Final = (
 )
 
 
-class Prime(cloud.Rented[PrimeClient]):
+class Prime(cloud.RentingDriver[PrimeClient]):
     """Driver for Prime Intellect pods.
 
     `api` is the API's address, `image` the pods' image, `team` the billed team, `key` the path of a
@@ -112,7 +112,7 @@ class Prime(cloud.Rented[PrimeClient]):
         wanted = markets(wish.need.market)
         for ask in await harmless(self._wire.search(disk)):
             offer = _offer(ask)
-            # What CUDA a pod has is unknown before it is there.
+            # The CUDA version of a pod is unknown before it starts.
             about = cloud.About(ask.secure, ask.secure, ask.inet, 0.0)
             why = (
                 "on another market"

@@ -26,7 +26,7 @@ FULL: Final = (
     "limit exceeded",
     "maxprice",
 )
-"""Words of a refusal that is about this offer alone."""
+"""Texts of errors that concern only this offer."""
 _LOGIN: Final = re.compile(
     r"(?:ssh\s+)?(?P<user>[\w.-]+)@(?P<host>[\w.:-]+?)(?:\s+-p\s+(?P<port>\d{1,5}))?"
 )
@@ -52,7 +52,7 @@ class PrimeOffer(NamedTuple):
     order: Mapping[str, str]
     images: tuple[
         str, ...
-    ]  # that can be ordered there, by Prime's own names; empty: it does not say
+    ]  # Prime's names of the available images; empty: unknown
 
 
 class PrimePod(NamedTuple):

@@ -44,7 +44,7 @@ from .base import (
     Wish,
     WrongSetting,
 )
-from .slurm_commands import Listed, NodeGroup
+from .slurm_commands import NodeGroup, QueuedJob
 
 LONGEST = 30.0
 """Timeout for a Slurm command, in seconds.
@@ -445,7 +445,7 @@ class Slurm(Driver):
         said = self.call(lease, node, (slurm_keeper.FOLDER,), NOTHING)
         return b"".join([data async for data in said]).decode("utf-8", "surrogateescape")
 
-    async def _job(self, lease: Lease) -> Listed:
+    async def _job(self, lease: Lease) -> QueuedJob:
         """Return the unfinished job of a lease.  Raises HostLost if the job has finished."""
         for job in await self._list_jobs(_name(lease.key)):
             if job.id == lease.id:
@@ -474,7 +474,7 @@ class Slurm(Driver):
             return number if self._login else pwd.getpwuid(int(number)).pw_name
         return number
 
-    async def _list_jobs(self, name: str = "") -> list[Listed]:
+    async def _list_jobs(self, name: str = "") -> list[QueuedJob]:
         return commands.jobs(await self._ask(commands.squeue(name)))
 
     async def _ask(self, argv: Argv, script: bytes = b"", program: str = "") -> str:
@@ -516,11 +516,13 @@ class Slurm(Driver):
         if node is not None:
             await node.aclose()
 
-    def _build_keeper_settings(self, walltime: float) -> commands.Kept:
+    def _build_keeper_settings(self, walltime: float) -> commands.KeeperParameters:
         if walltime == inf:
-            return commands.Kept(self._root, self._idle)
+            return commands.KeeperParameters(self._root, self._idle)
         grace = commands.grace(self._grace, walltime)
-        return commands.Kept(self._root, self._idle, walltime - grace + LATER, grace * SAVES)
+        return commands.KeeperParameters(
+            self._root, self._idle, walltime - grace + LATER, grace * SAVES
+        )
 
     def _lease(self, job: str, key: str) -> Lease:
         return Lease("slurm", job, key, {"python": self._python})

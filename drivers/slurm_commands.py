@@ -154,7 +154,7 @@ class NodeGroup(NamedTuple):
     """Time limit of the partition's jobs, in seconds."""
 
 
-class Listed(NamedTuple):
+class QueuedJob(NamedTuple):
     """A job in the Slurm queue."""
 
     id: str
@@ -405,7 +405,7 @@ def keeper_name(job: str, node: str) -> str:
     return f"recipe-{job}-{node}"
 
 
-class Kept(NamedTuple):
+class KeeperParameters(NamedTuple):
     """Parameters of the keeper processes of an allocation."""
 
     root: str
@@ -417,7 +417,7 @@ class Kept(NamedTuple):
     """Seconds for programs to save and exit."""
 
 
-def script(keeper: str, python: str, asked: Kept, setup: Sequence[str]) -> bytes:
+def script(keeper: str, python: str, asked: KeeperParameters, setup: Sequence[str]) -> bytes:
     """Return the batch script, which starts one keeper process per node as a single step."""
     task = (
         'case $3 in /*) root=$3 ;; *) root=$HOME/$3 ;; esac; mkdir -p "$root" && [ -w "$root" ] || exit 94; '
@@ -496,7 +496,7 @@ def addresses(said: str) -> list[tuple[str, str]]:
     )
 
 
-def jobs(said: str) -> list[Listed]:
+def jobs(said: str) -> list[QueuedJob]:
     """Parse `squeue` output to the unfinished jobs."""
     found = []
     for line in said.splitlines():
@@ -507,7 +507,7 @@ def jobs(said: str) -> list[Listed]:
             since = 0.0
         if state not in OVER:
             found.append(
-                Listed(
+                QueuedJob(
                     id, state, reason, since, nodes, seconds(left), seconds(walltime), name, comment
                 )
             )

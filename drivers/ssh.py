@@ -48,7 +48,7 @@ from .base import (
     Unreachable,
     Wish,
 )
-from .sshconfig import Said, SshConfig
+from .sshconfig import ServerConfig, SshConfig
 from .sshlink import KNOWN_HOSTS, Route, SshLink, client, odd_lines
 
 TTL = timedelta(seconds=30)  # for which a server's facts stay cached
@@ -534,7 +534,7 @@ def _route(
     Raises Rejected for an invalid address, Denied if the route has too many hops.
     """
     user, name, port = _parse_address(address)
-    said = config.settings_of(name, user, port) if config else Said()
+    said = config.settings_of(name, user, port) if config else ServerConfig()
     reads_agent = config is not None and config.agents and said.agent is not None
     route = replace(
         pattern,
@@ -597,7 +597,7 @@ class _Configured:
         self._config = SshConfig(Path.home())
         self._passed_over: dict[str, list[str]] = {}
 
-    def settings_of(self, name: str, user: str, port: int) -> Said:
+    def settings_of(self, name: str, user: str, port: int) -> ServerConfig:
         """Return the configuration of a server.  Raises Denied if the files cannot be read."""
         try:
             said = self._config.settings_of(name, user, port)

@@ -60,7 +60,7 @@ _Values: TypeAlias = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ServerConfig:
     """OpenSSH's configuration of one server. Missing settings are empty."""
 
     host: str = ""
@@ -84,9 +84,9 @@ class SshConfig:
 
     def __init__(self, home: Path) -> None:
         self._home = home
-        self._known: dict[tuple[str, str, int], Said] = {}
+        self._known: dict[tuple[str, str, int], ServerConfig] = {}
 
-    def settings_of(self, name: str, user: str = "", port: int = 0) -> Said:
+    def settings_of(self, name: str, user: str = "", port: int = 0) -> ServerConfig:
         """Return the configuration of `name`, with `user` and `port` from the address.
 
         Raises OSError, and ValueError for invalid files.
@@ -96,7 +96,7 @@ class SshConfig:
             self._known[asked] = self._settings_of(*asked)
         return self._known[asked]
 
-    def _settings_of(self, name: str, user: str, port: int) -> Said:
+    def _settings_of(self, name: str, user: str, port: int) -> ServerConfig:
         if name.startswith("-"):
             raise ValueError(f'"{name}" is not the name of a server')
         if (program := shutil.which("ssh")) is not None:
@@ -208,7 +208,7 @@ def _read(home: Path, name: str, user: str, port: int) -> _Values:
 
 def _make_said(
     values: _Values, passed_over: set[str], home: Path, name: str, user: str, port: int
-) -> Said:
+) -> ServerConfig:
     def one(word: str) -> str:
         given = values.get(word, ())
         return "" if not given or given[0].lower() == "none" else given[0]
@@ -228,7 +228,7 @@ def _make_said(
     proxy, agent = one("proxycommand"), values.get("identityagent")
     if proxy and (bad := next(filter(UNSAFE.search, (name, host, login)), "")):
         raise ValueError(f'cannot pass "{bad}" to the ProxyCommand of {name}')
-    return Said(
+    return ServerConfig(
         host=host,
         user=given_user,
         port=number,

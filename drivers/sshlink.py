@@ -158,7 +158,7 @@ class NotLetIn(Denied):
     """Error for a login that accepts none of our keys."""
 
 
-class Stuck(Denied):
+class StuckLogin(Denied):
     """Error for a login that starts no command, because its start-up files do not finish."""
 
 
@@ -221,7 +221,7 @@ class SshLink:
                         f"{self.route} prints {NOISE >> 20} MB and more at login, before any command: silence its start-up files"
                     )
         except TimeoutError:
-            kind = Unreachable if self._logged_in else Stuck
+            kind = Unreachable if self._logged_in else StuckLogin
             raise kind(_explain_stuck(self.route, noise + bytes(session.words))) from None
         finally:
             await session.leave()

@@ -382,7 +382,7 @@ class _FactGatherer:
             where = packages.find_folders(
                 choose_python(self._python, self._ws.root, self._ws.environ)
             )
-            return RuleFacts({}, unknown) if where is None else packages.Installed(where)
+            return RuleFacts({}, unknown) if where is None else packages.InstalledPackages(where)
         return RuleFacts({}, unknown)
 
     def _kept_facts(self, n: int) -> dict[str, object]:

@@ -188,7 +188,7 @@ class Finding(NamedTuple):
     """Sources of the settings that the rule reads or changes, for the location and the proposed fix."""
 
 
-class Unchecked(NamedTuple):
+class UncheckedRule(NamedTuple):
     """A preflight rule that could not be evaluated, and the reason."""
 
     rule: Rule
@@ -201,7 +201,7 @@ class RuleFindings:
     """Findings and unchecked rules of one or several steps."""
 
     findings: tuple[Finding, ...] = ()
-    unchecked: tuple[Unchecked, ...] = ()
+    unchecked: tuple[UncheckedRule, ...] = ()
 
 
 class RuleFacts(Mapping[str, object]):
@@ -289,7 +289,7 @@ def find_tools(
 def judge(all: Iterable[Rule], facts: Mapping[str, object], step: str = "") -> RuleFindings:
     """Evaluate preflight rules for one step. `facts` maps each namespace to its facts."""
     findings: list[Finding] = []
-    unchecked: list[Unchecked] = []
+    unchecked: list[UncheckedRule] = []
     for rule in all:
         try:
             if any(_value("{{ " + name + " }}", facts) is None for name in rule.given):
@@ -300,16 +300,16 @@ def judge(all: Iterable[Rule], facts: Mapping[str, object], step: str = "") -> R
                 if _value(rule.when, scope, read):
                     findings.append(_make_finding(rule, scope, step, read))
         except UnknownSetting as unknown:
-            unchecked.append(Unchecked(rule, f"needs {unknown}", step))
+            unchecked.append(UncheckedRule(rule, f"needs {unknown}", step))
         except TemplateError as error:
-            unchecked.append(Unchecked(rule, f"cannot evaluate the rule: {error}", step))
+            unchecked.append(UncheckedRule(rule, f"cannot evaluate the rule: {error}", step))
     return RuleFindings(tuple(findings), tuple(unchecked))
 
 
 def merge(verdicts: Iterable[RuleFindings]) -> RuleFindings:
     """Merge verdicts. Each rule and message is kept once, for the first step, in order of severity."""
     findings: dict[tuple[str, str], Finding] = {}
-    unchecked: dict[tuple[str, str], Unchecked] = {}
+    unchecked: dict[tuple[str, str], UncheckedRule] = {}
     for verdict in verdicts:
         for finding in verdict.findings:
             findings.setdefault((finding.rule.id, finding.message), finding)

@@ -73,7 +73,7 @@ class SandboxRefused(Exception):
     """The machine does not permit a sandbox."""
 
 
-class Shown:
+class VisiblePath:
     """A file or directory that the command sees."""
 
     def __init__(self, real: str, at: str, writable: bool) -> None:
@@ -85,7 +85,7 @@ class SandboxedCommand:
     """A command and its sandbox."""
 
     def __init__(
-        self, network: bool, box: str, folder: str, shown: list[Shown], command: list[str]
+        self, network: bool, box: str, folder: str, shown: list[VisiblePath], command: list[str]
     ) -> None:
         """`folder` is the working directory. In `shown`, parent directories come first."""
         self.network, self.box, self.folder = network, box, folder
@@ -249,16 +249,16 @@ def _remove(path: str) -> None:
 # -- visible paths
 
 
-def _visible_paths(triples: list[tuple[str, str, str]], python: str) -> list[Shown]:
+def _visible_paths(triples: list[tuple[str, str, str]], python: str) -> list[VisiblePath]:
     """Return the paths visible to the command besides the system, without redundant nested paths."""
-    found: dict[str, Shown] = {}
+    found: dict[str, VisiblePath] = {}
     for mode, path, at in triples:
         if mode == "f" and not os.path.lexists(path):
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
         _add(found, path, at, mode != "r")
     for path in _programs(python):
         _add(found, path, path, False)
-    kept: list[Shown] = []
+    kept: list[VisiblePath] = []
     for each in sorted(found.values(), key=lambda each: (each.at.count("/"), each.at)):
         above = [other for other in kept if each.at.startswith(other.at + "/")]
         if not above or not _is_inside(each, above[-1]):
@@ -266,17 +266,17 @@ def _visible_paths(triples: list[tuple[str, str, str]], python: str) -> list[Sho
     return kept
 
 
-def _add(found: dict[str, Shown], path: str, at: str, writable: bool) -> None:
+def _add(found: dict[str, VisiblePath], path: str, at: str, writable: bool) -> None:
     """Add a path, and also its resolved path, because other links may lead there."""
     real = os.path.realpath(path)
     if not os.path.exists(real):
         return
     for name in (at, real) if at == path else (at,):
         if writable or not any(name == each or name.startswith(each + "/") for each in SYSTEM):
-            found.setdefault(name, Shown(real, name, writable))
+            found.setdefault(name, VisiblePath(real, name, writable))
 
 
-def _is_inside(each: Shown, outer: Shown) -> bool:
+def _is_inside(each: VisiblePath, outer: VisiblePath) -> bool:
     same = outer.real + each.at[len(outer.at) :] == each.real
     return same and outer.writable == each.writable
 
@@ -387,7 +387,7 @@ def _end_leftovers() -> None:
             return
 
 
-def _make_root(box: str, shown: list[Shown]) -> None:
+def _make_root(box: str, shown: list[VisiblePath]) -> None:
     """Create the root directory of the command and leave the machine's root."""
     _mount("", "/", "", REC | PRIVATE)
     _mount("tmpfs", box, "tmpfs", NOSUID | NODEV, "mode=755")

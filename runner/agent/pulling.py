@@ -68,7 +68,7 @@ def pull(
         _send_message(request, "full", free)
         return
     width = min(WIDTH, len(items))
-    pulling = Pulling(f"{folder}/it", items, width)
+    pulling = PullState(f"{folder}/it", items, width)
     threads = [threading.Thread(target=pulling.work, daemon=True) for _ in range(width)]
     try:
         for thread in threads:
@@ -108,7 +108,7 @@ def settle(request: AgentRequest, pulled: str, name: str, stamp: str) -> bool:
     )
 
 
-class Pulling:
+class PullState:
     """The state shared by download threads."""
 
     def __init__(self, top: str, items: Sequence[tuple[str, int, str, str]], working: int) -> None:

@@ -31,7 +31,7 @@ SHARED_PATIENCE: Final = 10.0
 _LOGIN: Final = re.compile(r"//[^/@]*@")
 
 
-class Counted(NamedTuple):
+class DiskUsage(NamedTuple):
     """Disk usage and number of files. `whole` is False if counting timed out."""
 
     bytes: int = 0
@@ -87,17 +87,17 @@ def measure_store(ws: Workspace, name: str) -> Facts:
     for each in bucket.names(""):
         size, files = size + each.size, files + 1
         if not files % 256 and time.monotonic() > deadline:
-            return Counted(size, files, False)._asdict()
-    return Counted(size, files)._asdict()
+            return DiskUsage(size, files, False)._asdict()
+    return DiskUsage(size, files)._asdict()
 
 
-def _count(places: list[Path], deadline: float) -> Counted:
+def _count(places: list[Path], deadline: float) -> DiskUsage:
     size = files = 0
     for entry in _below(places):
         size, files = size + entry.st_blocks * 512, files + 1
         if not files % 256 and time.monotonic() > deadline:
-            return Counted(size, files, False)
-    return Counted(size, files)
+            return DiskUsage(size, files, False)
+    return DiskUsage(size, files)
 
 
 def _below(places: list[Path]) -> Iterator[os.stat_result]:

@@ -26,8 +26,8 @@ from ..planning.ids import bare
 from ..reports import sealing
 from ..storage.content.disk import delete
 from ..storage.content.files import Content
-from ..storage.records.runs import RunRow, Submitted
-from ..storage.remote.states import Lying
+from ..storage.records.runs import RunRow, Submission
+from ..storage.remote.states import LocalSource
 from ..storage.workspace import Workspace
 from ..survey.plan_cache import as_stored, compile_request
 from ..survey.request import Request
@@ -57,7 +57,7 @@ class QueueSettings(NamedTuple):
 
 def submit(
     ws: Workspace, request: Request, choice: Choice, settings: Settings, ticket: QueueSettings
-) -> Submitted:
+) -> Submission:
     """Queue a run for workers of this workspace, or of any machine if the database is shared.
 
     Raises NotFound, Invalid with all input problems, and Infrastructure if the shared store cannot
@@ -153,7 +153,7 @@ def _is_text(word: str) -> bool:
 
 def submit_again(
     ws: Workspace, row: RunRow, choice: Choice, reach: Sequence[str] | None = None
-) -> Submitted:
+) -> Submission:
     """Queue a finished run again as a new run, with the same bundled files.
 
     `reach` lists the hosts and buckets that the new run may read. None keeps those of the finished
@@ -214,7 +214,7 @@ def _bundle(ws: Workspace, request: Request, settings: Settings) -> SubmittedBun
     packed = bundles.pack(ws, request, cache.remote.holds)
     ws.save_cache()
     cache.remote.mark()
-    lying = Lying(packed.contents)
+    lying = LocalSource(packed.contents)
     for content in packed.contents:
         cache.remote.put(content, lying)
     if len(packed.data) <= bundles.MOST:
@@ -223,7 +223,7 @@ def _bundle(ws: Workspace, request: Request, settings: Settings) -> SubmittedBun
     ws.write(place, packed.data)
     try:
         cache.remote.put(
-            Content(f"f:{packed.digest}"), Lying({Content(f"f:{packed.digest}"): str(place)})
+            Content(f"f:{packed.digest}"), LocalSource({Content(f"f:{packed.digest}"): str(place)})
         )
     finally:
         delete(place)

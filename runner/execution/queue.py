@@ -29,7 +29,7 @@ from . import presence, uploading
 from .refusals import check, preflight
 from .reporting import LAST_WORDS, reserve_points, start_delivery
 from .results import count_steps, deliver, show_warnings
-from .resume import Claimed, fail_if_poisoned, find_failed_step, recover
+from .resume import ClaimedRun, fail_if_poisoned, find_failed_step, recover
 from .session import preview
 from .steps.control import Handover
 from .terms import (
@@ -262,7 +262,7 @@ def _execute(
     check(ws, found, settings, listener)
     if settings.upload:
         uploading.check(ws, found.plan, settings.upload)
-    stood = recover(ws, found, row, fence) if row.fence > 1 else Claimed(row.id, fence)
+    stood = recover(ws, found, row, fence) if row.fence > 1 else ClaimedRun(row.id, fence)
     if stood is None:
         if (failed := find_failed_step(ws, found, row.id)) is not None:
             _store_end(ws, row, fence, RunState("FAILED", failed.detail, of_step(failed.reason)))

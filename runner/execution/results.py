@@ -8,11 +8,11 @@ from pathlib import Path
 
 from ..errors import CannotRun, Corrupt, Infrastructure
 from ..paths import temporary_name
-from ..planning.judge import FRESH, SKIPPED, Made
+from ..planning.judge import FRESH, SKIPPED, StepResult
 from ..planning.plan import Plan
 from ..storage.content.files import Content
 from ..storage.records.exchange import SharedOutput
-from ..storage.records.index import Changes, Published
+from ..storage.records.index import Changes, PublishedFile
 from ..storage.records.runs import RunRow
 from ..storage.workspace import Workspace
 from ..survey.survey import Survey, out_dir
@@ -60,7 +60,9 @@ def list_results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:
     return shown
 
 
-def deliver(ws: Workspace, run: str, fence: int, plan: Plan, made: Mapping[int, Made]) -> None:
+def deliver(
+    ws: Workspace, run: str, fence: int, plan: Plan, made: Mapping[int, StepResult]
+) -> None:
     """Upload the outputs of a run for download by another machine, and list them in its row.
 
     Raises Infrastructure, Stale.
@@ -126,7 +128,7 @@ def collect(ws: Workspace, row: RunRow, out: Path, *, overwrite: bool) -> list[P
         targets[each].parent.mkdir(parents=True, exist_ok=True)
         ws.publish(Content(each.content), place, link=False)
     published = [
-        Published(places[each], Content(each.content), "", row.id, "", row.recipe)
+        PublishedFile(places[each], Content(each.content), "", row.id, "", row.recipe)
         for each in row.outputs
     ]
     with ws.store.database.transaction() as db:

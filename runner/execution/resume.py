@@ -25,7 +25,7 @@ _GOES_ON = frozenset(
 )
 
 
-class Claimed(NamedTuple):
+class ClaimedRun(NamedTuple):
     """Run that this process has claimed, with the step states stored by an earlier worker."""
 
     id: str
@@ -59,7 +59,7 @@ POISON: Final = 3
 """
 
 
-def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Claimed | None:
+def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> ClaimedRun | None:
     """Claim the last interrupted run with this request digest, or the run `wanted`.
 
     Return None if there is none. Fails other runs of this recipe file whose workers died. Leaves
@@ -67,7 +67,7 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
 
     Raises Busy if `wanted` cannot resume.
     """
-    taken: Claimed | None = None
+    taken: ClaimedRun | None = None
     for row in ws.store.runs.latest(recipe=found.plan.recipe, last=LOOKED_AT):
         if row.id != wanted and row.data.get("source") != str(found.source):
             continue
@@ -141,7 +141,7 @@ def _may_fail(found: Survey, step: str) -> bool:
     return n is not None and bool(found.plan.nodes[n].flags & ALLOW_FAILURE)
 
 
-def recover(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claimed | None:
+def recover(ws: Workspace, found: Survey, row: RunRow, fence: int) -> ClaimedRun | None:
     """Return the stored progress of a run whose worker died, or None if it cannot resume.
 
     A run cannot resume after a failed step, or if its plan lacks open steps.
@@ -156,7 +156,7 @@ def recover(ws: Workspace, found: Survey, row: RunRow, fence: int) -> Claimed | 
         attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key
     )
     _answer_old_request(ws, row, fence)
-    return Claimed(
+    return ClaimedRun(
         row.id,
         fence,
         row.state,

@@ -45,7 +45,7 @@ from .terms import (
 if TYPE_CHECKING:
     from ..hosts.ahead import EarlyConnection
     from ..planning.plan import Plan
-    from .resume import Claimed
+    from .resume import ClaimedRun
 
 
 _log = Log("session")
@@ -275,7 +275,7 @@ def _work(
         },
     )
     taken = resume.take_over(ws, found, digest, resumed)
-    claimed = taken or resume.Claimed(new_id(), 0)
+    claimed = taken or resume.ClaimedRun(new_id(), 0)
     if taken is None and settings.driver != "local":
         ws.store.runs.prepare(claimed.id)
     if taken is not None and (words := reserve_points(ws, taken.id, taken.fence)):
@@ -310,11 +310,11 @@ def _work(
 
 def _submit(
     ws: Workspace, found: Survey, id: str, digest: str, choice: Choice, settings: Settings
-) -> Claimed:
+) -> ClaimedRun:
     """Store a new run in the database and claim it."""
     from ..storage.crash import crashpoint
     from ..storage.records.runs import RunRow
-    from .resume import Claimed
+    from .resume import ClaimedRun
 
     total, fresh = count_steps(found)
     data = {
@@ -338,7 +338,7 @@ def _submit(
     )
     fence = ws.store.runs.submit(row, f"process {os.getpid()}").fence
     crashpoint("run-claimed")
-    return Claimed(id, fence)
+    return ClaimedRun(id, fence)
 
 
 def _restore_published(ws: Workspace, found: Survey, producer: int, content: str) -> bool:

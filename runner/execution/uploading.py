@@ -14,7 +14,7 @@ from ..digest import of_value
 from ..errors import Infrastructure, RecipeError
 from ..language.units import about
 from ..paths import temporary_name
-from ..planning.judge import Made
+from ..planning.judge import StepResult
 from ..planning.plan import Plan
 from ..planning.step import TEMPORARY
 from ..retry import backoff, retry
@@ -61,7 +61,7 @@ def check(ws: Workspace, plan: Plan, address: str) -> None:
 def upload(
     ws: Workspace,
     plan: Plan,
-    made: Mapping[int, Made],
+    made: Mapping[int, StepResult],
     address: str,
     listener: Listener,
     run: str = "",

@@ -62,7 +62,7 @@ from .refusals import (
 )
 from .reporting import log_remote
 from .results import count_steps, deliver, list_results, point_latest, show_notices, show_warnings
-from .resume import Claimed
+from .resume import ClaimedRun
 from .signals import handle_signals
 from .steps.assembly import Options, assemble
 from .steps.commit import GroupCommit
@@ -83,7 +83,7 @@ class Assignment:
     local: Client
     """Client of this machine's agent."""
     found: Survey
-    claimed: Claimed
+    claimed: ClaimedRun
     settings: Settings
     listener: Listener
     since: Since
@@ -283,7 +283,7 @@ async def _execute(ours: Assignment) -> tuple[Loop, Report]:
     return working, report
 
 
-def _note_environment(ours: Assignment, begins: Claimed) -> threading.Thread:
+def _note_environment(ours: Assignment, begins: ClaimedRun) -> threading.Thread:
     """Start a thread that records the code version and the installed packages of a run."""
     ws, settings = ours.ws, ours.settings
     asked = CURRENT if ours.found.request.current_python else settings.python
@@ -415,7 +415,7 @@ def _explain(error: BaseException, ws: Workspace, settings: Settings) -> RecipeE
     return None
 
 
-def _start(ours: Assignment, begins: Claimed, jobs: int) -> GroupCommit:
+def _start(ours: Assignment, begins: ClaimedRun, jobs: int) -> GroupCommit:
     """Start a claimed run: store its graph, show its overview and record its first event."""
     ws, found, settings, listener = ours.ws, ours.found, ours.settings, ours.listener
     recipe, ids = found.plan.recipe, [found.plan.nodes[n].id for n in found.todo]

@@ -9,7 +9,7 @@ uv installs the packages by hard links from the user's uv cache.  Otherwise pip 
 A builder whose caller was killed continues, and the next builder finds its environment.  Files of a killed builder are deleted.
 Downloads never go to /tmp, which is often memory and too small: uv has its cache, pip a directory below HOME.
 
-The output is JSON lines: {"says": progress}, and as the last line {"done": ...} or {"wrong": one sentence, "fix": what to do}.
+The output is JSON lines: {"says": progress}, and as the last line {"done": ...} or {"wrong": one sentence, "fix": the remedy}.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class IndexUnreachable(BuildError):
     """The connection to the package index failed."""
 
 
-class Missing(BuildError):
+class MissingFile(BuildError):
     """The package index has no matching file."""
 
 
@@ -132,6 +132,7 @@ class Pip:
         ]
 
     def parse_line(self, line: str) -> None:
+        """Update the progress and the errors from a line of pip's output."""
         if line.startswith("Ignoring "):
             self.wanted -= 1
         elif got := re.match(
@@ -223,6 +224,7 @@ class Uv:
         return [self.program, "pip", "install", "--python", self.python, *how, "-r", requirements]
 
     def parse_line(self, line: str) -> None:
+        """Update the progress and the errors from a line of uv's output."""
         if got := re.match(r"(Resolved|Prepared) (\d+) package", line):
             self.wanted, self.installing = (
                 int(got[2]) if got[1] == "Resolved" else self.wanted,
@@ -320,6 +322,7 @@ def build(home: str, requirements: str, uv: str) -> None:
 
 
 def make_environment(home: str, requirements: str, uv: str, lock: int) -> int:
+    """Create the environment and install its packages.  Returns the number of packages."""
     import venv  # slow import, unnecessary for a builder that only waited
 
     if not requirements:
@@ -340,7 +343,7 @@ def make_environment(home: str, requirements: str, uv: str, lock: int) -> int:
         file.writelines(f"{_pin_exactly(line)}\n" for line in lines)
     try:
         return install_insistently(lambda: Uv(uv, home, wanted, meant), home, file.name, lock)
-    except Missing:
+    except MissingFile:
         return install_insistently(lambda: Uv(uv, home, wanted, meant), home, requirements, lock)
 
 
@@ -404,6 +407,7 @@ def _find_pip(home: str) -> list[str]:
 
 
 def install(installer: Pip | Uv, home: str, requirements: str, lock: int) -> int:
+    """Run an installer and report its progress.  Returns the number of packages.  Raises BuildError, OSError."""
     over = threading.Event()
     # The installer inherits the lock: after a kill of its builder, no other builder starts while it works.
     with subprocess.Popen(
@@ -538,10 +542,10 @@ def _hash_error(package: str, expected: str, got: str, output: str) -> BuildErro
     )
 
 
-def missing_package(package: str, meant: str) -> Missing:
+def missing_package(package: str, meant: str) -> MissingFile:
     python = f"Python {sys.version_info[0]}.{sys.version_info[1]} on {os.uname().machine}"
     why = f"the package index has no {package} for {python}{f'; the lock is for {meant}' if meant else ''}"
-    return Missing(
+    return MissingFile(
         why,
         "use a Python version of the lock file, or pass `--python current` to use the installed packages",
     )
@@ -549,6 +553,7 @@ def missing_package(package: str, meant: str) -> Missing:
 
 @contextlib.contextmanager
 def hold_lock(path: str) -> Iterator[int]:
+    """Hold a lock file during the block; yield its handle."""
     with open(path, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -577,6 +582,7 @@ def _say(**words: object) -> None:
 
 
 def main(home: str, requirements: str, uv: str = "") -> int:
+    """Create the environment and print the result.  Returns the exit code."""
     try:
         build(home, requirements, uv)
     except BuildError as error:

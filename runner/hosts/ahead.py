@@ -11,7 +11,10 @@ from drivers.base import Driver
 
 
 class EarlyConnection:
-    """A driver that connects on its own event loop, which the run uses later.  Rents nothing.  Errors are raised when the driver is first used."""
+    """The connection of a driver on an event loop of its own, which the run uses later.
+
+    Rents nothing.  A connection error is raised when the driver is first used.
+    """
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver

@@ -84,7 +84,7 @@ _NAME_PYTHON = (
 
 
 class HostConnection(NamedTuple):
-    """A host whose agent connection is being opened."""
+    """A host with a connection to its agent that is still being opened."""
 
     python: str
     """The Python that the settings name for the host."""
@@ -146,7 +146,7 @@ class Connector:
         *,
         hung: str = "",
     ) -> HostConnection:
-        """Start to connect to a host, and ask for the facts that `place` needs.
+        """Start to connect to a host, and ask for the facts for `create_place`.
 
         `root` replaces the root directory of the host.  `hung` names programs that are known to hang there.
         """
@@ -243,7 +243,7 @@ class Connector:
         return place
 
     def _recall_manifest(self, content: str) -> Any:
-        """Return the manifest of a tree if it is stored here."""
+        """Return the manifest of a locally stored tree; None if the tree is not stored."""
         return (
             self._ws.objects.manifests.entries(Content(content))
             if self._ws.objects.has(Content(content))

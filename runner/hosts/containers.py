@@ -153,7 +153,7 @@ class Containers:
         return self._engine
 
     def digest_of(self, name: str) -> str:
-        """Return the digest of an image that `image` found, otherwise its name."""
+        """Return the digest of an image that `provide_image` found, otherwise its name."""
         return self._images[name].digest if name in self._images else name
 
     def wrap(
@@ -166,7 +166,7 @@ class Containers:
         needed: bool = False,
         network: bool = True,
     ) -> Command:
-        """Wrap a command for an image that `image` found."""
+        """Wrap a command for an image that `provide_image` found: see the function `wrap`."""
         assert self._engine is not None
         image = self._images[name]
         return wrap(command, image, self._engine, mounts, gpus, needed=needed, network=network)

@@ -48,7 +48,7 @@ It prefers $2, then a Python in PATH, of uv or of pyenv.
 class EnvironmentSpec(NamedTuple):
     """The lock and the Python version of an environment.
 
-    The path and content of the lock may be empty.  An empty version stands for any.
+    Without a lock, `lock` is None and `content` is empty.  An empty version stands for any.
     """
 
     lock: Path | None
@@ -118,7 +118,7 @@ async def provide_python(hooks: Hooks, wanted: EnvironmentSpec, say: Callable[[s
 
 
 def _environment_folder(place: Place, wanted: EnvironmentSpec) -> str:
-    """Return the environment's directory below the root.  Workspaces share it on a host if they use the same Python."""
+    """Return the environment's directory below the root.  On another host, workspaces with the same Python share the directory."""
     return (
         wanted.name
         if place.folder.root == str(place.ws.home)

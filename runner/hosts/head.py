@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from drivers.base import DriverError, Lease, Offer, Traits
 
@@ -88,31 +88,20 @@ class StackHead:
                 ]
             )
         settings = ws.config.driver(head.driver)
-        others: Sequence[str | Mapping[str, object]] = settings.get("hosts", ())
-        own = next(
-            (
-                dict(each)
-                for each in others
-                if isinstance(each, Mapping) and each.get("host") == head.host
-            ),
-            {},
-        )
+        host_settings = _find_host_settings(settings, head)
         driver = create_driver(
-            head.driver,
-            {**settings, "hosts": [{**own, "host": head.host, "address": head.address}]},
-            (),
-            str(ws.home),
+            head.driver, {**settings, "hosts": [host_settings]}, (), str(ws.home)
         )
         # The settings schema allows only drivers with visitable hosts as head.
         fix = f"run `recipe doctor --driver {head.driver} --host {head.host}` to test the connection step by step"
-        async for name, found in driver.visit():
+        async for name, host in driver.visit():
             try:
-                if isinstance(found, DriverError):
-                    raise found
-                found.deadman = settings.get("deadman")  # `visit` sets no deadman
-                lease = Lease(head.driver, name, "head", {"python": found.python})
+                if isinstance(host, DriverError):
+                    raise host
+                host.deadman = settings.get("deadman")  # `visit` sets no deadman
+                lease = Lease(head.driver, name, "head", {"python": host.python})
                 place = await Connector(ws, head.driver, self._named, self._say).create_place(
-                    Offer(head.driver, name), lease, found, driver.traits, slots=1
+                    Offer(head.driver, name), lease, host, driver.traits, slots=1
                 )
                 place.port, self.places = head.port, [place]
                 if unused:
@@ -127,6 +116,16 @@ class StackHead:
                     f"cannot use the head {head.host}: {error}",
                     fix=getattr(error, "fix", "") or fix,
                 ) from error
+
+
+def _find_host_settings(settings: Mapping[str, Any], head: Head) -> dict[str, object]:
+    """Return the driver's settings of the head's host, with the host and address of the head."""
+    own: dict[str, object] = {}
+    for entry in settings.get("hosts", ()):
+        if isinstance(entry, Mapping) and entry.get("host") == head.host:
+            own = dict(entry)
+            break
+    return {**own, "host": head.host, "address": head.address}
 
 
 def select_disjoint(places: Sequence[Place], gpus: int) -> Sequence[Place]:

@@ -150,6 +150,7 @@ def _read_settings(python: str) -> str:
 
 
 def _find_in_folder(folder: str) -> str:
+    """Return the interpreter of a virtual environment; empty if there is none."""
     return next(
         (path for name in NAMES if folder and os.access(path := f"{folder}/bin/{name}", os.X_OK)),
         "",

@@ -62,7 +62,7 @@ from .renting.money import DOWNLOAD_SECONDS
 from .renting.needs import Spot, StepTotals, least_of, market_of, need_for, wish_for
 from .renting.offering import describe_excluded
 from .renting.several import SeveralLeases, alternatives, data_notice
-from .renting.totals import History, Pricing
+from .renting.totals import CostModel, History
 from .renting.zones import Zones, zone_of
 
 BOOTS = 3
@@ -724,10 +724,10 @@ class HostPool:
             leases.use_stack(self.ws.config.stacks[self.stack])
         return leases
 
-    def _pricing_for(self, need: Need) -> Pricing:
+    def _pricing_for(self, need: Need) -> CostModel:
         """Return the cost model for a run with this need."""
         takes = self.taking.get(replace(need, market="any"), StepTotals())
-        return Pricing(
+        return CostModel(
             History.from_rows(self._require_leases().ledger.since(0), time.time()), takes.hours_on
         )
 

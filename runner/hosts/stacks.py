@@ -158,7 +158,7 @@ async def ensure(ws: Workspace, stack: Stack, leases: KeptLeases) -> list[str]:
 
 
 async def drop(ws: Workspace, stack: Stack, leases: KeptLeases) -> list[str]:
-    """Delete the resources that `ensure` created, except results.  Returns descriptions of deleted and remaining resources."""
+    """Delete the resources that `ensure` created, except the store with its results.  Returns descriptions of deleted and remaining resources."""
     dropped = [*await leases.call(leases.driver.drop)]
     store = _bucket(ws, stack)
     return (

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
 
-from ..planning.run_view import WEIGHED, Progress, Standing, TrainingReport, progress_of
+from ..planning.run_view import WEIGHED, Progress, ProgressInput, TrainingReport, progress_of
 from ..planning.schedule import FINAL, State
 from ..secrets import Masker
 from .tail import MaskedTail, MetricsTail, canvas, fit, lines, safe_ids, safe_line, span, width
@@ -461,7 +461,7 @@ class _RunProgress:
             return self._found
         self._due = now + 1.0
         self._found = progress_of(
-            Standing(
+            ProgressInput(
                 "ACTIVE",
                 self.states,
                 (),

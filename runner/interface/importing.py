@@ -29,14 +29,14 @@ _SKY_NAMES: Final = {"SKYPILOT_NODE_RANK": "NODE_RANK", "SKYPILOT_NUM_NODES": "N
 
 
 @dataclass(slots=True)
-class Imported:
+class ImportedRecipe:
     """A recipe, with notes about unconverted parts and parts to review."""
 
     recipe: Table
     look: list[str] = field(default_factory=list)
 
 
-def text_of(made: Imported, origin: str) -> str:
+def text_of(made: ImportedRecipe, origin: str) -> str:
     """Return the text of the recipe file, with the notes as comments."""
     head = [f"# Written from {origin}.", *(f"# Look at: {line}" for line in made.look), ""]
     return "\n".join(head) + yaml_text.block(made.recipe, indented=True, width=140)
@@ -52,13 +52,13 @@ def from_dvc(
     params: Mapping[str, Value],
     is_folder: Callable[[str], bool],
     kind: Kind,
-) -> Imported:
+) -> ImportedRecipe:
     """Convert the contents of a `dvc.yaml` in the folder `base` to a recipe.
 
     All paths are relative to the workspace root. `params` maps the path of each parameter file to
     its contents. `is_folder` returns True for an output that is a directory.
     """
-    made = Imported({"recipe": f"{name}@1", "summary": "What dvc.yaml makes"})
+    made = ImportedRecipe({"recipe": f"{name}@1", "summary": "What dvc.yaml makes"})
     draft = _Dvc(made, base, params, is_folder, kind)
     steps = {
         plain_name(stage): draft.step(stage, body)
@@ -80,7 +80,7 @@ class _Dvc:
 
     def __init__(
         self,
-        made: Imported,
+        made: ImportedRecipe,
         base: str,
         params: Mapping[str, Value],
         is_folder: Callable[[str], bool],
@@ -286,13 +286,13 @@ _SKY_PLACES: Final = (
 
 def from_sky(
     name: str, task: Value, base: str, code: Sequence[str], gpus: Iterable[str]
-) -> Imported:
+) -> ImportedRecipe:
     """Convert a SkyPilot task in the folder `base` to a recipe.
 
     `code` lists the code in its `workdir`, and `gpus` the known GPU models.
     """
     summary = f"What the task {task.get('name', name)} of SkyPilot runs"
-    made = Imported({"recipe": f"{name}@1", "summary": summary})
+    made = ImportedRecipe({"recipe": f"{name}@1", "summary": summary})
     script = _sky_script(str(task.get("run") or ""), made.look)
     step: Table = {"run": _inside(_join(base, str(task.get("workdir") or "")), script)}
     inputs: Table = {}

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from ..errors import CannotRun
 from .drafting import plain_name
-from .importing import Imported, Table, Value
+from .importing import ImportedRecipe, Table, Value
 
 PATIENCE: Final = 120.0
 """Timeout for parsing a Snakefile, in seconds."""
@@ -118,12 +118,12 @@ def _rule(read: Value) -> _Rule:
     )
 
 
-def from_snakemake(name: str, read: Value, kind: Callable[[str], str]) -> Imported:
+def from_snakemake(name: str, read: Value, kind: Callable[[str], str]) -> ImportedRecipe:
     """Convert the rules required for the default target to a recipe.
 
     `read` is the result of `rules_of`. `kind` returns the kind of a path, as in `importing.Kind`.
     """
-    made = Imported({"recipe": f"{name}@1", "summary": "What the Snakefile makes"})
+    made = ImportedRecipe({"recipe": f"{name}@1", "summary": "What the Snakefile makes"})
     rules = {each["name"]: _rule(each) for each in read["rules"]}
     wanted = _instances(rules, str(read["target"]), made.look)
     made.recipe["steps"] = {

@@ -131,7 +131,7 @@ def show(
     return any_shown
 
 
-class Printed(NamedTuple):
+class LogOutput(NamedTuple):
     """Output of a followed attempt, or a notice `said` about the attempt.  `is_last` marks the end of its log."""
 
     attempt: LogPosition
@@ -170,7 +170,7 @@ class LogFollower:
         self._is_over = False
         self._waiting: list[LogPosition] = []  # attempts waiting for a free reader
         self._reading: list[LogPosition] = []
-        self._printed: queue.SimpleQueue[Printed] = queue.SimpleQueue()
+        self._printed: queue.SimpleQueue[LogOutput] = queue.SimpleQueue()
         self._rests: dict[tuple[str, int], bytes] = {}  # the unfinished last line of each log
         self._current: LogPosition | None = None
 
@@ -232,22 +232,22 @@ class LogFollower:
                 was_over = attempt.ended or self._is_over
                 part = part._replace(follow=not was_over)
                 for data in drive(self._place, core.log(self._run, part)):
-                    self._printed.put(Printed(attempt, data))
+                    self._printed.put(LogOutput(attempt, data))
                     part = part._replace(offset=part.offset + len(data))
                 if was_over:
                     break
                 time.sleep(POLL)
         except RecipeError as error:
-            self._printed.put(Printed(attempt, said=f"{readable(attempt.step)}: {error}"))
+            self._printed.put(LogOutput(attempt, said=f"{readable(attempt.step)}: {error}"))
         finally:
-            self._printed.put(Printed(attempt, is_last=True))
+            self._printed.put(LogOutput(attempt, is_last=True))
 
     def _tell_hidden(self, part: LogPart, attempt: LogPosition) -> None:
         """Report a log that stays hidden until the attempt has finished."""
         try:
             next(drive(self._place, core.log(self._run, part)), None)
         except CannotRun as error:
-            self._printed.put(Printed(attempt, said=_explain_hidden(part.step, error)))
+            self._printed.put(LogOutput(attempt, said=_explain_hidden(part.step, error)))
 
     def _write_next(self, patience: float) -> None:
         """Wait up to `patience` seconds for output and write it.  With several logs, write only complete lines."""

@@ -24,7 +24,7 @@ _CLICK_TYPES: Final = {
 }
 
 
-class Declared(NamedTuple):
+class DeclaredOption(NamedTuple):
     """A declared option. `flag` is empty for a positional argument."""
 
     name: str
@@ -39,14 +39,14 @@ class Declared(NamedTuple):
     alone: bool = False  # the flag takes no value
 
 
-def find_declared(tree: ast.Module, notes: list[str]) -> list[Declared]:
+def find_declared(tree: ast.Module, notes: list[str]) -> list[DeclaredOption]:
     """Return the options that a script declares.
 
     Append to `notes` the options that the script's syntax does not show.
     """
     classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    found: list[Declared] = []
+    found: list[DeclaredOption] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
             found += _options_of_call(node, classes, functions, notes)
@@ -60,7 +60,7 @@ def _options_of_call(
     classes: Mapping[str, ast.ClassDef],
     functions: Mapping[str, ast.FunctionDef],
     notes: list[str],
-) -> Iterator[Declared]:
+) -> Iterator[DeclaredOption]:
     """Yield the options declared by a call of HfArgumentParser, tyro, typer, fire or LightningCLI."""
     word, owner = _word(call.func), _owner(call.func)
     first = call.args[0] if call.args else None
@@ -86,7 +86,7 @@ def _options_of_call(
         yield from _options_of_lightning(call, classes, notes)
 
 
-def _options_of_decorators(function: ast.FunctionDef, notes: list[str]) -> Iterator[Declared]:
+def _options_of_decorators(function: ast.FunctionDef, notes: list[str]) -> Iterator[DeclaredOption]:
     """Yield the options declared by the typer or click decorators of a function."""
     calls = [each for each in function.decorator_list if isinstance(each, ast.Call)]
     if _is_typer_command(calls):
@@ -108,11 +108,11 @@ def _is_typer_command(decorators: Sequence[ast.Call]) -> bool:
 
 def fields(
     name: str, classes: Mapping[str, ast.ClassDef], notes: list[str], *, dashes: bool
-) -> Iterator[Declared]:
+) -> Iterator[DeclaredOption]:
     """Yield the options of a dataclass, after the options of its base classes."""
     found = classes.get(name)
     if found is None and name in _TRAINING_ARGUMENTS:
-        yield Declared("output_dir", "--output_dir", "str", None, "", required=True)
+        yield DeclaredOption("output_dir", "--output_dir", "str", None, "", required=True)
         notes.append(
             f"of the options of {name} only --output_dir is here: add those that you set, such as --num_train_epochs"
         )
@@ -143,7 +143,7 @@ def fields(
         required = default is None and not (
             isinstance(node.value, ast.Call) and _argument(node.value, "default_factory")
         )
-        yield Declared(
+        yield DeclaredOption(
             node.target.id,
             flag,
             kind,
@@ -175,7 +175,7 @@ def _field(value: ast.expr | None) -> tuple[ast.expr | None, str]:
 # -- functions --------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _parameters(function: ast.FunctionDef, tool: str, notes: list[str]) -> Iterator[Declared]:
+def _parameters(function: ast.FunctionDef, tool: str, notes: list[str]) -> Iterator[DeclaredOption]:
     """Yield the options that typer, tyro or fire derives from a function's parameters."""
     arguments = function.args
     plain = [*arguments.posonlyargs, *arguments.args]
@@ -209,7 +209,7 @@ def _parameters(function: ast.FunctionDef, tool: str, notes: list[str]) -> Itera
             kind = _of_value(default) if annotation is None and default is not None else kind
             kind = kind if kind in _SCALARS else "str"
             flag = f"--{argument.arg}="
-            yield Declared(argument.arg, flag, kind, default, "", default is None, choices)
+            yield DeclaredOption(argument.arg, flag, kind, default, "", default is None, choices)
             continue
         named = next(
             (
@@ -232,7 +232,7 @@ def _parameters(function: ast.FunctionDef, tool: str, notes: list[str]) -> Itera
             (named.partition("/")[2] or f"--no-{flag[2:]}") if kind == "bool" and flag else ""
         )
         words = text_of(_argument(about, "help")) if about else ""
-        yield Declared(
+        yield DeclaredOption(
             argument.arg,
             flag,
             kind,
@@ -248,12 +248,14 @@ def _parameters(function: ast.FunctionDef, tool: str, notes: list[str]) -> Itera
 
 def _options_of_lightning(
     call: ast.Call, classes: Mapping[str, ast.ClassDef], notes: list[str]
-) -> Iterator[Declared]:
+) -> Iterator[DeclaredOption]:
     """Yield LightningCLI's options for its model and data classes, with two required trainer options first."""
     named = {"model": _argument(call, "model_class"), "data": _argument(call, "datamodule_class")}
     named |= dict(zip(named, call.args, strict=False))
-    yield Declared("output_dir", "--trainer.default_root_dir=", "str", None, "", required=True)
-    yield Declared("max_epochs", "--trainer.max_epochs=", "int", None, "", required=True)
+    yield DeclaredOption(
+        "output_dir", "--trainer.default_root_dir=", "str", None, "", required=True
+    )
+    yield DeclaredOption("max_epochs", "--trainer.max_epochs=", "int", None, "", required=True)
     for section, given in named.items():
         if (name := _word(given)) == "":
             continue
@@ -279,7 +281,7 @@ def _options_of_lightning(
     )
 
 
-def _options_of_click(call: ast.Call, notes: list[str]) -> Iterator[Declared]:
+def _options_of_click(call: ast.Call, notes: list[str]) -> Iterator[DeclaredOption]:
     """Yield the option that a click decorator declares."""
     names = [text for each in call.args if (text := text_of(each))]
     if not names:
@@ -308,7 +310,7 @@ def _options_of_click(call: ast.Call, notes: list[str]) -> Iterator[Declared]:
         positional and default is None and not _is(_argument(call, "required"), False)
     )
     flag = "" if positional else yes.strip()
-    yield Declared(
+    yield DeclaredOption(
         own,
         flag,
         "bool" if alone else word if word in _SCALARS else "str",

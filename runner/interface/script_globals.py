@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from .script_declared import Declared, text_of
+from .script_declared import DeclaredOption, text_of
 
 _ABSL: Final = {
     "DEFINE_string": "str",
@@ -20,13 +20,13 @@ _ABSL: Final = {
 _EXECUTED: Final = re.compile(r"open\(\s*['\"][^'\"]+\.py['\"]")
 
 
-def of_globals(tree: ast.Module, notes: list[str]) -> Iterator[Declared]:
+def of_globals(tree: ast.Module, notes: list[str]) -> Iterator[DeclaredOption]:
     """Yield the absl flags, then the `configurator.py` globals.  Append a note for each skipped option to `notes`."""
     yield from _flags(tree, notes)
     yield from _find_globals(tree, notes)
 
 
-def _flags(tree: ast.Module, notes: list[str]) -> Iterator[Declared]:
+def _flags(tree: ast.Module, notes: list[str]) -> Iterator[DeclaredOption]:
     """Yield the absl flags of the script."""
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     required = _required_flags(calls)
@@ -55,7 +55,7 @@ def _required_flags(calls: Sequence[ast.Call]) -> set[str]:
     return found
 
 
-def _declare_flag(call: ast.Call, function: str, name: str, *, is_marked: bool) -> Declared:
+def _declare_flag(call: ast.Call, function: str, name: str, *, is_marked: bool) -> DeclaredOption:
     """Return the flag `name` that the absl function `function` defines.
 
     `is_marked` flags are required, even if the call does not say so.
@@ -64,7 +64,7 @@ def _declare_flag(call: ast.Call, function: str, name: str, *, is_marked: bool) 
     default = _argument(call, "default", 1)
     if isinstance(default, ast.Constant) and default.value is None:
         default = None
-    flag = Declared(
+    flag = DeclaredOption(
         name,
         f"--{name}",
         _ABSL[function],
@@ -94,7 +94,7 @@ def _argument(call: ast.Call, keyword: str, position: int | None) -> ast.expr | 
     return None
 
 
-def _find_globals(tree: ast.Module, notes: list[str]) -> Iterator[Declared]:
+def _find_globals(tree: ast.Module, notes: list[str]) -> Iterator[DeclaredOption]:
     """Yield the global constants above `exec(open("configurator.py").read())`, which are set with `--NAME=VALUE`."""
     for name, value in _globals_before_exec(tree).items():
         if not isinstance(value, (ast.Constant, ast.UnaryOp, ast.List, ast.Tuple, ast.Dict)):
@@ -103,7 +103,7 @@ def _find_globals(tree: ast.Module, notes: list[str]) -> Iterator[Declared]:
         if kind is None:
             notes.append(f"{name} is left as the script sets it: it is no plain value")
         else:
-            yield Declared(name, f"--{name}=", kind, value, "", required=False)
+            yield DeclaredOption(name, f"--{name}=", kind, value, "", required=False)
 
 
 def _globals_before_exec(tree: ast.Module) -> dict[str, ast.expr]:

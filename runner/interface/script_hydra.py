@@ -9,7 +9,7 @@ import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
-from .script_declared import Declared, fields, text_of
+from .script_declared import DeclaredOption, fields, text_of
 
 if TYPE_CHECKING:
     from ..language.values import Tree
@@ -43,7 +43,7 @@ class HydraOptions(NamedTuple):
     `folder` is empty if the script has no configuration directory.
     """
 
-    options: Sequence[Declared]
+    options: Sequence[DeclaredOption]
     folder: str
     targets: tuple[str, ...] = ()
 
@@ -116,7 +116,7 @@ def _is_store(function: ast.expr) -> bool:
     return isinstance(function, ast.Attribute) and function.attr == "store"
 
 
-def _as_override(each: Declared) -> Declared:
+def _as_override(each: DeclaredOption) -> DeclaredOption:
     missing = isinstance(each.default, ast.Name) and each.default.id == "MISSING"
     return each._replace(
         flag=f"{each.name}=",
@@ -127,14 +127,14 @@ def _as_override(each: Declared) -> Declared:
     )
 
 
-def _groups(found: HydraConfig, notes: list[str]) -> Iterator[Declared]:
+def _groups(found: HydraConfig, notes: list[str]) -> Iterator[DeclaredOption]:
     """Yield a choice option for each config group in the defaults list."""
     defaults = found.values.get("defaults")
     for each in defaults if isinstance(defaults, list) else ():
         for group, chosen in each.items() if isinstance(each, dict) else ():
             members = tuple(found.groups.get(group, ()))
             if isinstance(chosen, str) and chosen in members:
-                yield Declared(
+                yield DeclaredOption(
                     _name(group), f"{group}=", "str", ast.Constant(chosen), "", False, members
                 )
                 notes.append(
@@ -142,7 +142,7 @@ def _groups(found: HydraConfig, notes: list[str]) -> Iterator[Declared]:
                 )
 
 
-def _leaves(values: Mapping[str, Tree], above: str, notes: list[str]) -> Iterator[Declared]:
+def _leaves(values: Mapping[str, Tree], above: str, notes: list[str]) -> Iterator[DeclaredOption]:
     """Yield an option for each scalar value of a configuration, named after its dotted path."""
     for key, value in values.items():
         path = f"{above}{key}"
@@ -151,11 +151,11 @@ def _leaves(values: Mapping[str, Tree], above: str, notes: list[str]) -> Iterato
         if isinstance(value, dict):
             yield from _leaves(value, f"{path}.", notes)
         elif value == _MISSING:
-            yield Declared(_name(path), f"{path}=", "str", None, "", True)
+            yield DeclaredOption(_name(path), f"{path}=", "str", None, "", True)
         elif isinstance(value, (bool, int, float, str)) and not (
             isinstance(value, str) and ("${" in value or not value)
         ):
-            yield Declared(
+            yield DeclaredOption(
                 _name(path), f"{path}=", type(value).__name__, ast.Constant(value), "", False
             )
         else:

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 
 from ..language.python_reader import of_tree
 from . import script_hydra
-from .script_declared import Declared, find_declared, text_of
+from .script_declared import DeclaredOption, find_declared, text_of
 from .script_defaults import Defaults
 from .script_globals import of_globals
 from .script_printed import find_loss_pattern
@@ -381,7 +381,7 @@ def _is_empty(default: ast.AST | None) -> bool:
     return default is None or (isinstance(default, ast.Constant) and default.value in (None, ""))
 
 
-def _of_declared(each: Declared) -> Option:
+def _of_declared(each: DeclaredOption) -> Option:
     """Convert an option declared by a field, a decorator or a parameter."""
     default = None if each.required or each.default is None else _plain(each.default)
     option = Option(

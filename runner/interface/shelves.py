@@ -14,7 +14,7 @@ from ..execution.signals import call_beside_loop
 from ..hosts.renting import offering
 from ..hosts.renting.needs import AnyMarket, market_of, need_for
 from ..hosts.renting.offering import Shelf, rank_offers
-from ..hosts.renting.totals import History, HoursOn, Pricing
+from ..hosts.renting.totals import CostModel, History, HoursOn
 from ..storage.records.ledger import Ledger, of_user
 from .tables import align
 
@@ -130,11 +130,11 @@ def of_driver(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
     return dict(zip(asked, shelves, strict=True))
 
 
-def pricing_of(ws: Workspace, asked: Iterable[OfferRequest]) -> dict[Need, Pricing]:
+def pricing_of(ws: Workspace, asked: Iterable[OfferRequest]) -> dict[Need, CostModel]:
     """Return the cost model of each need, from run time estimates and the ledger of earlier rentals.  Needs have the market "any"."""
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
         history = History.from_rows(ledger.since(0), time.time())
-    return {replace(each.wish.need, market="any"): Pricing(history, each.on) for each in asked}
+    return {replace(each.wish.need, market="any"): CostModel(history, each.on) for each in asked}
 
 
 def lines(step: str, shelves: Sequence[Shelf], most: int) -> list[str]:

@@ -44,7 +44,7 @@ def safe_ids(text: str) -> str:
     return safe_line(readable(text) if "%" in text else text)
 
 
-class Guarded:
+class SafeTerminal:
     """A terminal stream that writes only printable text, line ends and the colours of recipe.  Other methods belong to the wrapped stream."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -66,7 +66,7 @@ class Guarded:
 
 def canvas(stream: TextIO) -> TextIO:
     """Return the unguarded stream, for code that draws on the terminal and makes its text safe itself."""
-    return stream.stream if isinstance(stream, Guarded) else stream
+    return stream.stream if isinstance(stream, SafeTerminal) else stream
 
 
 def lines(data: bytes) -> list[str]:

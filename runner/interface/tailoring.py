@@ -26,7 +26,7 @@ _PATHS: Final = ("file", "dataset", "model")
 
 
 @dataclass(slots=True)
-class Tailored:
+class TailoredRecipe:
     """A tailored recipe file and its resource estimate.
 
     `notes` explains the chosen inputs, and `needed` names the inputs that the user must set.
@@ -45,7 +45,7 @@ def tailor(
     gpu: GpuModel,
     given: Mapping[str, object],
     preset: str | None,
-) -> Tailored:
+) -> TailoredRecipe:
     """Return a recipe called `name` that uses `recipe` on `gpu`, with inputs that fit.
 
     `given` inputs stay unchanged. Raises Invalid for invalid inputs. Raises CannotRun if no inputs
@@ -78,7 +78,9 @@ def tailor(
         for each in recipe.inputs
         if each in given or presets.of_input(recipe, preset, each)
     } | chosen
-    return Tailored(_text(name, recipe, gpu, found, shown, needed, notes), found, notes, needed)
+    return TailoredRecipe(
+        _text(name, recipe, gpu, found, shown, needed, notes), found, notes, needed
+    )
 
 
 @dataclass(frozen=True, slots=True)

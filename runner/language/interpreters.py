@@ -33,7 +33,7 @@ class CommandWord(NamedTuple):
     redirect: str = ""
 
 
-class Ruling(NamedTuple):
+class ValueRestriction(NamedTuple):
     """Restriction on template values between two offsets, imposed by the command `by`."""
 
     role: Role
@@ -145,14 +145,14 @@ _NUMBERS = frozenset(
 """Variables whose value a shell computes."""
 
 
-def rulings(words: Sequence[CommandWord]) -> Iterator[Ruling]:
+def rulings(words: Sequence[CommandWord]) -> Iterator[ValueRestriction]:
     """Yield the restrictions on template values in one command."""
     for word in words:
         if word.redirect:
-            yield Ruling("one", word.start, word.end, word.redirect)
+            yield ValueRestriction("one", word.start, word.end, word.redirect)
         if word.redirect in (">&", "<&"):
             # bash expands a word that is no number a second time.
-            yield Ruling("number", word.start, word.end, word.redirect)
+            yield ValueRestriction("number", word.start, word.end, word.redirect)
     command = _strip_prefixes(words)
     if command:
         yield from _builtin(command)
@@ -218,7 +218,7 @@ def _options(command: Sequence[CommandWord]) -> str:
     return "".join(word.text[1:] for word in command[1:] if word.text[:1] in ("-", "+"))
 
 
-def _builtin(command: Sequence[CommandWord]) -> Iterator[Ruling]:
+def _builtin(command: Sequence[CommandWord]) -> Iterator[ValueRestriction]:
     """Yield the restrictions of a shell builtin on its words."""
     head = command[0].text
     if head in _READS_ALL:
@@ -237,20 +237,20 @@ def _builtin(command: Sequence[CommandWord]) -> Iterator[Ruling]:
         yield from _test(command)
 
 
-def _rule_all(command: Sequence[CommandWord], role: Role) -> Iterator[Ruling]:
+def _rule_all(command: Sequence[CommandWord], role: Role) -> Iterator[ValueRestriction]:
     for word in command[1:]:
-        yield Ruling(role, word.start, word.end, command[0].text)
+        yield ValueRestriction(role, word.start, word.end, command[0].text)
 
 
-def _trap(command: Sequence[CommandWord]) -> Iterator[Ruling]:
+def _trap(command: Sequence[CommandWord]) -> Iterator[ValueRestriction]:
     """Yield the restriction on the first operand of `trap`, which is code."""
     for word in command[1:]:
         if word.text not in ("--", "-p", "-l"):
-            yield Ruling("code", word.start, word.end, command[0].text)
+            yield ValueRestriction("code", word.start, word.end, command[0].text)
             return
 
 
-def _names(command: Sequence[CommandWord], takes: str) -> Iterator[Ruling]:
+def _names(command: Sequence[CommandWord], takes: str) -> Iterator[ValueRestriction]:
     """Yield the restrictions on operands that are variable names.
 
     `takes` has the letters of options with another argument.
@@ -259,7 +259,7 @@ def _names(command: Sequence[CommandWord], takes: str) -> Iterator[Ruling]:
     for before, word in pairwise(command):
         role = _role_of_name(before.text, word, takes, options)
         if role is not None:
-            yield Ruling(role, word.start, word.end, command[0].text)
+            yield ValueRestriction(role, word.start, word.end, command[0].text)
 
 
 def _role_of_name(before: str, word: CommandWord, takes: str, options: str) -> Role | None:
@@ -276,7 +276,7 @@ def _role_of_name(before: str, word: CommandWord, takes: str, options: str) -> R
     return "name" if "n" in options else found[1]
 
 
-def _after_option(command: Sequence[CommandWord], option: str) -> Iterator[Ruling]:
+def _after_option(command: Sequence[CommandWord], option: str) -> Iterator[ValueRestriction]:
     """Yield the restrictions of `printf -v` and `wait -p`, whose option argument is a variable name.
 
     No operand may become this option.
@@ -286,25 +286,25 @@ def _after_option(command: Sequence[CommandWord], option: str) -> Iterator[Rulin
         if word.text == "--":
             return
         if before.text == option or word.text.startswith("-"):
-            yield Ruling("name", word.start, word.end, head)
+            yield ValueRestriction("name", word.start, word.end, head)
             continue
-        yield Ruling("operand", word.start, word.end, head)
+        yield ValueRestriction("operand", word.start, word.end, head)
         if head == "printf":
             return
 
 
-def _test(command: Sequence[CommandWord]) -> Iterator[Ruling]:
+def _test(command: Sequence[CommandWord]) -> Iterator[ValueRestriction]:
     head = command[0].text
     for at, word in enumerate(command[1:], 1):
         before = command[at - 1].text
         after = command[at + 1].text if at + 1 < len(command) else "]"
-        yield Ruling("one", word.start, word.end, head)
+        yield ValueRestriction("one", word.start, word.end, head)
         if before in ("-v", "-R"):
-            yield Ruling("name", word.start, word.end, head)
+            yield ValueRestriction("name", word.start, word.end, head)
         elif before in COMPARES_NUMBERS or after in COMPARES_NUMBERS:
-            yield Ruling("number", word.start, word.end, head)
+            yield ValueRestriction("number", word.start, word.end, head)
         elif head != "[[" and after not in _BETWEEN and word.text.startswith(VALUE):
-            yield Ruling("operand", word.start, word.end, head)
+            yield ValueRestriction("operand", word.start, word.end, head)
 
 
 # -- other interpreters --

@@ -21,68 +21,66 @@ _TYPES = {
 # The tables, in the order in which an author meets them: heading, where the mapping is written, and
 # the path of its schema.
 _TABLES = (
-    ("Recipe", "The top level of the file.", ()),
-    ("Input", "`inputs: {NAME: {…}}`", ("$defs", "input")),
+    ("Recipe", "Keys at the top level of a recipe file.", ()),
+    ("Input", "Keys of one input: `inputs: {NAME: {…}}`.", ("$defs", "input")),
     (
         "Preset",
-        "`presets: {NAME: {…}}`; every other key is the name of an input, with its value.",
+        "Keys of one preset: `presets: {NAME: {…}}`. Every other key of a preset is the name of an input, with its value.",
         ("$defs", "preset"),
     ),
     (
         "Step",
-        "`steps: {ID: {…}}`; exactly one of `run`, `accelerate`, `uses`, `select`.",
+        "Keys of one step: `steps: {ID: {…}}`. Each step has exactly one of `run`, `accelerate`, `uses` and `select`.",
         ("$defs", "step"),
     ),
     (
         "accelerate",
-        "In a step: `accelerate: {…}`, with `script` or `module`.",
+        "Keys of `accelerate: {…}` in a step. Either `script` or `module` is required.",
         ("$defs", "accelerate"),
     ),
     (
         "Output",
-        "In a step: `outputs: {NAME: PATH}`, or `outputs: {NAME: {path: PATH, …}}`.",
+        "Keys of one output, in a step: `outputs: {NAME: PATH}`, or `outputs: {NAME: {path: PATH, …}}`.",
         ("$defs", "output", "anyOf", 1),
     ),
     (
         "State",
-        "In a step: `state: {NAME: {…}}`. In messages: checkpoints (state).",
+        "Keys of a checkpoint directory, in a step: `state: {NAME: {…}}`. Messages call it checkpoints (state).",
         ("$defs", "state"),
     ),
     (
         "Glob",
-        "In a step: `matrix: {AXIS: {glob: …}}`, instead of a list of values or an expression "
-        "giving one; an item of `deps` or `code`.",
+        "Keys of a glob: an axis of a matrix, such as `matrix: {AXIS: {glob: …}}`, or an item of `deps` or `code`.",
         ("$defs", "glob"),
     ),
     (
         "Retries",
-        "In a step: `retries: 2`, or this mapping.",
+        "Keys of `retries` in a step. You can also write a number: `retries: 2`.",
         ("$defs", "step", "properties", "retries", "anyOf", 1),
     ),
     (
         "Metrics",
-        "In a step: `metrics: true`, or this mapping with one key.",
+        "Keys of `metrics` in a step. Set one of the two keys, or write `metrics: true`.",
         ("$defs", "step", "properties", "metrics", "anyOf", 1),
     ),
     (
         "Resources",
-        "In the recipe, a preset or a step: `resources: {…}`, per node.",
+        "Keys of `resources: {…}` in the recipe, a preset or a step. The numbers apply to each node.",
         ("$defs", "resources"),
     ),
-    ("Limits", "In the recipe or a preset: `limits: {…}`.", ("$defs", "limits")),
-    ("Git checkout", "An item of `code`.", ("$defs", "code", "anyOf", 1, "items", "anyOf", 2)),
-    ("Python", "In the recipe, a preset or a step: `python: {…}`.", ("$defs", "python")),
+    ("Limits", "Keys of `limits: {…}` in the recipe or a preset.", ("$defs", "limits")),
+    (
+        "Git checkout",
+        "Keys of a git checkout, an item of `code`.",
+        ("$defs", "code", "anyOf", 1, "items", "anyOf", 2),
+    ),
+    ("Python", "Keys of `python: {…}` in the recipe, a preset or a step.", ("$defs", "python")),
     (
         "Sandbox",
-        "In the recipe or a step: `sandbox: true`, or this mapping.",
+        "Keys of `sandbox` in the recipe or a step. You can also write `sandbox: true`.",
         ("$defs", "sandbox", "anyOf", 1),
     ),
-    ("Health", "In the recipe: `health: {…}`.", ("properties", "health")),
-    (
-        "Sandbox",
-        "In the recipe or a step: `sandbox: true`, or this mapping.",
-        ("$defs", "sandbox", "anyOf", 1),
-    ),
+    ("Health", "Keys of `health: {…}` in the recipe.", ("properties", "health")),
 )
 
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from .interpreters import CommandWord, assignment
 from .shell_expansions import Expansions
-from .shell_values import Compound, Frame, Reading, Values
+from .shell_values import Compound, Frame, ParsedScript, Values
 from .template import TemplateError
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -23,7 +23,7 @@ _CLOSES = frozenset({"fi", "done", "}"})
 
 
 @lru_cache(maxsize=1 << 14)
-def read(text: str, bash: bool) -> Reading:
+def read(text: str, bash: bool) -> ParsedScript:
     """Parse a shell script: the position of each template expression, and its reading command.
 
     Raises TemplateError for an invalid expression, or a script with too many levels.
@@ -42,7 +42,7 @@ class _Reader:
         self.expansions = Expansions(text, bash, self.values, self._commands)
         self.pipes: list[int] = []
 
-    def read(self) -> Reading:
+    def read(self) -> ParsedScript:
         try:
             self._commands(0, Frame(""))
         except RecursionError:

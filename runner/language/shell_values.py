@@ -16,7 +16,7 @@ from .interpreters import (
     INNER,
     VALUE,
     CommandWord,
-    Ruling,
+    ValueRestriction,
     assignment,
     declares,
     find_evaluated,
@@ -72,7 +72,7 @@ class Position(NamedTuple):
     alone: bool = False
 
 
-class Reading(NamedTuple):
+class ParsedScript(NamedTuple):
     """A parsed shell script, with its expressions in order and the offsets of its pipes."""
 
     places: tuple[Position, ...]
@@ -155,7 +155,7 @@ class Values:
         self.offsets = list(self.spans)
         self.places: dict[int, Position] = {}
         self.errors: dict[int, TemplateError] = {}
-        self.sources: list[Ruling] = []  # code, also of other interpreters
+        self.sources: list[ValueRestriction] = []  # code, also of other interpreters
         # Of here-documents: start, end, and where their command named them.
         self.bodies: list[tuple[int, int, int]] = []
         self.assigned: list[tuple[str, int]] = []  # variables, and expressions they are set to
@@ -168,7 +168,7 @@ class Values:
             if name
         }
 
-    def finish(self, pipes: tuple[int, ...]) -> Reading:
+    def finish(self, pipes: tuple[int, ...]) -> ParsedScript:
         """Return the result after the whole script has been parsed."""
         for name, at in self.assigned:
             if name in self.computed:
@@ -177,11 +177,11 @@ class Values:
         places = {at: self.places.get(at, Position("text", False)) for at in self.spans}
         doubts = self._find_sources(places)
         errors = tuple(error for _, error in sorted(self.errors.items()))
-        return Reading(tuple(places.values()), errors, tuple(doubts), pipes)
+        return ParsedScript(tuple(places.values()), errors, tuple(doubts), pipes)
 
     def program(self, start: int, end: int, by: str) -> None:
         """Record a part of the script that `by` evaluates as code."""
-        self.sources.append(Ruling("program", start, end, by))
+        self.sources.append(ValueRestriction("program", start, end, by))
 
     def comment(self, at: int) -> None:
         """Record an expression inside a comment."""
@@ -264,7 +264,7 @@ class Values:
         if self.places[at].role not in ("number", "comment"):
             self.places[at] = self.places[at]._replace(role=role)
 
-    def _rule(self, ruling: Ruling, frame: Frame) -> None:
+    def _rule(self, ruling: ValueRestriction, frame: Frame) -> None:
         """Apply a command's restriction to the values in one of its words."""
         role = ruling.role
         if role in ("code", "program"):
@@ -315,12 +315,12 @@ class Values:
         has_elements = _ELEMENTS.match(self.text, word.start)
         if not has_elements and declares(frame.words, name, self.arrays):
             # bash reads `declare -a x="(…)"` as elements.
-            self._rule(Ruling("number", word.start, word.end, name), frame)
+            self._rule(ValueRestriction("number", word.start, word.end, name), frame)
         self.assigned += [
             (name, at) for at in self._within(word.start, word.end) if at in frame.places
         ]
         if role is not None:
-            self._rule(Ruling(role, word.start, word.end, name), frame)
+            self._rule(ValueRestriction(role, word.start, word.end, name), frame)
 
     def _assign_at(self, name: str, subscript: str, word: CommandWord, frame: Frame) -> None:
         """Record an assignment to an array item, whose subscript the shell evaluates."""
@@ -357,7 +357,9 @@ class Values:
             self._rule(ruling, frame)
         self.computed.update(find_evaluated(words))
         found = source(words)
-        self.sources += [Ruling("program", word.start, word.end, found.by) for word in found.words]
+        self.sources += [
+            ValueRestriction("program", word.start, word.end, found.by) for word in found.words
+        ]
         if found.input:
             self._reads_input(found.by, frame.begin, at, frame)
         if closed is None:

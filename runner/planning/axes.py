@@ -17,7 +17,7 @@ from .drafts import NodeDraft, PathValue, Results, Scope, Sketch, plain_value
 from .ids import encode_value
 from .path_rules import WORKSPACE
 from .patterns import is_excluded
-from .plan import SKIP, Pending
+from .plan import SKIP, PendingMatrix
 from .trial import Scene, is_never_true
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ class Axes:
         below = axis.pattern[len(path) + 1 :]
         known = self.globs.get(f"{producer.id}/{output}:{below}")
         if known is None:
-            pending = Pending(f"{scope.prefix}{step.id}", producer.id, output, below)
+            pending = PendingMatrix(f"{scope.prefix}{step.id}", producer.id, output, below)
             self.sketch.pending.append(pending)
             return None
         matches = [match for match in known if not is_excluded(f"{path}/{match}", axis.exclude)]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..language.recipe import Output, Recipe, Resources, Step
     from ..language.template import Reference, TemplateError
     from ..language.values import Tree, Where
-    from .plan import Pending
+    from .plan import PendingMatrix
 
 
 Namespaces: TypeAlias = "Mapping[str, Mapping[str, Tree]]"
@@ -228,7 +228,7 @@ class Sketch:
             set()
         )  # set of the first `_counted` problems, for fast lookup
         self._counted = 0
-        self.pending: list[Pending] = []
+        self.pending: list[PendingMatrix] = []
         self.waiting: dict[str, list[str]] = {}
         self.homes: list[str] = []
         self.top: Scope | None = None

@@ -22,7 +22,7 @@ from .step import MetricAsked, MetricsSpec, StepSpec
 FRESH, RESTORE, RUN, MAYBE, SKIPPED = "fresh", "restore", "run", "maybe", "skip"
 
 
-class Remembered(Protocol):
+class CacheEntry(Protocol):
     """Protocol of a cache entry, with the fields that the decision about a step needs."""
 
     @property
@@ -38,7 +38,7 @@ class Remembered(Protocol):
 
 
 class Traces(Protocol):
-    def get(self, key: str) -> Remembered | None: ...
+    def get(self, key: str) -> CacheEntry | None: ...
 
 
 class Numbers(Protocol):
@@ -97,7 +97,7 @@ class Facts:
         )
 
 
-class Made(NamedTuple):
+class StepResult(NamedTuple):
     """Result of a finished step: output contents by name, and its last metrics.
 
     Missing optional outputs are left out.  `ok` is False for a failed or skipped step.
@@ -108,14 +108,14 @@ class Made(NamedTuple):
     metrics: Mapping[str, Any]
 
 
-NOTHING = Made(False, {}, {})
+NOTHING = StepResult(False, {}, {})
 
 
 class Verdict(NamedTuple):
     answer: str
     key: Digest | None
     reasons: tuple[str, ...]
-    made: Made | None  # result of the step, if known
+    made: StepResult | None  # result of the step, if known
     conflicts: tuple[str, ...] = ()  # target paths with foreign content
     former: Digest | None = (
         None  # key by the earlier version, with the metrics rule; None if the current key has a cache entry
@@ -128,7 +128,7 @@ def judge(
     plan: Plan,
     n: int,
     facts: Facts,
-    made: Mapping[int, Made],
+    made: Mapping[int, StepResult],
     *,
     force: bool = False,
     targets: Mapping[int, Sequence[Target]] | None = None,
@@ -178,12 +178,12 @@ def judge(
             return Verdict(RUN, key, (words,), None, _conflicts(own, facts))
         metrics = {}
     outputs = {name: content for name, _, content in trace.outputs}
-    verdict = _judge_targets(Made(True, outputs, metrics), key, (), facts, own)
+    verdict = _judge_targets(StepResult(True, outputs, metrics), key, (), facts, own)
     return verdict._replace(former=former)
 
 
 def _metrics_of_trace(
-    plan: Plan, n: int, key: Digest, trace: Remembered, former: Digest | None, facts: Facts
+    plan: Plan, n: int, key: Digest, trace: CacheEntry, former: Digest | None, facts: Facts
 ) -> Mapping[str, Any] | None:
     """Return the metrics of a cached result, or None if they are no longer stored.
 
@@ -214,7 +214,7 @@ def rule_of(plan: Plan, n: int) -> MetricsSpec:
 
 def _find_trace(
     plan: Plan, n: int, key: Digest, world: fingerprint.World, facts: Facts
-) -> tuple[Remembered | None, Digest | None]:
+) -> tuple[CacheEntry | None, Digest | None]:
     """Return the cache entry of a step, and its former key if that was used.
 
     The former key, of an earlier version, included the metrics rule.
@@ -229,7 +229,11 @@ def _find_trace(
 
 
 def _judge_targets(
-    left: Made, key: Digest | None, why: tuple[str, ...], facts: Facts, targets: Sequence[Target]
+    left: StepResult,
+    key: Digest | None,
+    why: tuple[str, ...],
+    facts: Facts,
+    targets: Sequence[Target],
 ) -> Verdict:
     """Return the verdict for a cached step: up to date, restore missing outputs, or run.
 
@@ -261,7 +265,7 @@ def _judge_targets(
     return Verdict(RESTORE, key, words, left, clashes)
 
 
-def _find_skipped_need(plan: Plan, node: Node, made: Mapping[int, Made]) -> str:
+def _find_skipped_need(plan: Plan, node: Node, made: Mapping[int, StepResult]) -> str:
     """Return a required step without a successful instance, or an empty string.
 
     A step that may fail counts as successful.
@@ -286,7 +290,7 @@ def _needed_step(plan: Plan, node: Node, n: int) -> str:
     return bare(id)
 
 
-def _find_skipped_choice(plan: Plan, n: int, made: Mapping[int, Made]) -> str:
+def _find_skipped_choice(plan: Plan, n: int, made: Mapping[int, StepResult]) -> str:
     """Return a skipped step that a conditional template selects, or an empty string."""
     from .choices import ANY_STATE, LATE, leaves_of, needed_steps
 
@@ -300,7 +304,7 @@ def _find_skipped_choice(plan: Plan, n: int, made: Mapping[int, Made]) -> str:
     return next((f"{node.prefix}{id}" for id in lost if id in certain), "")
 
 
-def _lost_choices(plan: Plan, node: Node, made: Mapping[int, Made]) -> list[str]:
+def _lost_choices(plan: Plan, node: Node, made: Mapping[int, StepResult]) -> list[str]:
     """Return the skipped steps among the choices of a node's conditional templates.
 
     The result has the names that these templates use.
@@ -315,7 +319,7 @@ def _lost_choices(plan: Plan, node: Node, made: Mapping[int, Made]) -> list[str]
 
 
 def world_of(
-    node: Node, facts: Facts, made: Mapping[int, Made]
+    node: Node, facts: Facts, made: Mapping[int, StepResult]
 ) -> tuple[fingerprint.World, list[str]]:
     """Return the content digests for the cache key, and the reasons why some are unknown."""
     world: fingerprint.World = []
@@ -365,7 +369,7 @@ def world_of(
     return world, missing
 
 
-def evaluate_when(spec: StepSpec, made: Mapping[int, Made], plan: Plan, n: int) -> bool:
+def evaluate_when(spec: StepSpec, made: Mapping[int, StepResult], plan: Plan, n: int) -> bool:
     """Evaluate a `when` that reads metrics.
 
     Raises CannotRun if the value is not a boolean or a metric is missing.
@@ -387,7 +391,9 @@ def evaluate_when(spec: StepSpec, made: Mapping[int, Made], plan: Plan, n: int) 
     return value
 
 
-def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> dict[str, object]:
+def scope_of(
+    spec: StepSpec, plan: Plan, n: int, made: Mapping[int, StepResult]
+) -> dict[str, object]:
     """Return the values for a step's templates that are known before an attempt.
 
     Metrics are filled in, and outputs of failed instances are left out.
@@ -405,7 +411,7 @@ def scope_of(spec: StepSpec, plan: Plan, n: int, made: Mapping[int, Made]) -> di
 
 
 def _known_outputs(
-    spec: StepSpec, plan: Plan, node: Node, made: Mapping[int, Made]
+    spec: StepSpec, plan: Plan, node: Node, made: Mapping[int, StepResult]
 ) -> dict[str, dict[str, object]]:
     """Return the outputs of other steps, as the templates of a node see them."""
     lost: set[str] = set()
@@ -449,7 +455,7 @@ def _nulls(names: Mapping[str, object]) -> dict[str, object]:
     return {n: _nulls(v) if isinstance(v, Mapping) else None for n, v in names.items()}
 
 
-def _skipped_names(plan: Plan, node: Node, made: Mapping[int, Made]) -> set[str]:
+def _skipped_names(plan: Plan, node: Node, made: Mapping[int, StepResult]) -> set[str]:
     """Return the output paths of skipped steps among the choices of conditional templates."""
     return {
         each.name
@@ -462,7 +468,7 @@ def _skipped_names(plan: Plan, node: Node, made: Mapping[int, Made]) -> set[str]
 
 
 def _metrics(
-    wanted: Sequence[MetricAsked], node: Node, plan: Plan, made: Mapping[int, Made], step: str
+    wanted: Sequence[MetricAsked], node: Node, plan: Plan, made: Mapping[int, StepResult], step: str
 ) -> dict[str, object]:
     found: dict[str, object] = {}
     head = node.prefix + step
@@ -483,7 +489,7 @@ def _metrics(
 
 
 def _same_metrics(
-    wanted: Sequence[MetricAsked], node: Node, plan: Plan, made: Mapping[int, Made]
+    wanted: Sequence[MetricAsked], node: Node, plan: Plan, made: Mapping[int, StepResult]
 ) -> dict[str, object]:
     """Return metrics of the other step's instances with the same axis values."""
     found: dict[str, object] = {}
@@ -500,7 +506,7 @@ def _same_metrics(
 
 
 def _select(
-    plan: Plan, n: int, facts: Facts, made: Mapping[int, Made], targets: Sequence[Target]
+    plan: Plan, n: int, facts: Facts, made: Mapping[int, StepResult], targets: Sequence[Target]
 ) -> Verdict:
     node = plan.nodes[n]
     chosen = plan.specs()[n].select
@@ -525,7 +531,7 @@ def _select(
     why = (
         f"{plan.nodes[winner].id} has the {'lowest' if best == 'min' else 'highest'} {metric}, {value:g}",
     )
-    return _judge_targets(Made(True, left.outputs, left.metrics), None, why, facts, targets)
+    return _judge_targets(StepResult(True, left.outputs, left.metrics), None, why, facts, targets)
 
 
 def _conflicts(targets: Sequence[Target], facts: Facts) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ def _steps_in(template: str) -> list[str]:
     return [path[1] for path in paths if path[0] == "steps" and len(path) > 1]
 
 
-class Misnamed(NamedTuple):
+class TargetProblem(NamedTuple):
     """Problem with the target of a `select`, and its fix."""
 
     code: str
@@ -112,7 +112,9 @@ def resolve_recipe(recipe: Recipe, uses: Uses) -> str:
     )
 
 
-def find_selected(recipe: Recipe, used: Mapping[str, Recipe], path: str) -> Step | Misnamed | None:
+def find_selected(
+    recipe: Recipe, used: Mapping[str, Recipe], path: str
+) -> Step | TargetProblem | None:
     """Return the step named by `select: path`, in this recipe or in a used one.
 
     If no such step can be compared, return a Misnamed problem.  If a used recipe is unknown, return
@@ -122,7 +124,7 @@ def find_selected(recipe: Recipe, used: Mapping[str, Recipe], path: str) -> Step
     for id in path.split("/"):
         if id not in recipe.steps:
             fix = did_you_mean(id, recipe.steps) or _choices(recipe, used, above)
-            return Misnamed(
+            return TargetProblem(
                 "unknown-step", f'{recipe.id}, which "{above}" uses, has no step "{id}"', fix
             )
         step, here = recipe.steps[id], f"{above}/{id}" if above else id
@@ -131,18 +133,18 @@ def find_selected(recipe: Recipe, used: Mapping[str, Recipe], path: str) -> Step
             return (
                 step
                 if many
-                else Misnamed(
+                else TargetProblem(
                     "not-a-matrix",
                     f'step "{path}" has no `matrix` to select from',
                     "use the step's outputs directly",
                 )
             )
         if not step.uses:
-            return Misnamed("unknown-step", f'"{here}" contains no steps', f"select: {here}")
+            return TargetProblem("unknown-step", f'"{here}" contains no steps', f"select: {here}")
         if (place := resolve_recipe(recipe, step.uses)) not in used:
             return None
         recipe, above = used[place], here
-    return Misnamed(
+    return TargetProblem(
         "not-a-step",
         f'"{path}" is a recipe, {recipe.id}: which of its steps?',
         _choices(recipe, used, path),

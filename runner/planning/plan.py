@@ -80,7 +80,7 @@ class Ahead(NamedTuple):
     code: list[str]
 
 
-class Pending(NamedTuple):
+class PendingMatrix(NamedTuple):
     """Matrix step whose values come from files that another step creates."""
 
     step: str
@@ -101,7 +101,7 @@ class Plan:
     homes: list[str]
     nodes: list[Node]
     publish: list[Publication]
-    pending: list[Pending]
+    pending: list[PendingMatrix]
     waiting: dict[
         str, list[str]
     ]  # steps without nodes until a pending matrix is expanded -> the steps that each needs
@@ -310,7 +310,7 @@ class Plan:
             return cell[0]
 
         published = [Publication._make(row) for row in publish]
-        axes = [Pending(*row) for row in pending]
+        axes = [PendingMatrix(*row) for row in pending]
         return Plan(
             recipe,
             digest,

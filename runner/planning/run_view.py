@@ -73,7 +73,7 @@ class Row(Protocol):
     def began(self) -> float | None: ...
 
 
-class Moved(Protocol):
+class StateChange(Protocol):
     """Protocol of a step's state-change event."""
 
     @property
@@ -190,7 +190,7 @@ class StepView(NamedTuple):
         return round(max(0.0, self.expected - self.seconds), 1)
 
 
-class Planned(NamedTuple):
+class PlannedSteps(NamedTuple):
     """Steps of a run according to its plan."""
 
     instances: Mapping[str, int] = {}
@@ -207,11 +207,11 @@ class Planned(NamedTuple):
     """Stored report of an up-to-date training step, or an empty string if it must run."""
 
 
-UNPLANNED: Final = Planned()
+UNPLANNED: Final = PlannedSteps()
 NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
 
 
-class Standing(NamedTuple):
+class ProgressInput(NamedTuple):
     """Input data for computing the progress of a run."""
 
     state: str
@@ -277,10 +277,10 @@ class RunView(NamedTuple):
 def fold(
     run: RunColumns,
     rows: Mapping[str, Row],
-    moves: Iterable[Moved] = (),
+    moves: Iterable[StateChange] = (),
     *,
     now: float,
-    planned: Planned = UNPLANNED,
+    planned: PlannedSteps = UNPLANNED,
     expected: Mapping[str, float] = NOTHING,
     leases: Collection[str] = (),
     live: bool = False,
@@ -325,7 +325,7 @@ def fold(
     )
 
 
-def apply_move(step: StepView, move: Moved) -> StepView:
+def apply_move(step: StepView, move: StateChange) -> StepView:
     """Return the view of a step after a state-change event."""
     data, after = move.data, move.after
     if after == State.RUNNING:
@@ -363,7 +363,7 @@ def apply_move(step: StepView, move: Moved) -> StepView:
     return step
 
 
-def _end_attempt(step: StepView, move: Moved) -> StepView:
+def _end_attempt(step: StepView, move: StateChange) -> StepView:
     """Return the view of a step after the end of its attempt."""
     if move.reason == BUSY:  # the attempt never began
         return step._replace(attempts=max(0, step.attempts - 1), began=None)
@@ -381,7 +381,7 @@ def _spend(step: StepView, seconds: float) -> StepView:
     )
 
 
-def _failure(id: str, move: Moved) -> Failure:
+def _failure(id: str, move: StateChange) -> Failure:
     data, kind = move.data, move.reason
     exit, signal, lines = data.get("exit"), data.get("signal"), data.get("tail")
     return Failure(
@@ -486,7 +486,7 @@ def _now(step: StepView, row: Row, now: float, *, live: bool) -> StepView:
     return step
 
 
-def _in_order(rows: Mapping[str, Row], planned: Planned) -> dict[str, Row]:
+def _in_order(rows: Mapping[str, Row], planned: PlannedSteps) -> dict[str, Row]:
     """Return the rows of steps in plan order."""
     places = {step: n for n, step in enumerate(planned.instances)}
     if not places:
@@ -499,7 +499,7 @@ def _in_order(rows: Mapping[str, Row], planned: Planned) -> dict[str, Row]:
 def _word(
     run: RunColumns,
     begun: str,
-    standing: Standing,
+    standing: ProgressInput,
     steps: Mapping[str, StepView],
     others: Mapping[tuple[str, str], int],
     leases: Collection[str],
@@ -517,12 +517,12 @@ def _word(
 def _standing_of(
     run: RunColumns,
     steps: Mapping[str, StepView],
-    planned: Planned,
+    planned: PlannedSteps,
     expected: Mapping[str, float],
     others: Mapping[tuple[str, str], int],
     trains: str,
     now: float,
-) -> Standing:
+) -> ProgressInput:
     states = {id: str(step.state) for id, step in steps.items()}
     if not others:
         # A single-instance step is counted by name before its first event.
@@ -546,7 +546,7 @@ def _standing_of(
         named = len(states) + sum(counted.values())
         room = planned.unnamed if planned.total is None else max(0, planned.total - named)
         counted[State.FRESH] = counted.get(State.FRESH, 0) + min(planned.unnamed, room)
-    return Standing(
+    return ProgressInput(
         run.state,
         states,
         planned.fresh,
@@ -559,7 +559,7 @@ def _standing_of(
     )
 
 
-def _counts(standing: Standing, steps: Mapping[str, StepView]) -> dict[str, int]:
+def _counts(standing: ProgressInput, steps: Mapping[str, StepView]) -> dict[str, int]:
     counts = dict(standing.others)
     for step in steps.values():
         counts[step.state] = counts.get(step.state, 0) + 1
@@ -588,13 +588,13 @@ def _failures_in_order(steps: Iterable[StepView]) -> list[Failure]:
     return [step.failure for step in in_order if step.failure is not None]
 
 
-def _training(step: StepView | None, planned: Planned) -> TrainingReport | None:
+def _training(step: StepView | None, planned: PlannedSteps) -> TrainingReport | None:
     if step is not None and (step.training is not None or step.state != State.FRESH):
         return step.training
     return stored_training(planned.reported)[0]
 
 
-def _trains(steps: Mapping[str, StepView], planned: Planned) -> str:
+def _trains(steps: Mapping[str, StepView], planned: PlannedSteps) -> str:
     """Return the id of the training step: from the plan, otherwise the best candidate.
 
     Candidates are the steps that report training metrics.
@@ -627,7 +627,7 @@ def _trains(steps: Mapping[str, StepView], planned: Planned) -> str:
 # -- progress --------------------------------------------------------------------------------------------------------------------------------------
 
 
-def progress_of(run: Standing) -> Progress:
+def progress_of(run: ProgressInput) -> Progress:
     """Return the progress of a run, from training reports and earlier durations of steps."""
     is_over = run.state in _OVER
     total = _count_steps(run) if run.total is not None or is_over else None
@@ -638,20 +638,20 @@ def progress_of(run: Standing) -> Progress:
     return Progress(ended, total, _percent(run, total), eta)
 
 
-def _count_steps(run: Standing) -> int:
+def _count_steps(run: ProgressInput) -> int:
     """Return the number of planned steps, or of known steps if that is larger."""
     stored = len(run.states) + sum(run.others.values())
     return max(run.total or 0, stored + _count_restored(run))
 
 
-def _count_ended(run: Standing) -> int:
+def _count_ended(run: ProgressInput) -> int:
     """Return the number of finished steps, including those that were up to date before the run."""
     named = sum(state in FINAL for state in run.states.values())
     others = sum(number for state, number in run.others.items() if state in FINAL)
     return _count_restored(run) + named + others
 
 
-def _count_restored(run: Standing) -> int:
+def _count_restored(run: ProgressInput) -> int:
     """Return the number of up-to-date steps without a database row."""
     restored = len(set(run.fresh) - run.states.keys())
     if run.others and run.total is not None:  # the ids of these steps are unknown
@@ -660,7 +660,7 @@ def _count_restored(run: Standing) -> int:
     return restored
 
 
-def _percent(run: Standing, total: int | None) -> float | None:
+def _percent(run: ProgressInput, total: int | None) -> float | None:
     """Return the completed percentage of a run, or None if unknown.
 
     Up-to-date and skipped steps do not count.
@@ -690,7 +690,7 @@ def _percent(run: Standing, total: int | None) -> float | None:
     return min(ALMOST, round(100 * done / whole, 1))
 
 
-def _usual(run: Standing, weights: Mapping[str, float]) -> float:
+def _usual(run: ProgressInput, weights: Mapping[str, float]) -> float:
     """Return the progress weight of a step of unknown duration.
 
     It is the mean of the others, or a fraction of the training's.
@@ -702,7 +702,7 @@ def _usual(run: Standing, weights: Mapping[str, float]) -> float:
     return sum(trained) / len(trained) / TENFOLD if trained else 1.0
 
 
-def _part(run: Standing, id: str, state: str) -> float:
+def _part(run: ProgressInput, id: str, state: str) -> float:
     """Return the completed fraction of a step, from 0 to 1."""
     if state in WELL:
         return 1.0
@@ -716,7 +716,7 @@ def _part(run: Standing, id: str, state: str) -> float:
     return elapsed / whole if whole else 0.0
 
 
-def _weight(run: Standing, id: str) -> float:
+def _weight(run: ProgressInput, id: str) -> float:
     """Return the total duration of a step in seconds, or 0 if unknown."""
     training = run.trainings.get(id)
     if training is not None and training.eta is not None:
@@ -724,7 +724,7 @@ def _weight(run: Standing, id: str) -> float:
     return run.expected.get(id, 0.0)
 
 
-def _seconds_left(run: Standing) -> dict[str, float | None]:
+def _seconds_left(run: ProgressInput) -> dict[str, float | None]:
     """Return the remaining seconds of each unfinished step, or None if unknown."""
     left: dict[str, float | None] = {}
     for id, state in run.states.items():
@@ -742,7 +742,7 @@ def _seconds_left(run: Standing) -> dict[str, float | None]:
 
 
 def _eta(
-    run: Standing, left: Mapping[str, float | None], total: int | None, ended: int
+    run: ProgressInput, left: Mapping[str, float | None], total: int | None, ended: int
 ) -> float | None:
     """Return the estimated seconds until the run ends, at its current number of parallel steps."""
     known = [seconds for seconds in left.values() if seconds is not None]

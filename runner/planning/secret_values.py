@@ -29,7 +29,7 @@ def all_given(plan: Plan, environ: Mapping[str, str]) -> list[Secret]:
     return [Secret(source, environ[source]) for source in sorted(sources) if environ.get(source)]
 
 
-class Passed(NamedTuple):
+class PassedVariables(NamedTuple):
     """Environment variables passed to a step from its caller and its `env_file`.
 
     The step's own `env` and the login environment of its machine are not included.
@@ -41,7 +41,7 @@ class Passed(NamedTuple):
 
 def variables_passed(
     spec: StepSpec, files: Mapping[str, str], environ: Mapping[str, str]
-) -> Passed:
+) -> PassedVariables:
     """Return the variables for a step from its `env_file` and from `pass_env`.
 
     `files` holds the variables of its `env_file`.  A variable of the caller in `pass_env` overrides
@@ -50,7 +50,7 @@ def variables_passed(
     found = {**files, **{name: environ[name] for name in spec.pass_env if name in environ}}
     hidden = {name for name, value in found.items() if is_tokenlike(name, value)}
     plain = {name: value for name, value in found.items() if name not in hidden}
-    return Passed(
+    return PassedVariables(
         plain, [Secret(name, found[name]) for name in sorted(hidden) if name not in spec.env]
     )
 

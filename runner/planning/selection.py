@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .drafts import NodeDraft, Results, Scope, Sketch, output_flags, output_of, resource_spec
-from .mentions import Misnamed, find_selected, steps_of
+from .mentions import TargetProblem, find_selected, steps_of
 from .plan import SELECT, SKIP
 from .step import SelectSpec, StepSpec
 
@@ -26,7 +26,7 @@ def add_select(sketch: Sketch, used: Mapping[str, Recipe], scope: Scope, step: S
         return
     scope.results[step.id] = {}
     compared = find_selected(scope.recipe, used, step.select.step)
-    if isinstance(compared, Misnamed):
+    if isinstance(compared, TargetProblem):
         sketch.problem(
             scope.recipe,
             compared.code,
@@ -34,7 +34,7 @@ def add_select(sketch: Sketch, used: Mapping[str, Recipe], scope: Scope, step: S
             (*step.origin, "select"),
             fix=compared.fix,
         )
-    if compared is None or isinstance(compared, Misnamed):
+    if compared is None or isinstance(compared, TargetProblem):
         return
     source = scope.instances(step.select.step)
     draft = NodeDraft(

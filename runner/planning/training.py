@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 
-class Reporting(NamedTuple):
+class ReportingStep(NamedTuple):
     """Step that reports metrics, with the evidence that it trains a model."""
 
     id: str
@@ -23,7 +23,7 @@ class Reporting(NamedTuple):
         return self.keeps_checkpoints or self.total is not None
 
 
-def find_training(steps: Iterable[Reporting]) -> str:
+def find_training(steps: Iterable[ReportingStep]) -> str:
     """Return the id of the training step, or an empty string if no step reports metrics.
 
     Checkpoints are the strongest evidence, then a number of training steps, then the longest

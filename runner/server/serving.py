@@ -47,7 +47,7 @@ _NEAR: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
 
 
-class Listening(NamedTuple):
+class ServerAddress(NamedTuple):
     """Address and TLS settings of the server."""
 
     host: str
@@ -116,7 +116,7 @@ class Server(uvicorn.Server):
 
 def serve(
     root: Path,
-    where: Listening,
+    where: ServerAddress,
     ready: Callable[[str, str], None],
     *,
     with_worker: bool,
@@ -197,7 +197,7 @@ def serve(
                     _address_file(ws).unlink(missing_ok=True)
 
 
-def _open_listener(where: Listening) -> socket.socket:
+def _open_listener(where: ServerAddress) -> socket.socket:
     family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
     try:
         listener = socket.create_server((where.host, where.port), family=family, backlog=1024)
@@ -211,7 +211,7 @@ def _open_listener(where: Listening) -> socket.socket:
         ) from error
 
 
-def _address(where: Listening, host: str, port: int) -> str:
+def _address(where: ServerAddress, host: str, port: int) -> str:
     return f"{'https' if where.certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
 
 

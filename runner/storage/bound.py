@@ -19,7 +19,7 @@ LEFT: Final = 256 << 20
 _GB: Final = 10**9
 
 
-class Bound(NamedTuple):
+class DownloadLimit(NamedTuple):
     """Maximum number of bytes to download from a URL, and the reason for the limit."""
 
     address: str
@@ -28,7 +28,7 @@ class Bound(NamedTuple):
     fix: str
 
     @classmethod
-    def of(cls, ws: Workspace, address: str, *, here: bool = True) -> Bound:
+    def of(cls, ws: Workspace, address: str, *, here: bool = True) -> DownloadLimit:
         """Return the current size limit for a download.
 
         With `here`, the disk of this machine also limits it.

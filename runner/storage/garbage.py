@@ -25,7 +25,7 @@ from .content.disk import delete_whole
 from .content.files import Content
 from .content.listings import forget_listings
 from .content.objects import Objects
-from .records.index import Published, Trace
+from .records.index import PublishedFile, Trace
 from .records.runs import FINAL, RunRow
 from .records.store import Store
 
@@ -87,7 +87,7 @@ def find_garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs:
 
 
 def _find_unreachable(
-    objects: Objects, kept: Iterable[Trace], published: Iterable[Published], before: float
+    objects: Objects, kept: Iterable[Trace], published: Iterable[PublishedFile], before: float
 ) -> list[Content]:
     """Return old objects that no kept trace or published file needs.
 

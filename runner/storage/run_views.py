@@ -9,7 +9,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
-from ..planning.run_view import NOTHING, WEIGHED, Planned, RunView, fold
+from ..planning.run_view import NOTHING, WEIGHED, PlannedSteps, RunView, fold
 from .records.ledger import Ledger, of_user
 from .records.runs import Event, RunRow, StepRow
 from .records.store import Store
@@ -83,7 +83,7 @@ class RunViews:
         )
 
     def _expected_seconds(
-        self, row: RunRow, steps: Mapping[str, StepRow], planned: Planned
+        self, row: RunRow, steps: Mapping[str, StepRow], planned: PlannedSteps
     ) -> Mapping[str, float]:
         """Return the expected durations of a run's steps in seconds, by step.
 
@@ -100,7 +100,7 @@ class RunViews:
             return {lease.state for lease in ledger.of_run(run)}
 
 
-def planned_of(row: RunRow, graph: RunGraph | None) -> Planned:
+def planned_of(row: RunRow, graph: RunGraph | None) -> PlannedSteps:
     """Return the planned steps of a run from its graph.
 
     Returns only their counts if the graph is on another machine.
@@ -108,7 +108,7 @@ def planned_of(row: RunRow, graph: RunGraph | None) -> Planned:
     total, fresh = row.data.get("total"), row.data.get("fresh")
     if graph is not None:
         total = sum(graph.instances.values())
-        return Planned(graph.instances, graph.fresh, total, 0, graph.trains, graph.reported)
+        return PlannedSteps(graph.instances, graph.fresh, total, 0, graph.trains, graph.reported)
     if isinstance(total, int):
-        return Planned(total=total, unnamed=fresh if isinstance(fresh, int) else 0)
-    return Planned()
+        return PlannedSteps(total=total, unnamed=fresh if isinstance(fresh, int) else 0)
+    return PlannedSteps()

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from ..digest import of_value
 from ..errors import CannotRun
 from ..secrets import Secret
-from .bound import Bound
+from .bound import DownloadLimit
 from .sources import among, ask, below, changed_error, open_client
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Item(NamedTuple):
     etag: str
 
 
-class Signed:
+class SignedObjects:
     """Objects of a bucket input and their signing function.
 
     All methods may contact a server.
@@ -106,7 +106,7 @@ def opens(addresses: Sequence[str]) -> list[Secret]:
 
 def sign_objects(
     ws: Workspace, address: str, identity: str, only: Sequence[str], *, secret: bool
-) -> Signed | None:
+) -> SignedObjects | None:
     """Return presigned URLs for a resolved bucket input; None if they cannot be signed.
 
     Also returns None if they need a signature and `secret` is false.
@@ -135,8 +135,8 @@ def sign_objects(
     ]
     if any(each.size is None for each in there) or not _sound(items, folder=folder):
         return None
-    Bound.of(ws, address, here=False).check(sum(item.size for item in items))
-    return Signed(
+    DownloadLimit.of(ws, address, here=False).check(sum(item.size for item in items))
+    return SignedObjects(
         ws,
         address,
         identity,

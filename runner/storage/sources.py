@@ -25,7 +25,7 @@ from ..digest import of_value
 from ..errors import CannotRun
 from ..paths import heads, temporary_name
 from ..reading import parse_json, whole
-from .bound import Bound
+from .bound import DownloadLimit
 from .buckets.hub import offline
 from .content.digest_cache import DigestCache
 from .content.disk import delete
@@ -44,7 +44,7 @@ _EMPTY = 416
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-class Closed(CannotRun):
+class ForbiddenAddress(CannotRun):
     """An address that a run may not read.
 
     Its signature has expired, or the server's `allow` list excludes it.
@@ -71,7 +71,7 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
         return known[address]
     try:
         identity = ask(ws, kind, address)
-    except Closed:
+    except ForbiddenAddress:
         raise
     except CannotRun:
         return None  # planning continues without the identity; the run reports the error
@@ -107,7 +107,7 @@ def ask(ws: Workspace, kind: str, address: str) -> str:
         return f"hf:{_hub(address)[1]}"
     try:
         return _ask_hub(address) if kind == "hf" else _ask_store(ws, address)
-    except Closed:
+    except ForbiddenAddress:
         raise
     except Exception as error:  # each client has its own connection errors
         raise _trouble(ws, f"cannot read {address}", error, address) from None
@@ -179,7 +179,7 @@ def _trouble(ws: Workspace, what: str, error: Exception, address: str) -> Cannot
 
     status = getattr(error, "status", 0)
     if address in ws.addresses and status in _CLOSED:
-        return Closed(
+        return ForbiddenAddress(
             f"expired input: the server answered {address} with {status}",
             fix="submit the run again with a newly signed URL",
         )
@@ -270,7 +270,7 @@ def open_client(ws: Workspace, address: str) -> tuple[Any, str]:
     reach = ws.reach or Reach(ws.config.lists.get("data.allow", ()))
     if ws.reach is not None and not reach.allows(address):
         words = f"the host or bucket of {address} is not in `allow` under [data] of the server"
-        raise Closed(
+        raise ForbiddenAddress(
             words, fix="add it to `allow` in the server's recipe.toml, then submit the run again"
         )
     if address.startswith("https:") and reach.allows(address):
@@ -390,7 +390,7 @@ def _download_hub(
     # any client error: offline, the snapshot comes from the Hub's cache or fails below
     except Exception:
         size = 0
-    Bound.of(ws, address).check(size)
+    DownloadLimit.of(ws, address).check(size)
     snapshot = snapshot_download(name, revision=revision, repo_type=kind, allow_patterns=patterns)
     partial = target.with_name(temporary_name(target.name, "part"))
     try:
@@ -475,7 +475,7 @@ def _download(
     target.parent.mkdir(parents=True, exist_ok=True)
     store, path = open_client(ws, address)
     folder, wants = among(ws, address, identity, only)
-    bound = Bound.of(ws, address)
+    bound = DownloadLimit.of(ws, address)
     bound.check(sum(each.size or 0 for each in wants))
     counted = bound.counter()
     try:

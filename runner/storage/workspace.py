@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..settings import Config, Stack
     from .reach import Reach
     from .records.database import Data
-    from .records.index import Published
+    from .records.index import PublishedFile
     from .records.letters import Letters
     from .remote.cache import RemoteCache
     from .run_views import RunViews
@@ -320,7 +320,7 @@ class Workspace:
 
     def published_contents(self) -> dict[str, str]:
         """Return the last published content of each path."""
-        rows: dict[str, Published] = self.store.index.list_published()
+        rows: dict[str, PublishedFile] = self.store.index.list_published()
         return {path: row[1] for path, row in rows.items()}
 
     def publish(

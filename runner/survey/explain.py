@@ -13,7 +13,7 @@ from ..planning.causes import REMEDIES
 from ..planning.halving import STOPPED
 from ..planning.judge import scope_of, world_of
 from ..planning.plan import SELECT
-from ..storage.records.index import Published
+from ..storage.records.index import PublishedFile
 from ..storage.records.runs import AttemptRow
 from ..storage.workspace import Workspace
 from .survey import Survey
@@ -84,7 +84,7 @@ def describe_replaced(ws: Workspace, paths: Iterable[str]) -> list[str]:
     return [f"{path}, {_whose(published, path)}" for path in paths]
 
 
-def _whose(published: Mapping[str, Published], path: str) -> str:
+def _whose(published: Mapping[str, PublishedFile], path: str) -> str:
     if row := published.get(path):
         return f"which was edited after {row.recipe} created it"
     above = [published[each] for each in heads(path) if each in published]

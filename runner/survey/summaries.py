@@ -16,7 +16,7 @@ from ..language.recipe import Recipe
 from ..language.values import is_number
 from ..planning.ids import bare
 from ..storage import metrics, run_graph
-from ..storage.records.runs import FINAL, RunRow, StepRow, Tried
+from ..storage.records.runs import FINAL, AttemptId, RunRow, StepRow
 from ..storage.workspace import Workspace
 from .comparison import Cell, is_comparable, is_outcome, lower_is_better, matrix_values
 from .results import Point, read_attempt_points
@@ -245,7 +245,7 @@ def _worst(states: Collection[str]) -> str:
     return next((state for state in order if state in states), "FRESH")
 
 
-def _load_summaries(ws: Workspace, tries: Sequence[Tried]) -> dict[str, Summaries]:
+def _load_summaries(ws: Workspace, tries: Sequence[AttemptId]) -> dict[str, Summaries]:
     """Return metric summaries by attempt ID.
 
     Uses stored summaries first. Others are computed for up to `PATIENCE` seconds, and stored.
@@ -267,7 +267,7 @@ def _load_summaries(ws: Workspace, tries: Sequence[Tried]) -> dict[str, Summarie
     return known
 
 
-def _read_points(ws: Workspace, tried: Tried) -> Sequence[Point]:
+def _read_points(ws: Workspace, tried: AttemptId) -> Sequence[Point]:
     """Read the metric points of an attempt, or return none if regex matching is too slow."""
     for attempt in ws.store.runs.attempts(tried.run, tried.step):
         if attempt.n == tried.n:

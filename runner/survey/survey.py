@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ..errors import CannotRun
 from ..paths import is_path
 from ..planning.ids import names
-from ..planning.judge import RUN, Facts, Made, Verdict, judge
+from ..planning.judge import RUN, Facts, StepResult, Verdict, judge
 from ..planning.plan import Plan, Target
 from ..storage.content.files import Content
 from ..storage.workspace import Workspace
@@ -42,7 +42,7 @@ class Survey:
     plan: Plan
     facts: Facts
     verdicts: list[Verdict]
-    made: dict[int, Made]
+    made: dict[int, StepResult]
     # By node, the paths of its published outputs: below the workspace or absolute.
     targets: dict[int, list[Target]]
     globs: dict[str, tuple[str, ...]]
@@ -147,9 +147,9 @@ def judge_all(
     *,
     forced: frozenset[str],
     all: bool,
-) -> tuple[list[Verdict], dict[int, Made]]:
+) -> tuple[list[Verdict], dict[int, StepResult]]:
     """Judge every plan node before the run. Returns the verdicts and the known results."""
-    made: dict[int, Made] = {}
+    made: dict[int, StepResult] = {}
     verdicts = []
     for n, node in enumerate(plan.nodes):
         force = _is_forced(forced, all, node.id)
@@ -175,7 +175,7 @@ def _rename_traces(ws: Workspace, plan: Plan, verdicts: Sequence[Verdict]) -> No
 
 
 def find_expansions(
-    ws: Workspace, plan: Plan, made: Mapping[int, Made]
+    ws: Workspace, plan: Plan, made: Mapping[int, StepResult]
 ) -> dict[str, tuple[str, ...]]:
     """Return the known matches of globs below step outputs, by the compiler's name."""
     found = {}

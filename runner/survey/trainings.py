@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, TypeGuard
 
 from ..planning.run_view import training_from
-from ..planning.training import Reporting, find_training
+from ..planning.training import ReportingStep, find_training
 from ..storage.workspace import Workspace
 from .survey import Survey
 
@@ -32,14 +32,14 @@ def _is_positive(value: object) -> TypeGuard[int | float]:
     return isinstance(value, (int, float)) and value > 0
 
 
-def reporting_steps(ws: Workspace, found: Survey) -> list[Reporting]:
+def reporting_steps(ws: Workspace, found: Survey) -> list[ReportingStep]:
     """Return the plan's steps that report metrics, in order."""
     plan = found.plan
     specs = plan.specs()
     nodes = {n: node.id for n, node in enumerate(plan.nodes) if specs[n].metrics is not None}
     expected = ws.store.index.expected_seconds(plan.recipe, nodes.values()) if nodes else {}
     return [
-        Reporting(
+        ReportingStep(
             id,
             any(each.checkpoint for each in specs[n].state),
             training_length(found, id),

@@ -23,7 +23,7 @@ from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL
 from ..storage.content import disk
 from ..storage.content.files import Content
 from ..storage.garbage import Garbage
-from ..storage.records.index import CachedOutput, Published, Trace
+from ..storage.records.index import CachedOutput, PublishedFile, Trace
 from ..storage.records.runs import FINAL, RunRow
 from ..storage.workspace import Workspace
 from .survey import Survey, out_dir
@@ -47,7 +47,7 @@ def adopt_outputs(ws: Workspace, found: Survey, n: int) -> Trace | None:
     head = "" if base == ws.root else f"{base}/"
     targets = dict(found.targets.get(n, ()))
     made: list[CachedOutput] = []
-    published: list[Published] = []
+    published: list[PublishedFile] = []
     problems: list[str] = []
     for name, path, flags in node.outputs:
         at = targets.get(name, f"{head}{node.prefix}{path}")
@@ -59,7 +59,7 @@ def adopt_outputs(ws: Workspace, found: Survey, n: int) -> Trace | None:
             ws.objects.put(Path(os.path.realpath(ws.root / at)), content, move=False)
             made.append(CachedOutput(name, path, content))
             if name in targets:
-                published.append(Published(at, content, "", "", node.id, found.plan.recipe))
+                published.append(PublishedFile(at, content, "", "", node.id, found.plan.recipe))
     if problems:
         raise CannotRun(
             f"cannot adopt files for {node.id}: {'; '.join(problems)}",
@@ -122,16 +122,16 @@ def _unfit_output(target: Path, content: Content | None, flags: int) -> str:
 class PublishedPath(NamedTuple):
     """State of a published path: `ours` (unchanged), `edited`, or `gone`."""
 
-    row: Published
+    row: PublishedFile
     now: str
 
 
-def examine_published(ws: Workspace, rows: Iterable[Published]) -> list[PublishedPath]:
+def examine_published(ws: Workspace, rows: Iterable[PublishedFile]) -> list[PublishedPath]:
     """Return the state of each published path."""
     return [PublishedPath(row, _state_of(ws, row)) for row in rows]
 
 
-def _state_of(ws: Workspace, row: Published) -> str:
+def _state_of(ws: Workspace, row: PublishedFile) -> str:
     path = ws.root / row.path
     if not os.path.lexists(path):
         return "gone"
@@ -143,7 +143,7 @@ def _state_of(ws: Workspace, row: Published) -> str:
         return "edited"
 
 
-def find_stale(ws: Workspace, found: Survey) -> list[Published]:
+def find_stale(ws: Workspace, found: Survey) -> list[PublishedFile]:
     """Return stale outputs: published by earlier runs, but no longer created by the plan.
 
     No step has such a path, or its step is skipped, or its step did not create the output this
@@ -197,7 +197,7 @@ def demand_quiet(ws: Workspace, recipe: str) -> None:
             raise Busy(f"run {row.id} of {recipe} is running", fix="wait for the run, or stop it")
 
 
-def unpublish(ws: Workspace, rows: Iterable[Published]) -> None:
+def unpublish(ws: Workspace, rows: Iterable[PublishedFile]) -> None:
     """Delete published paths, and parent directories left empty."""
     paths = []
     for row in rows:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from runner.errors import Invalid, NotFound
 from runner.storage.content.files import Content
-from runner.storage.records.index import CachedOutput, Changes, Published, Trace
+from runner.storage.records.index import CachedOutput, Changes, PublishedFile, Trace
 from runner.storage.records.outbox import Letter
 from runner.storage.records.processes import machine, this_process
 from runner.storage.records.runs import (
@@ -100,7 +100,7 @@ def test_a_group_is_stored_whole(store: Store, fresh: Fresh, claimed: int) -> No
         {"code": 0},
         {"deps": ["x"]},
     )
-    published = Published("o/a", CONTENT, "id", "r1", "a", "tool@1")
+    published = PublishedFile("o/a", CONTENT, "id", "r1", "a", "tool@1")
     moves = [Move("step", "a", "QUEUED", "RUNNING", data={"host": "local"}), DONE]
     files = [("o/a", 1, 2, 3, 4, 5, CONTENT)]
     last = store.runs.group("r1", claimed, moves, steps=[StepRow("r1", "a", "DONE", "k")], attempts=[attempt], changes=Changes(traces=[trace("k")], files=files, published=[published]))  # fmt: skip
@@ -474,11 +474,13 @@ def test_an_adopted_result_replaces_the_trace_of_its_key(store: Store, claimed: 
         "r1",
         claimed,
         changes=Changes(
-            traces=[trace("k")], published=[Published("o/a", CONTENT, "", "r1", "a", "tool@1")]
+            traces=[trace("k")], published=[PublishedFile("o/a", CONTENT, "", "r1", "a", "tool@1")]
         ),
     )
     mine = Content("f:" + "1" * 64)
-    store.index.adopt(trace("k", content=mine), [Published("o/a", mine, "", "r1", "a", "tool@1")])
+    store.index.adopt(
+        trace("k", content=mine), [PublishedFile("o/a", mine, "", "r1", "a", "tool@1")]
+    )
     assert (
         store.index.traces(["k"])["k"].outputs[0].content
         == mine

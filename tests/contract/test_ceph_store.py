@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.agent.pulling import Pulling
+from runner.agent.pulling import PullState
 from runner.settings import StoreSettings
 from runner.storage.buckets import opening as buckets
 from runner.storage.buckets.bucket import StoreError
@@ -133,7 +133,7 @@ def test_a_signed_address_opens_its_object_for_everybody_and_no_other(
         assert source is not None and source.confirm()
         addresses = source.addresses(source.items)
     rows = [(*item, opened) for item, opened in zip(source.items, addresses, strict=True)]
-    pulling = Pulling(str(tmp_path / "it"), rows, 1)
+    pulling = PullState(str(tmp_path / "it"), rows, 1)
     pulling.work()
     assert (
         not pulling.problem
@@ -145,7 +145,7 @@ def test_a_signed_address_opens_its_object_for_everybody_and_no_other(
         opened.replace("a.bin", "deep/b%20%C3%BC.bin"),
         opened[:-1] + ("0" if opened[-1] != "0" else "1"),
     ):
-        pulling = Pulling(str(tmp_path / "other"), [(path, size, etag, wrong)], 1)
+        pulling = PullState(str(tmp_path / "other"), [(path, size, etag, wrong)], 1)
         pulling.work()
         assert pulling.problem == "the bucket returned HTTP status 403"
 

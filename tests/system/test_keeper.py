@@ -207,12 +207,12 @@ def test_whole_checkpoints_come_home_once_and_old_ones_go_on_both_sides(scene: S
     for step in range(1, 6):
         scene.there.save(step)
     first = scene.sync()
-    assert sorted(first.brought) == ["step-4", "step-5"] and first.size > 0
+    assert sorted(first.copied) == ["step-4", "step-5"] and first.size > 0
     assert steps(scene.here) == [4, 5] == steps(scene.there.folder)
     asked = scene.away.questions
-    assert scene.sync().brought == [] and scene.away.questions == asked + 1
+    assert scene.sync().copied == [] and scene.away.questions == asked + 1
     scene.there.save(6)
-    assert scene.sync().brought == ["step-6"]
+    assert scene.sync().copied == ["step-6"]
     assert steps(scene.here) == [5, 6] == steps(scene.there.folder)
     assert sorted(
         path.name for path in scene.here.parent.iterdir() if not path.name.startswith(".")
@@ -223,9 +223,9 @@ def test_the_newest_counts_only_when_it_holds_still(scene: Scene) -> None:
     scene.there.save(1)
     path = scene.there.begin(2)
     scene.while_paused = lambda: (path / "optimizer.json").write_text("{}") and None
-    assert scene.sync().brought == ["step-1"]
+    assert scene.sync().copied == ["step-1"]
     scene.while_paused = lambda: None
-    assert scene.sync().brought == ["step-2"]
+    assert scene.sync().copied == ["step-2"]
     assert scene.paused == [2.0]  # the second time it had held still since the last look
 
 
@@ -236,7 +236,7 @@ def test_what_a_gone_node_may_have_had_a_part_of_counts_only_where_its_files_tel
         scene = Scene(tmp_path / f"{known}", known=known)
         scene.there.save(1)
         scene.away.partial = True
-        assert scene.finish().passed == (
+        assert scene.finish().rejected == (
             [] if known else [("step-1", "a lost node may have held a part of the checkpoint")]
         )
         assert steps(scene.here) == [1] * known
@@ -247,7 +247,7 @@ def test_a_whole_one_here_stays_when_a_node_with_a_part_of_it_is_gone(scene: Sce
     scene.sync()
     (path / "optimizer.json").unlink()
     scene.away.partial = True
-    assert scene.finish().brought == [] and scene.there.whole(scene.here) == {1}
+    assert scene.finish().copied == [] and scene.there.whole(scene.here) == {1}
 
 
 def test_one_that_changes_while_it_is_copied_is_not_taken_and_comes_at_the_next_round(
@@ -255,9 +255,9 @@ def test_one_that_changes_while_it_is_copied_is_not_taken_and_comes_at_the_next_
 ) -> None:
     path = scene.there.begin(1)
     scene.away.during = lambda _path, _target: (path / "optimizer.json").write_text("{}") and None
-    assert scene.sync().brought == [] and steps(scene.here) == []
+    assert scene.sync().copied == [] and steps(scene.here) == []
     scene.away.during = lambda _path, _target: None
-    assert scene.sync().brought == ["step-1"]
+    assert scene.sync().copied == ["step-1"]
 
 
 def test_one_that_its_trainer_deletes_while_it_is_copied_is_no_error(scene: Scene) -> None:
@@ -267,7 +267,7 @@ def test_one_that_its_trainer_deletes_while_it_is_copied_is_no_error(scene: Scen
         shutil.rmtree(path) if path.endswith("step-1") else None
     )
     done = scene.sync()
-    assert (done.brought, done.problem) == (["step-2"], "")
+    assert (done.copied, done.problem) == (["step-2"], "")
     assert steps(scene.here) == [2]
 
 
@@ -276,18 +276,18 @@ def test_a_broken_one_is_said_once_and_the_one_before_it_comes_home(scene: Scene
         scene.there.save(step)
     os.truncate(scene.there.folder / "step-3" / "model.safetensors", 90)
     done = scene.sync()
-    assert [name for name, _ in done.passed] == ["step-3"] and "model.safetensors" in done.passed[
-        0
-    ][1]
+    assert [name for name, _ in done.rejected] == [
+        "step-3"
+    ] and "model.safetensors" in done.rejected[0][1]
     assert steps(scene.here) == [1, 2]
-    assert scene.sync().passed == []
+    assert scene.sync().rejected == []
     assert steps(scene.there.folder) == [
         1,
         2,
         3,
     ]  # nothing that is broken is deleted, and nothing that is needed
     scene.there.save(3)
-    assert scene.sync().brought == ["step-3"]
+    assert scene.sync().copied == ["step-3"]
 
 
 def test_one_that_was_spoilt_here_comes_home_again(scene: Scene) -> None:
@@ -296,7 +296,7 @@ def test_one_that_was_spoilt_here_comes_home_again(scene: Scene) -> None:
     copy = scene.here / "step-1" / "model.safetensors"
     copy.write_bytes(b"\0" * copy.stat().st_size)
     os.utime(copy, ns=(model.stat().st_mtime_ns, model.stat().st_mtime_ns))
-    assert scene.sync().brought == ["step-1"]
+    assert scene.sync().copied == ["step-1"]
     assert copy.read_bytes() == model.read_bytes()
 
 
@@ -356,9 +356,9 @@ def test_the_last_round_takes_what_is_no_checkpoint_too_and_waits_for_nothing(sc
     (scene.there.folder / "log.txt").write_text("hello")
     (scene.there.folder / ".step-2.unfinished").mkdir()
     (scene.there.folder / ".step-2.unfinished" / "x").write_text("x")
-    assert scene.sync().brought == ["step-1"]
+    assert scene.sync().copied == ["step-1"]
     scene.there.save(2)
-    assert sorted(scene.finish().brought) == ["log.txt", "step-2"]
+    assert sorted(scene.finish().copied) == ["log.txt", "step-2"]
     assert sorted(path.name for path in scene.here.iterdir()) == ["log.txt", "step-1", "step-2"]
     assert scene.paused == [2.0]
 
@@ -383,7 +383,7 @@ def test_the_last_round_tries_again_while_the_host_cannot_be_reached_and_then_sa
 ) -> None:
     scene.there.save(1)
     scene.away.fails = [Unreachable("no route")] * 2
-    assert scene.finish().brought == ["step-1"]
+    assert scene.finish().copied == ["step-1"]
     scene.there.save(2)
     scene.away.fails = [Unreachable("no route")] * 4
     assert "copy is incomplete: no route" in scene.finish().problem
@@ -405,7 +405,7 @@ def test_the_next_host_gets_the_newest_whole_one_and_all_that_is_no_checkpoint(
         steps(scene.there.folder) == [2] and (scene.there.folder / "log.txt").read_text() == "hello"
     )
     scene.there.save(3)
-    assert scene.sync().brought == ["step-3"]
+    assert scene.sync().copied == ["step-3"]
     assert 3 in scene.there.whole(scene.here)
 
 
@@ -415,7 +415,7 @@ def test_what_a_host_still_has_comes_home_before_a_training_goes_on_there(scene:
     scene.there.save(2)
     scene.worker()
     assert scene.restore().name == "step-2"
-    assert steps(scene.here) == [1, 2] and scene.told[-1].brought == ["step-2"]
+    assert steps(scene.here) == [1, 2] and scene.told[-1].copied == ["step-2"]
 
 
 def test_an_older_one_that_a_host_has_does_not_take_the_place_of_ours(scene: Scene) -> None:
@@ -439,7 +439,7 @@ def test_a_link_beside_the_checkpoints_does_not_travel(scene: Scene) -> None:
     scene.there.save(1)
     (scene.there.folder / "latest").symlink_to("step-1")
     (scene.there.folder / "step-9").symlink_to("step-1")
-    assert scene.finish().brought == ["step-1"] and scene.finish().brought == []
+    assert scene.finish().copied == ["step-1"] and scene.finish().copied == []
     (scene.here / "step-9").symlink_to("step-1")
     scene.host("b")
     scene.restore()
@@ -449,12 +449,12 @@ def test_a_link_beside_the_checkpoints_does_not_travel(scene: Scene) -> None:
 def test_a_state_without_checkpoints_comes_home_as_a_whole(tmp_path: Path) -> None:
     scene = Scene(tmp_path, pattern=None, keep=None)
     (scene.there.folder / "study.json").write_text("[1]")
-    assert scene.sync().brought == ["ckpt"]
+    assert scene.sync().copied == ["ckpt"]
     (scene.there.folder / "study.json").write_text("[1, 2")
     assert (
-        scene.sync().brought == [] and (scene.here / "study.json").read_text() == "[1]"
+        scene.sync().copied == [] and (scene.here / "study.json").read_text() == "[1]"
     )  # half written: the one before stays
-    assert scene.finish().brought == ["ckpt"] and (scene.here / "study.json").read_text() == "[1, 2"
+    assert scene.finish().copied == ["ckpt"] and (scene.here / "study.json").read_text() == "[1, 2"
     scene.host("b")
     scene.restore()
     assert (scene.there.folder / "study.json").read_text() == "[1, 2"
@@ -501,7 +501,7 @@ def test_checkpoints_without_numbers_are_distinguished_by_their_times(tmp_path: 
     for name, at in (("zebra.json", 1), ("last.json", 2), ("best.json", 3)):
         (scene.there.folder / name).write_text("{}")
         os.utime(scene.there.folder / name, (at, at))
-    assert scene.sync().brought == ["best.json"]
+    assert scene.sync().copied == ["best.json"]
     assert sorted(path.name for path in scene.here.iterdir()) == ["best.json"]
     scene.host("b")
     assert scene.restore().name == "best.json"

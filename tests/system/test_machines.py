@@ -33,7 +33,7 @@ from runner.interface.handle.local_transport import LocalTransport
 from runner.interface.logs import LogFollower
 from runner.paths import shipped
 from runner.storage.records.runs import ClaimCriteria, RunRow
-from runner.storage.remote.states import Lying
+from runner.storage.remote.states import LocalSource
 from runner.storage.workspace import Workspace
 from runner.survey import bundles, comparison
 from runner.survey.request import Request
@@ -304,7 +304,7 @@ def test_the_same_files_make_the_same_bundle_and_a_library_recipe_brings_its_cod
             cache is not None and there.share(None) is not None and there.remote_cache is not None
         )
         for content in packed.contents:
-            cache.remote.put(content, Lying(packed.contents))
+            cache.remote.put(content, LocalSource(packed.contents))
         root = bundles.unpack(there, packed.digest, packed.data, there.remote_cache.bring)
         mine, theirs = (
             survey(here, request),

@@ -224,8 +224,8 @@ def test_a_run_says_when_its_data_travel(space: Space, monkeypatch: pytest.Monke
 
         monkeypatch.setattr(of, name, slow)
 
-    waits_for("TRANSFERRING_DATA", RemotePlace, "_put")
-    waits_for("FETCHING_RESULTS", Collector, "outputs")
+    waits_for("TRANSFERRING_DATA", RemotePlace, "_upload")
+    waits_for("FETCHING_RESULTS", Collector, "collect_outputs")
     space.attempt(settings=RENTED)
     assert space.summary is not None and space.summary.state == "COMPLETED"
     assert seen == ["TRANSFERRING_DATA", "FETCHING_RESULTS"]

@@ -16,7 +16,7 @@ from runner.api.submitting import QueueSettings, submit
 from runner.errors import CannotAsk, Infrastructure
 from runner.execution import unattended, worker
 from runner.execution.queue import serve
-from runner.execution.resume import Claimed
+from runner.execution.resume import ClaimedRun
 from runner.execution.steps.commit import GroupCommit
 from runner.execution.steps.control import Handover
 from runner.execution.steps.loop import Loop, Report
@@ -319,7 +319,7 @@ def test_what_is_asked_of_a_run_that_begins_just_then_is_done(
     space.recipe("steps: {a: {run: 'while :; do sleep 0.02; done'}}")
     begun = worker._start
 
-    def asked(ours: worker.Assignment, begins: Claimed, jobs: int) -> GroupCommit:
+    def asked(ours: worker.Assignment, begins: ClaimedRun, jobs: int) -> GroupCommit:
         with Store.open(Path(space.root, ".recipe")) as other:
             assert other.runs.request(begins.id, what)
         return begun(ours, begins, jobs)

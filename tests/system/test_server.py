@@ -305,11 +305,15 @@ def test_a_token_that_the_disk_does_not_take_is_not_given_out(
 
 def test_only_what_is_encrypted_leaves_the_machine(tmp_path: Path) -> None:
     from runner.errors import Invalid
-    from runner.server.serving import Listening, serve
+    from runner.server.serving import ServerAddress, serve
 
     with pytest.raises(Invalid, match="unencrypted"):
         serve(
-            tmp_path, Listening("0.0.0.0", 0), lambda *_: None, with_worker=False, new_token=False
+            tmp_path,
+            ServerAddress("0.0.0.0", 0),
+            lambda *_: None,
+            with_worker=False,
+            new_token=False,
         )
     assert list(tmp_path.iterdir()) == []
 

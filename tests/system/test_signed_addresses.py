@@ -18,7 +18,7 @@ from runner.errors import CannotRun
 from runner.execution import queue
 from runner.execution.terms import Choice, Settings
 from runner.storage import bound, sources
-from runner.storage.remote.states import Lying
+from runner.storage.remote.states import LocalSource
 from runner.storage.workspace import Workspace
 from runner.survey.request import Request
 from tests.support import Space
@@ -239,7 +239,7 @@ def test_a_pack_is_an_input_by_the_name_of_its_content(space: Space, tmp_path: P
         content = ws.cache.content_of(str(space.root / "rows"))
         assert cache is not None and content is not None
         cache.remote.mark()
-        cache.remote.put(content, Lying({content: str(space.root / "rows")}))
+        cache.remote.put(content, LocalSource({content: str(space.root / "rows")}))
     run, none = (
         submitted(space, data=f"pack:{content[2:]}"),
         submitted(space, data="pack:" + "0" * 64),

@@ -12,7 +12,7 @@ from drivers.base import Need, Offer, Resources, Traits, Wish
 from runner.hosts.place.place import Place
 from runner.hosts.pool import HostPool
 from runner.hosts.renting.needs import AnyMarket, Spot
-from runner.hosts.renting.totals import History, Pricing
+from runner.hosts.renting.totals import CostModel, History
 from runner.planning.step import ResourceSpec, StepSpec
 from runner.storage.records.store import Store
 from tests.fake_provider import provider
@@ -136,11 +136,11 @@ def test_on_any_market_spot_is_taken_where_that_is_cheaper_by_what_was_lost_befo
     kept = Offer("vastai", "2", card, price=0.8)
     calm, rough = History(), History(preemptions={"vastai": (60, 40.0)})
     for wish in (Wish(hours=5.0), Wish()):
-        assert Pricing(calm).rank([kept, spot], wish) == [spot, kept]
-        assert Pricing(rough).rank([spot, kept], wish) == [spot, kept], "0.75 an hour"
+        assert CostModel(calm).rank([kept, spot], wish) == [spot, kept]
+        assert CostModel(rough).rank([spot, kept], wish) == [spot, kept], "0.75 an hour"
     worse = History(preemptions={"vastai": (100, 40.0)})
     for wish in (Wish(hours=5.0), Wish()):
-        assert Pricing(worse).rank([spot, kept], wish) == [kept, spot], "0.92 an hour"
+        assert CostModel(worse).rank([spot, kept], wish) == [kept, spot], "0.92 an hour"
     leases = cast(
         Any,
         SimpleNamespace(

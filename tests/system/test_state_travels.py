@@ -55,7 +55,7 @@ class Journey:
         )
         return CheckpointSync(
             HostCheckpoints(host_store), [kept], self.told.append, pause=nothing
-        ), Training(Path(host_store.root, kept.below))
+        ), Training(Path(host_store.root, kept.host_path))
 
 
 def deeper(checkpoint: Path) -> None:
@@ -78,15 +78,15 @@ def test_a_training_moves_from_one_host_to_the_next_with_all_its_bytes(tmp_path:
         (trainer.folder / "step-3" / "optimizer.json").chmod(0o755)
         (trainer.folder / "log").write_text("of the trainer")
         await keeper.sync()
-        assert journey.told[-1].problem == "" and sorted(journey.told[-1].brought) == [
+        assert journey.told[-1].problem == "" and sorted(journey.told[-1].copied) == [
             "step-2",
             "step-3",
         ]
         assert steps(trainer.folder) == steps(journey.here) == [2, 3]
         await keeper.sync()
-        assert journey.told[-1].brought == []
+        assert journey.told[-1].copied == []
         await keeper.finish()
-        assert journey.told[-1].brought == ["log"]
+        assert journey.told[-1].copied == ["log"]
         saved = {
             path: path.read_bytes() for path in sorted(journey.here.rglob("*")) if path.is_file()
         }
@@ -105,7 +105,7 @@ def test_a_training_moves_from_one_host_to_the_next_with_all_its_bytes(tmp_path:
         (other.folder / "step-3" / "optimizer.json").write_text('{"more": 1}')
         deeper(other.save(4, size=100_000))
         await keeper.sync()
-        assert sorted(journey.told[-1].brought) == ["step-3", "step-4"]
+        assert sorted(journey.told[-1].copied) == ["step-3", "step-4"]
         assert (journey.here / "step-3" / "optimizer.json").read_text() == '{"more": 1}'
         shutil.rmtree(other.folder / "step-3")
         # Back where it was: only what is not there any more travels.
@@ -199,7 +199,7 @@ def test_a_trainer_that_saves_and_deletes_all_the_time_gives_only_whole_checkpoi
         assert all(right(path) for path in here.glob("*")) and len(steps(here)) >= ROUNDS // 8
         last = max(step for step in steps(there) if right(there / f"checkpoint-{step}"))
         assert max(steps(here)) == last and not [
-            name for name, why in told[-1].passed if name == f"checkpoint-{last}"
+            name for name, why in told[-1].rejected if name == f"checkpoint-{last}"
         ]
         await host_store.aclose()
 

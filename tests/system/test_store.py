@@ -23,7 +23,7 @@ from runner.storage.garbage import collect, find_garbage
 from runner.storage.records import database
 from runner.storage.records import store as module
 from runner.storage.records.database import Kind
-from runner.storage.records.index import CachedOutput, Changes, Published, Trace
+from runner.storage.records.index import CachedOutput, Changes, PublishedFile, Trace
 from runner.storage.records.runs import AttemptRow, RunRow, StepRow
 from runner.storage.records.store import Store, home
 from tests.contract.store_contract import *  # noqa: F403
@@ -364,7 +364,7 @@ def test_garbage_is_what_nothing_refers_to(tmp_path: Path, store: Store, objects
     store.runs.group(
         "r1",
         fence,
-        changes=Changes(traces=made, published=[Published("o/a", shown, "", "r1", "a", "t@1")]),
+        changes=Changes(traces=made, published=[PublishedFile("o/a", shown, "", "r1", "a", "t@1")]),
     )
     assert (
         find_garbage(store, objects, keep_days=0, keep_runs=0).traces == ()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.execution.telemetry import Telemetry
-from runner.planning.training import Reporting, find_training
+from runner.planning.training import ReportingStep, find_training
 from runner.storage.records.exchange import Chunk
 from runner.storage.records.letters import ReportedNumbers
 from runner.storage.records.runs import RunRow
@@ -191,14 +191,14 @@ def test_the_numbers_of_a_training_that_is_restored_are_those_of_the_job(tmp_pat
     ("steps", "training"),
     [
         ([], ""),
-        ([Reporting("only")], "only"),
-        ([Reporting("data", expected=900.0), Reporting("train", total=5.0)], "train"),
-        ([Reporting("long", total=5.0, expected=9.0), Reporting("kept", True)], "kept"),
-        ([Reporting("short", True, 5.0, 1.0), Reporting("long", True, 5.0, 2.0)], "long"),
-        ([Reporting("first", True), Reporting("second", True)], "first"),
+        ([ReportingStep("only")], "only"),
+        ([ReportingStep("data", expected=900.0), ReportingStep("train", total=5.0)], "train"),
+        ([ReportingStep("long", total=5.0, expected=9.0), ReportingStep("kept", True)], "kept"),
+        ([ReportingStep("short", True, 5.0, 1.0), ReportingStep("long", True, 5.0, 2.0)], "long"),
+        ([ReportingStep("first", True), ReportingStep("second", True)], "first"),
     ],
 )
 def test_the_training_is_what_keeps_checkpoints_then_counts_then_takes_longest(
-    steps: list[Reporting], training: str
+    steps: list[ReportingStep], training: str
 ) -> None:
     assert find_training(steps) == training

@@ -371,7 +371,7 @@ TOUCHES = {
     "judged": (judging, "judge"),
     "begun": (preparing.Preparer, "prepare"),
     "found again": (reattaching.Reattacher, "find"),
-    "carried out": (Place, "carry"),
+    "carried out": (Place, "run_attempt"),
     "published": (publisher.Publisher, "publish"),
 }
 """By what is done for a step, where it reads or writes the store."""

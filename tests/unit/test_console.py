@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from runner.execution.steps.failing import FailureDetails
 from runner.execution.terms import Overview, Summary
 from runner.interface import console
-from runner.interface.tail import Guarded, fit, lines, safe_line, span, sparkline, width
+from runner.interface.tail import SafeTerminal, fit, lines, safe_line, span, sparkline, width
 from runner.storage.records.runs import Event
 from tests.support import calls
 
@@ -448,7 +448,7 @@ def test_a_guarded_terminal_gets_text_line_ends_and_our_colours_however_it_is_cu
 ) -> None:
     terminal = Terminal()
     for text in texts:
-        print(text, end="", file=cast(TextIO, Guarded(terminal)))
+        print(text, end="", file=cast(TextIO, SafeTerminal(terminal)))
     assert COLOURS.sub("", terminal.getvalue()).replace("\n", "").isprintable()
 
 

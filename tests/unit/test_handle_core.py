@@ -16,7 +16,7 @@ from runner.interface.handle import core, questions
 from runner.interface.handle.core import Answer, Clock, Give, More, Nap, TimedOut, TransportRequest
 from runner.interface.handle.files import Download
 from runner.interface.handle.notebook import html
-from runner.interface.handle.transport import LogPart, Lost, New, Transport
+from runner.interface.handle.transport import LogPart, New, RequestLost, Transport
 from runner.storage.records.runs import Event
 from runner.survey.request import Request
 
@@ -52,7 +52,7 @@ class Place:
     def _may_be_lost(self) -> None:
         if self._luck.random() < 0.2 and self._lost < core.FEW - 1:
             self._lost += 1
-            raise self._luck.choice([Lost("cut"), Lost("busy", 2.0)])
+            raise self._luck.choice([RequestLost("cut"), RequestLost("busy", 2.0)])
         self._lost = 0
 
     def run(self, _run: str) -> Status:
@@ -69,7 +69,7 @@ class Place:
         yield []
         for event in self.known[after : after + self._luck.randint(0, 3)]:
             if self._luck.random() < 0.2:
-                raise Lost("reset")
+                raise RequestLost("reset")
             yield [event]
 
     def log(self, _run: str, part: LogPart) -> Iterator[bytes]:
@@ -85,7 +85,7 @@ class Place:
             yield data[:size]
             data = data[size:]
         if breaks:
-            raise Lost("reset")
+            raise RequestLost("reset")
 
 
 def given(talk: core.Operation, place: Place) -> list[Any]:
@@ -112,7 +112,7 @@ def given(talk: core.Operation, place: Place) -> list[Any]:
                     pieces = iter(cast("Iterator[object]", of(cast("Transport", place))))
                 case TransportRequest(of):
                     heard = of(cast("Transport", place))
-        except Lost as lost:
+        except RequestLost as lost:
             heard = lost
     raise AssertionError("it does not end")
 
@@ -145,7 +145,7 @@ def test_a_wait_ends_in_time_also_where_nothing_answers() -> None:
             step = talk.send(heard)
             if isinstance(step, Nap):
                 now += step.seconds
-            heard = Lost("refused") if isinstance(step, TransportRequest) else None
+            heard = RequestLost("refused") if isinstance(step, TransportRequest) else None
     assert now == 30.0 and isinstance(found.value, TimeoutError)
 
 
@@ -159,7 +159,7 @@ def test_a_submit_whose_answer_was_lost_is_asked_for_again_under_its_key() -> No
 
     talk = core.submit(New(Request("x")), "key")
     first = next(talk)
-    assert isinstance(first, TransportRequest) and isinstance(talk.send(Lost("reset")), Nap)
+    assert isinstance(first, TransportRequest) and isinstance(talk.send(RequestLost("reset")), Nap)
     second = talk.send(None)
     assert isinstance(second, TransportRequest)
     for ask in (first, second):
@@ -171,7 +171,7 @@ def test_a_request_whose_answer_was_lost_is_not_asked_for_again() -> None:
     talk = core.ask(lambda there: there.request("r", "cancel"), core.ONCE)
     next(talk)
     with pytest.raises(Infrastructure, match="cannot reach the server"):
-        talk.send(Lost("reset"))
+        talk.send(RequestLost("reset"))
 
 
 def body(code: str, problems: Sequence[dict[str, str]] = ()) -> bytes:
@@ -187,8 +187,8 @@ def body(code: str, problems: Sequence[dict[str, str]] = ()) -> bytes:
         (409, body("busy"), Busy),
         (409, body("final"), CannotAsk),
         (403, body("forbidden"), Invalid),
-        (429, body("too-many"), Lost),
-        (503, body("infrastructure"), Lost),
+        (429, body("too-many"), RequestLost),
+        (503, body("infrastructure"), RequestLost),
         (500, b"<html>", Infrastructure),
         (404, b"[]", Infrastructure),
         (422, b'{"error": {"code": 1}}', Infrastructure),
@@ -200,7 +200,7 @@ def test_a_refusal_is_the_error_of_the_command_line(
     with pytest.raises(kind) as found:
         questions.refuse(status, said, 2.0, "r")
     assert type(found.value) is kind
-    if isinstance(found.value, Lost):
+    if isinstance(found.value, RequestLost):
         assert found.value.wait == 2.0
         assert type(found.value.failure) is (Busy if status == 429 else Infrastructure)
 
@@ -251,7 +251,7 @@ def test_a_download_goes_on_behind_what_came() -> None:
     assert isinstance(talk.send(None), More)
     assert talk.send(b"abc") == Give(b"abc")
     assert isinstance(talk.send(None), More)
-    assert isinstance(talk.send(Lost("reset")), Nap)
+    assert isinstance(talk.send(RequestLost("reset")), Nap)
     assert asked_from(talk.send(None)) == 3
     assert questions.file("r", "s.o", "", 3).headers == {"Range": "bytes=3-"}
 

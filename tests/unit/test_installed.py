@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.advice.facts.packages import Installed, find_folders
+from runner.advice.facts.packages import InstalledPackages, find_folders
 
 
 def test_of_two_releases_the_one_that_is_imported_counts(
@@ -20,7 +20,7 @@ def test_of_two_releases_the_one_that_is_imported_counts(
             f"Metadata-Version: 2.1\nName: twice\nVersion: {version}\n"
         )
     monkeypatch.setattr(sys, "path", [str(tmp_path / "first"), str(tmp_path / "second"), *sys.path])
-    assert Installed(sys.path)["twice"] == [1, 12, 0]
+    assert InstalledPackages(sys.path)["twice"] == [1, 12, 0]
 
 
 def test_the_packages_are_those_of_the_environment_that_steps_run_in(tmp_path: Path) -> None:
@@ -31,13 +31,13 @@ def test_the_packages_are_those_of_the_environment_that_steps_run_in(tmp_path: P
     )
     assert find_folders(f"{tmp_path}/bin/python") is None, "what another Python finds is not known"
     (tmp_path / "pyvenv.cfg").touch()
-    assert find_folders(f"{tmp_path}/bin/python") == [str(place)] and Installed([str(place)])[
-        "own"
-    ] == [
+    assert find_folders(f"{tmp_path}/bin/python") == [str(place)] and InstalledPackages(
+        [str(place)]
+    )["own"] == [
         2,
         0,
     ]
     assert (
-        Installed([str(place)])["pytest"] is None
+        InstalledPackages([str(place)])["pytest"] is None
         and find_folders(f"{sys.prefix}/bin/python") == sys.path
     )

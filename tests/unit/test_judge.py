@@ -16,7 +16,7 @@ from runner.planning.judge import (
     RUN,
     SKIPPED,
     Facts,
-    Made,
+    StepResult,
     Verdict,
     judge,
     scope_of,
@@ -36,7 +36,7 @@ class Traces(dict[str, Trace]):
     """Traces by key; `of` remembers what a step would leave if it ran now."""
 
     def of(
-        self, found: Plan, id: str, facts: Facts, made: Mapping[int, Made], **contents: str
+        self, found: Plan, id: str, facts: Facts, made: Mapping[int, StepResult], **contents: str
     ) -> None:
         n = found.index[id]
         key = judge(found, n, facts, made).key
@@ -55,7 +55,7 @@ def world(found: Plan, **files: str | None) -> tuple[Facts, Traces]:
 
 
 def ask(
-    found: Plan, id: str, facts: Facts, made: Mapping[int, Made] | None = None, **more: Any
+    found: Plan, id: str, facts: Facts, made: Mapping[int, StepResult] | None = None, **more: Any
 ) -> Verdict:
     return judge(found, found.index[id], facts, made or {}, **more)
 
@@ -86,7 +86,7 @@ def test_a_trace_whose_outputs_lie_where_they_must_is_fresh(chain: Plan) -> None
     traces.of(chain, "a", facts, {}, o="f:1")
     facts.there = {"a.txt": "f:1"}
     verdict = ask(chain, "a", facts, targets=PLACES)
-    assert verdict.answer == FRESH and verdict.made == Made(True, {"o": "f:1"}, {})
+    assert verdict.answer == FRESH and verdict.made == StepResult(True, {"o": "f:1"}, {})
 
 
 @pytest.mark.parametrize(("there", "word"), [(None, "missing"), ("f:9", "")])
@@ -130,13 +130,18 @@ def test_an_unknown_upstream_makes_it_a_maybe(chain: Plan) -> None:
 
 def test_an_upstream_that_came_out_the_same_changes_nothing_below(chain: Plan) -> None:
     facts, traces = world(chain)
-    traces.of(chain, "b", facts, {0: Made(True, {"o": "f:1"}, {})}, o="f:2")
+    traces.of(chain, "b", facts, {0: StepResult(True, {"o": "f:1"}, {})}, o="f:2")
     facts.there = {"b.txt": "f:2"}
     assert (
-        ask(chain, "b", facts, {0: Made(True, {"o": "f:1"}, {"other": 1})}, targets=PLACES).answer
+        ask(
+            chain, "b", facts, {0: StepResult(True, {"o": "f:1"}, {"other": 1})}, targets=PLACES
+        ).answer
         == FRESH
     )
-    assert ask(chain, "b", facts, {0: Made(True, {"o": "f:2"}, {})}, targets=PLACES).answer == RUN
+    assert (
+        ask(chain, "b", facts, {0: StepResult(True, {"o": "f:2"}, {})}, targets=PLACES).answer
+        == RUN
+    )
 
 
 def test_force_runs_whatever_is_remembered(chain: Plan) -> None:
@@ -177,22 +182,24 @@ steps:
 """
 
 
-def left(found: Plan, facts: Facts, first: Made) -> dict[str, str]:
+def left(found: Plan, facts: Facts, first: StepResult) -> dict[str, str]:
     """The answer for each node in turn, where those that run leave nothing special."""
     made, answers = {0: first}, {}
     for n, node in enumerate(found.nodes):
         if n:
             verdict = judge(found, n, facts, made)
             answers[node.id] = verdict.answer
-            made[n] = verdict.made or Made(True, {name: "f:1" for name, _, _ in node.outputs}, {})
+            made[n] = verdict.made or StepResult(
+                True, {name: "f:1" for name, _, _ in node.outputs}, {}
+            )
     return answers
 
 
 def test_what_hangs_on_a_step_whose_when_came_out_false_is_skipped_too() -> None:
     found = plan(GUARDED)
     facts, _ = world(found)
-    assert set(left(found, facts, Made(True, {}, {"loss": 2})).values()) == {SKIPPED}
-    assert set(left(found, facts, Made(True, {}, {"loss": 0.5})).values()) == {RUN}
+    assert set(left(found, facts, StepResult(True, {}, {"loss": 2})).values()) == {SKIPPED}
+    assert set(left(found, facts, StepResult(True, {}, {"loss": 0.5})).values()) == {RUN}
 
 
 def test_instances_that_are_skipped_leave_the_list_and_all_of_them_skip_what_reads_it() -> None:
@@ -203,13 +210,13 @@ steps:
   all: {run: [cat, "{{ steps.m.o }}"]}
 """)
     facts, _ = world(found)
-    assert left(found, facts, Made(True, {}, {"loss": 1})) == {
+    assert left(found, facts, StepResult(True, {}, {"loss": 1})) == {
         "m[n=1]": SKIPPED,
         "m[n=2]": RUN,
         "all": RUN,
     }
-    assert set(left(found, facts, Made(True, {}, {"loss": 5})).values()) == {SKIPPED}
-    made = {0: NOTHING, 1: NOTHING, 2: Made(True, {"o": "f:1"}, {})}
+    assert set(left(found, facts, StepResult(True, {}, {"loss": 5})).values()) == {SKIPPED}
+    made = {0: NOTHING, 1: NOTHING, 2: StepResult(True, {"o": "f:1"}, {})}
     scope = scope_of(found.specs()[3], found, 3, made)
     assert scope["steps"]["m"]["o"] == ["m2"]
 
@@ -221,7 +228,7 @@ steps:
   all: {run: [cat, "{{ steps.m.o }}"]}
 """)
     facts, _ = world(found)
-    ok = Made(True, {"o": "f:1"}, {})
+    ok = StepResult(True, {"o": "f:1"}, {})
     keys = {
         ask(found, "all", facts, {0: one, 1: other}).key
         for one, other in ((ok, ok), (ok, NOTHING), (NOTHING, ok), (NOTHING, NOTHING))
@@ -232,7 +239,9 @@ steps:
 def test_a_when_that_only_asks_is_no_part_of_the_key() -> None:
     found = plan(GUARDED)
     facts, _ = world(found)
-    keys = {ask(found, "b", facts, {0: Made(True, {}, {"loss": loss})}).key for loss in (0.1, 0.2)}
+    keys = {
+        ask(found, "b", facts, {0: StepResult(True, {}, {"loss": loss})}).key for loss in (0.1, 0.2)
+    }
     assert len(keys) == 1
 
 
@@ -241,7 +250,9 @@ def test_a_metric_that_a_command_reads_is_part_of_the_key() -> None:
         'steps: {a: {run: x, metrics: true}, b: {run: "x {{ steps.a.metrics.loss }}", when: "{{ steps.a.metrics.loss < 1 }}"}}'
     )
     facts, _ = world(found)
-    keys = {ask(found, "b", facts, {0: Made(True, {}, {"loss": loss})}).key for loss in (0.1, 0.2)}
+    keys = {
+        ask(found, "b", facts, {0: StepResult(True, {}, {"loss": loss})}).key for loss in (0.1, 0.2)
+    }
     assert len(keys) == 2
 
 
@@ -260,7 +271,7 @@ def test_a_number_by_a_known_rule_is_not_read_again() -> None:
     trace.measured = {found.nodes[0].rule: {"loss": 0.5}}
     facts.numbers = lambda key, rule: pytest.fail("it was read again")
     verdict = ask(found, "a", facts)
-    assert verdict.answer == FRESH and verdict.made == Made(True, {"o": "f:1"}, {"loss": 0.5})
+    assert verdict.answer == FRESH and verdict.made == StepResult(True, {"o": "f:1"}, {"loss": 0.5})
 
 
 def test_a_step_whose_numbers_are_lost_runs_only_if_they_are_read() -> None:
@@ -288,7 +299,9 @@ steps:
 """)
     facts, _ = world(found)
     scores: list[Any] = [2.0, 1, 3, float("nan"), "low"]
-    made = {n: Made(True, {"o": f"f:{n + 1}"}, {"loss": score}) for n, score in enumerate(scores)}
+    made = {
+        n: StepResult(True, {"o": f"f:{n + 1}"}, {"loss": score}) for n, score in enumerate(scores)
+    }
     verdict = ask(found, "best", facts, made)
     assert (
         verdict.answer == FRESH
@@ -302,7 +315,7 @@ def test_select_without_a_number_says_so() -> None:
         'steps: {m: {run: x, matrix: {n: [1]}, metrics: true, outputs: {o: "m{{ matrix.n }}"}}, best: {select: m, min: loss}}'
     )
     facts, _ = world(found)
-    verdict = ask(found, "best", facts, {0: Made(True, {"o": "f:1"}, {"other": 1})})
+    verdict = ask(found, "best", facts, {0: StepResult(True, {"o": "f:1"}, {"other": 1})})
     assert verdict.answer == RUN and "the metric loss" in verdict.reasons[0]
 
 

@@ -12,7 +12,7 @@ from drivers.base import Denied, Need, Offer, Rejected, Resources, Wish
 from drivers.cloud import About, Filters, InstallationKeys, public, why_excluded
 from drivers.machine import Facts, cuda, less
 from runner.hosts.renting.offering import EGRESS_UNKNOWN, Shelf, cost_to_confirm
-from runner.hosts.renting.totals import Pricing
+from runner.hosts.renting.totals import CostModel
 from runner.interface.shelves import as_json, describe_choice, lines
 from runner.storage.workspace import Workspace
 
@@ -160,7 +160,7 @@ def test_a_person_is_asked_above_two_dollars_unless_the_limit_or_the_settings_sa
 
 def test_the_total_has_the_egress_of_what_comes_home_and_the_lowest_total_is_chosen() -> None:
     far = replace(OFFER, id="far", price=0.4, egress_price=0.1)  # cheaper by the hour
-    ranked = Pricing().rank
+    ranked = CostModel().rank
     much, little = Wish(hours=2.0, home=5 * 10**9), Wish(hours=2.0, home=10**9)
     assert [offer.id for offer in ranked([far, OFFER], much)] == ["1", "far"], "1.00 and 1.30"
     assert [offer.id for offer in ranked([far, OFFER], little)] == ["far", "1"], "0.90 and 1.00"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from runner.agent import objects, pulling, sparse
-from runner.agent.pulling import Pulling
+from runner.agent.pulling import PullState
 from runner.agent.request import AgentRequest, Over
 from runner.storage import signed
 from tests.support import old_python
@@ -94,15 +94,15 @@ def server() -> Iterator[str]:
     found.server_close()
 
 
-def had(top: Path, address: str, path: str = "", size: int = len(DATA)) -> Pulling:
-    pulling = Pulling(str(top), [(path, size, '"1"', f"{address}{OPENS}")], 1)
+def had(top: Path, address: str, path: str = "", size: int = len(DATA)) -> PullState:
+    pulling = PullState(str(top), [(path, size, '"1"', f"{address}{OPENS}")], 1)
     pulling.work()
     assert pulling.working == 0 and pulling.failed is None
     assert "canary" not in pulling.problem and "127.0.0.1" not in pulling.problem
     return pulling
 
 
-def lines(pulling: Pulling) -> list[tuple[object, ...]]:
+def lines(pulling: PullState) -> list[tuple[object, ...]]:
     return [line for line in pulling.fresh_lines() if line[0] == "file"]
 
 
@@ -260,7 +260,7 @@ def test_a_client_that_is_gone_is_seen_while_an_answer_takes_long() -> None:
 
 @pytest.mark.skipif(not OLD, reason="there is no Python 3.9 here")
 def test_the_oldest_python_has_it_too(tmp_path: Path, server: str) -> None:
-    code = f"from agent.pulling import Pulling\np = Pulling({str(tmp_path / 'it')!r}, [('', {len(DATA)}, '', '{server}/cut{OPENS}')], 1)\np.work()\nprint(p.problem)"
+    code = f"from agent.pulling import PullState\np = PullState({str(tmp_path / 'it')!r}, [('', {len(DATA)}, '', '{server}/cut{OPENS}')], 1)\np.work()\nprint(p.problem)"
     folder = Path(pulling.__file__).parent.parent
     found = subprocess.run(
         [str(OLD), "-c", code], cwd=folder, capture_output=True, text=True, check=True
@@ -295,7 +295,7 @@ def test_of_signed_addresses_what_they_have_in_common_is_kept_from_being_shown_f
 def test_a_signature_is_good_for_an_hour_and_for_what_its_bytes_take() -> None:
     def source(size: int) -> list[str]:
         items = [signed.Item("a", size, ""), signed.Item("b", 1, "")]
-        return signed.Signed(
+        return signed.SignedObjects(
             None, "s3://b/k", "", (), items, lambda path, seconds: f"{path} {seconds}"
         ).addresses(items)  # type: ignore[arg-type]
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from runner.planning.run_view import (
     ALMOST,
     WEIGHED,
-    Planned,
+    PlannedSteps,
+    ProgressInput,
     RunView,
-    Standing,
     TrainingReport,
     fold,
     progress_of,
@@ -27,14 +27,14 @@ IDS = ("data", "train", "eval")
 
 
 def test_the_numbers_of_the_training_count_while_it_runs() -> None:
-    run = Standing(
+    run = ProgressInput(
         "ACTIVE", {"train": "RUNNING"}, total=1, trainings={"train": TrainingReport(60, 100, 40.0)}
     )
     assert progress_of(run) == (0, 1, 60.0, 40.0)
 
 
 def test_a_long_training_outweighs_a_short_step() -> None:
-    run = Standing(
+    run = ProgressInput(
         "ACTIVE",
         {"data": "DONE", "train": "RUNNING", "eval": "WAITING"},
         total=3,
@@ -47,31 +47,33 @@ def test_a_long_training_outweighs_a_short_step() -> None:
 
 
 def test_without_numbers_the_time_that_a_step_took_before_counts_down() -> None:
-    run = Standing("ACTIVE", {"train": "RUNNING"}, total=1, expected={"train": 30.0})
+    run = ProgressInput("ACTIVE", {"train": "RUNNING"}, total=1, expected={"train": 30.0})
     assert progress_of(run) == (0, 1, 0.0, 30.0)
     assert progress_of(run._replace(elapsed={"train": 12.0})) == (0, 1, 40.0, 18.0)
     assert progress_of(run._replace(elapsed={"train": 99.0})).eta == 0.0
 
 
 def test_a_step_of_unknown_length_leaves_the_end_open() -> None:
-    run = Standing("ACTIVE", {"data": "DONE", "train": "RUNNING"}, total=2)
+    run = ProgressInput("ACTIVE", {"data": "DONE", "train": "RUNNING"}, total=2)
     assert progress_of(run) == (1, 2, 50.0, None)
     assert progress_of(run._replace(total=None)) == (1, None, None, None)
 
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELLED"])
 def test_a_run_that_failed_is_as_far_as_its_steps_that_ended_well(state: str) -> None:
-    run = Standing(state, {"data": "DONE", "train": "FAILED"}, total=2)
+    run = ProgressInput(state, {"data": "DONE", "train": "FAILED"}, total=2)
     assert progress_of(run) == (2, 2, 50.0, 0.0)
 
 
 def test_restored_steps_are_counted_once_and_are_no_work() -> None:
-    run = Standing("ACTIVE", {"data": "FRESH", "train": "RUNNING"}, fresh=["data", "eval"], total=3)
+    run = ProgressInput(
+        "ACTIVE", {"data": "FRESH", "train": "RUNNING"}, fresh=["data", "eval"], total=3
+    )
     assert progress_of(run)[:3] == (2, 3, 0.0)
 
 
 RUNS = st.builds(
-    Standing,
+    ProgressInput,
     st.sampled_from(["QUEUED", "ACTIVE", "PAUSED", "COMPLETED", "FAILED", "CANCELLED"]),
     st.dictionaries(st.sampled_from(IDS), st.sampled_from([str(each) for each in State])),
     st.sets(st.sampled_from(IDS)),
@@ -89,7 +91,7 @@ RUNS = st.builds(
 
 
 @given(RUNS)
-def test_only_a_completed_run_is_100_percent(run: Standing) -> None:
+def test_only_a_completed_run_is_100_percent(run: ProgressInput) -> None:
     found = progress_of(run)
     if run.state == "COMPLETED":
         assert found.percent == 100.0 and found.eta == 0.0
@@ -102,7 +104,7 @@ def test_only_a_completed_run_is_100_percent(run: Standing) -> None:
 
 @given(RUNS, st.floats(0, 1), st.floats(0, 1))
 def test_a_training_that_is_further_makes_the_run_no_less_far(
-    run: Standing, one: float, two: float
+    run: ProgressInput, one: float, two: float
 ) -> None:
     run = run._replace(state="ACTIVE", states={**run.states, "train": "RUNNING"})
     less, more = sorted([one, two])
@@ -206,14 +208,16 @@ def test_the_step_that_trains_is_that_of_the_plan() -> None:
         step("data", "DONE", numbers=numbers(9, 9, values={"loss": 3.0})),
         step("train[lr=1]", "RUNNING", numbers=numbers(2, values={"accuracy": 0.5})),
     ]
-    found = view(row(), rows, planned=Planned(trains="train"))
+    found = view(row(), rows, planned=PlannedSteps(trains="train"))
     assert found.trains == "train[lr=1]", "its instances were not known when the run began"
-    found = view(row(), rows[:1], planned=Planned(trains="train"))
+    found = view(row(), rows[:1], planned=PlannedSteps(trains="train"))
     assert (found.trains, found.training) == ("train", None)
 
 
 def test_a_training_that_is_restored_brings_its_numbers_along() -> None:
-    planned = Planned({"train": 1}, ["train"], 1, 0, "train", numbers(20, 20, values={"loss": 0.5}))
+    planned = PlannedSteps(
+        {"train": 1}, ["train"], 1, 0, "train", numbers(20, 20, values={"loss": 0.5})
+    )
     for rows in ([], [step("train", "FRESH")]):
         found = view(row("COMPLETED"), rows, planned=planned)
         assert found.training is not None and found.training.values == {"loss": 0.5}
@@ -225,13 +229,13 @@ def test_the_time_that_is_left_passes() -> None:
     rows = [step("train", "RUNNING", numbers=numbers(20, 80, eta=60.0), began=70.0)]
     found = view(row(), rows)
     assert found.progress == (0, None, None, None)
-    found = view(row(), rows, planned=Planned({"train": 1}, (), 1))
+    found = view(row(), rows, planned=PlannedSteps({"train": 1}, (), 1))
     assert found.progress == (0, 1, 25.0, 50.0)
     assert found.steps["train"].seconds == 30.0
 
 
 def test_steps_that_run_at_once_end_at_once() -> None:
-    run = Standing(
+    run = ProgressInput(
         "ACTIVE",
         {"a": "RUNNING", "b": "RUNNING", "c": "WAITING"},
         total=3,
@@ -243,14 +247,14 @@ def test_steps_that_run_at_once_end_at_once() -> None:
 @pytest.mark.parametrize("state", ["FAILED", "CANCELLED", "PAUSED"])
 def test_a_run_that_was_stopped_is_as_far_as_its_training_came(state: str) -> None:
     after = "QUEUED" if state == "PAUSED" else state
-    planned = Planned({"train": 1}, (), 1)
+    planned = PlannedSteps({"train": 1}, (), 1)
     found = view(row(state), [step("train", after, numbers=numbers(60, 100))], planned=planned)
     assert found.progress.percent == 60.0
 
 
 def test_a_run_whose_worker_died_says_no_end() -> None:
     rows = [step("train", "RUNNING", numbers=numbers(20, 80, eta=60.0), began=70.0)]
-    found = view(row(), rows, live=False, planned=Planned({"train": 1}, (), 1))
+    found = view(row(), rows, live=False, planned=PlannedSteps({"train": 1}, (), 1))
     assert (found.word, found.progress.eta) == ("NEEDS_RECOVERY", None)
 
 
@@ -265,7 +269,7 @@ def test_a_start_that_came_to_nothing_is_no_attempt() -> None:
 
 def test_a_large_run_is_as_far_by_the_number_of_its_steps() -> None:
     rows = [step(f"s{n}", "DONE" if n < 300 else "WAITING") for n in range(WEIGHED + 100)]
-    planned = Planned(total=len(rows))
+    planned = PlannedSteps(total=len(rows))
     expected = {"s0": 1e6}
     whole = view(row(), rows, planned=planned, expected=expected).progress
     tally = {("DONE", ""): 300, ("WAITING", ""): len(rows) - 300}
@@ -274,5 +278,5 @@ def test_a_large_run_is_as_far_by_the_number_of_its_steps() -> None:
 
 
 def test_a_run_whose_graph_is_elsewhere_counts_what_was_there_by_number() -> None:
-    found = view(row(), [step("train", "RUNNING")], planned=Planned(total=3, unnamed=2))
+    found = view(row(), [step("train", "RUNNING")], planned=PlannedSteps(total=3, unnamed=2))
     assert found.progress[:3] == (2, 3, 0.0)

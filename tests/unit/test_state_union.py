@@ -13,7 +13,7 @@ from drivers.base import HostLost, Rejected
 from runner.hosts.place.checkpoint_sync import DirectoryListing, HostCheckpoints
 from runner.hosts.place.state_union import NodesCheckpoints
 from runner.hosts.transfer.download import HashedOutput
-from runner.hosts.transfer.host_store import Vanished
+from runner.hosts.transfer.host_store import MissingDirectory
 from runner.storage.content import files
 
 
@@ -45,7 +45,7 @@ class Disk(HostCheckpoints):
     async def hash_path(self, path: str) -> HashedOutput:
         self._here()
         if not (self.root / path).parent.is_dir():
-            raise Vanished(path)
+            raise MissingDirectory(path)
         entries = tuple(files.entries(self.root / path)) if (self.root / path).is_dir() else ()
         if not entries:
             return HashedOutput()

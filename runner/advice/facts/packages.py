@@ -44,7 +44,7 @@ def find_folders(python: str) -> Sequence[str] | None:
     return found if found and (prefix / "pyvenv.cfg").is_file() else None
 
 
-class Installed(Mapping[str, object]):
+class InstalledPackages(Mapping[str, object]):
     """Installed packages in some folders. Each package is looked up on first use, for speed."""
 
     def __init__(self, where: Sequence[str]) -> None:

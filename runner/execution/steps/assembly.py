@@ -15,7 +15,7 @@ from ...storage.workspace import Workspace
 from ...survey.survey import Survey
 from .. import takeover
 from ..reporting import telemetry
-from ..resume import Claimed
+from ..resume import ClaimedRun
 from ..tasks import tasks_of
 from .adjusting import SmallerInputs, count_out_of_memory
 from .attempt_records import AttemptRecords
@@ -57,7 +57,7 @@ from .silence import Silences
 from .start_records import StartRecords
 from .starting import Starter
 from .success_recorder import SuccessRecorder
-from .tidying import Tidying
+from .tidying import AttemptCleanup
 from .training_numbers import TrainingNumbers
 
 
@@ -83,7 +83,7 @@ def assemble(
     commits: GroupCommit,
     pool: HostPool,
     options: Options,
-    claimed: Claimed,
+    claimed: ClaimedRun,
     tick: Callable[[], None] | None,
     handover: Handover | None = None,
 ) -> Loop:
@@ -105,7 +105,7 @@ class _Assembly:
         commits: GroupCommit,
         pool: HostPool,
         options: Options,
-        claimed: Claimed,
+        claimed: ClaimedRun,
         handover: Handover | None,
     ) -> None:
         self.ws, self.survey, self.commits, self.pool, self.options = (
@@ -196,7 +196,7 @@ class _Assembly:
             scrap=self.scrap,
         )
 
-    def _schedule(self, claimed: Claimed) -> RunSchedule:
+    def _schedule(self, claimed: ClaimedRun) -> RunSchedule:
         todo, options = self.steps.todo, self.options
         scheduler = Scheduler(
             tasks_of(self.survey.plan, todo, todo, self.commits.expected),
@@ -296,7 +296,7 @@ class _Assembly:
 
     def _ender(self) -> Ender:
         ws, commits = self.ws, self.commits
-        tidying = Tidying(
+        tidying = AttemptCleanup(
             ws,
             commits,
             self.scrap,

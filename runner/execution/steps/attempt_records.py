@@ -17,7 +17,7 @@ from .attempt import Attempt
 from .chunks import Chunks
 from .commit import GroupCommit
 from .environments import StepEnvironments
-from .tidying import Tidying
+from .tidying import AttemptCleanup
 from .training_numbers import TrainingNumbers
 
 NO_OUTPUTS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -33,7 +33,7 @@ class AttemptRecords:
         environments: StepEnvironments,
         numbers: TrainingNumbers,
         chunks: Chunks,
-        tidying: Tidying,
+        tidying: AttemptCleanup,
     ) -> None:
         self._objects, self._commits, self._environments = objects, commits, environments
         self._numbers, self._chunks, self._tidying = numbers, chunks, tidying

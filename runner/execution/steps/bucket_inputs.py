@@ -23,7 +23,7 @@ from ...survey.survey import Survey
 from .commit import GroupCommit
 
 if TYPE_CHECKING:
-    from ...storage.signed import Signed
+    from ...storage.signed import SignedObjects
 
 _log = Log("loop")
 LEARNED = 64
@@ -97,7 +97,7 @@ class BucketInputs:
         _log.info("%s has %s from its bucket: %d bytes", place.name, taken.address, source.size)
         return content
 
-    def _sign_objects(self, taken: Source, identity: str) -> Signed | None:
+    def _sign_objects(self, taken: Source, identity: str) -> SignedObjects | None:
         from ...storage.signed import sign_objects
 
         return sign_objects(self._ws, taken.address, identity, taken.only, secret=self._secret)

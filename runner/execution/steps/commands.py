@@ -16,7 +16,7 @@ from ...hosts.place.place import Place
 from ...hosts.place.staging import AttemptDirectory
 from ...language.template import StatePath
 from ...planning import judge as judging
-from ...planning.secret_values import Passed, find_secrets_set, variables_passed
+from ...planning.secret_values import PassedVariables, find_secrets_set, variables_passed
 from ...planning.step import StepSpec
 from ...secrets import find_passwords
 from ...storage.workspace import Workspace
@@ -73,7 +73,7 @@ class CommandBuilder:
         self._ws, self._steps, self._commits = ws, steps, commits
         self._environments = environments
         self._env_files = EnvFiles(ws.own)
-        self._inherited: dict[tuple[object, ...], Passed] = {}  # by request of attempts
+        self._inherited: dict[tuple[object, ...], PassedVariables] = {}  # by request of attempts
 
     def build(
         self, attempt: Attempt, seat: Seat, restored: Mapping[str, checkpoints.Newest]
@@ -220,7 +220,9 @@ class CommandBuilder:
         mounts = seat.place.find_mounts(seat.directory, command, attempt.task.states)
         return sandbox.wrap(command, seat.place, seat.python, mounts, network=network)
 
-    def _inherited_by(self, spec: StepSpec, place: Place, image: str, *, sandboxed: bool) -> Passed:
+    def _inherited_by(
+        self, spec: StepSpec, place: Place, image: str, *, sandboxed: bool
+    ) -> PassedVariables:
         """Return the variables from the host's login and from the caller's environment and files.
 
         Raises CannotRun.
@@ -247,7 +249,7 @@ class CommandBuilder:
             base = place.env({*more.plain, *spec.env})
             base = variables.sandbox_variables(base) if sandboxed else base
         ours = {"RECIPE_RUN": self._commits.run, "NODE_RANK": "0", "NNODES": "1"}
-        found = Passed({**base, **more.plain, **ours}, more.secrets)
+        found = PassedVariables({**base, **more.plain, **ours}, more.secrets)
         self._inherited[asked] = found
         self._commits.masker.learn([*more.secrets, *find_passwords(found.plain)])
         return found

@@ -22,7 +22,7 @@ from ...planning.plan import Node
 from ...planning.schedule import FINAL, Move, State
 from ...secrets import Masker
 from ...storage.content.files import Content
-from ...storage.records.index import CachedOutput, Changes, Published, Trace
+from ...storage.records.index import CachedOutput, Changes, PublishedFile, Trace
 from ...storage.records.links import TrackerLink
 from ...storage.records.runs import LET_GO, AttemptRow, Event, RunState, StepRow
 from ...storage.workspace import Workspace
@@ -106,7 +106,7 @@ class _Group:
     traces: list[Trace] = field(default_factory=list)
     again: set[str] = field(default_factory=set)  # keys whose stored trace is replaced
     attempts: list[AttemptRow] = field(default_factory=list)
-    published: list[Published] = field(default_factory=list)
+    published: list[PublishedFile] = field(default_factory=list)
     tiny: dict[Content, bytes] = field(default_factory=dict)
     logs: list[str] = field(default_factory=list)  # paths of log files to delete
     release: dict[str, None] = field(default_factory=dict)  # keys to release
@@ -308,7 +308,7 @@ class GroupCommit:
 
     def add_published(self, path: str, content: str, step: str) -> None:
         self._next.published.append(
-            Published(path, Content(content), "", self.run, step, self.recipe)
+            PublishedFile(path, Content(content), "", self.run, step, self.recipe)
         )
 
     def add_expansion(self, globs: Mapping[str, Sequence[str]], steps: int) -> None:

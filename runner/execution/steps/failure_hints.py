@@ -68,7 +68,7 @@ class FailureHints:
         node, spec, place = attempt.node, attempt.spec, attempt.place
         image = self._environments.container_image(spec, place)
         directory = attempt.directory
-        ran = hints.Ran(
+        ran = hints.AttemptEnvironment(
             self._environments.interpreter(node, spec, place),
             "" if self._steps.survey.request.current_python else node.lock,
             image,

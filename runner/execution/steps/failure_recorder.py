@@ -22,7 +22,7 @@ from .failure_hints import FailureHints
 from .orphans import Orphans
 from .run_plan import RunPlan
 from .run_schedule import RunSchedule
-from .tidying import Tidying
+from .tidying import AttemptCleanup
 
 
 class FailureRecorder:
@@ -37,7 +37,7 @@ class FailureRecorder:
         orphans: Orphans,
         hints: FailureHints,
         records: AttemptRecords,
-        tidying: Tidying,
+        tidying: AttemptCleanup,
     ) -> None:
         self._steps, self._schedule, self._commits = steps, schedule, commits
         self._failures, self._orphans, self._hints = failures, orphans, hints

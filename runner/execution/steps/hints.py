@@ -35,7 +35,7 @@ KILLED: Final = 137
 """Exit code of a shell whose program received SIGKILL."""
 
 
-class Ran(NamedTuple):
+class AttemptEnvironment(NamedTuple):
     """Environment in which an attempt ran."""
 
     python: str
@@ -58,7 +58,7 @@ def find_hint(
     exit: Exit,
     log: str,
     spec: StepSpec,
-    ran: Ran,
+    ran: AttemptEnvironment,
     environ: Mapping[str, str],
     dotenv: Collection[str] = (),
 ) -> str:
@@ -104,7 +104,7 @@ def find_hint(
     return ""
 
 
-def _about_sandbox(log: str, spec: StepSpec, ran: Ran) -> str:
+def _about_sandbox(log: str, spec: StepSpec, ran: AttemptEnvironment) -> str:
     if ran.sandbox == "closed" and re.search(_NO_NETWORK, log):
         return f"the sandbox of {spec.step} has no network: set `sandbox: {{network: true}}`"
     for found in re.finditer(_OUTSIDE, log):
@@ -118,7 +118,7 @@ def _about_sandbox(log: str, spec: StepSpec, ran: Ran) -> str:
     return ""
 
 
-def _no_exec(program: str, ran: Ran) -> str:
+def _no_exec(program: str, ran: AttemptEnvironment) -> str:
     other = (
         "set `root` to another disk in the driver's settings"
         if ran.host
@@ -170,7 +170,7 @@ def explain_unset(
     )
 
 
-def _absent_module(name: str, ran: Ran) -> str:
+def _absent_module(name: str, ran: AttemptEnvironment) -> str:
     if ran.image:
         return f"the image {ran.image} has no Python module {name}: use another image"
     if ran.lock:
@@ -184,7 +184,7 @@ def _absent_module(name: str, ran: Ran) -> str:
     return f"{ran.python}{where} has no module {name}: install it there, choose another Python with {other} or name a lock with `python: {{lock: …}}`"
 
 
-def _absent_program(name: str, ran: Ran) -> str:
+def _absent_program(name: str, ran: AttemptEnvironment) -> str:
     if ran.image:
         return f"the image {ran.image} has no program {name}: use another image"
     if "/" in name:

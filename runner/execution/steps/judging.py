@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import RecipeError, StoreUnavailable
 from ...hosts.pool import HostPool
-from ...planning.judge import FRESH, NOTHING, RESTORE, Made, Verdict, judge
+from ...planning.judge import FRESH, NOTHING, RESTORE, StepResult, Verdict, judge
 from ...planning.plan import SELECT
 from ...planning.schedule import FINAL, State
 from ...storage.content.files import Content
@@ -142,7 +142,7 @@ class Judge:
 
     # -- existing results
 
-    def _reuse(self, id: str, verdict: Verdict, made: Made) -> None:
+    def _reuse(self, id: str, verdict: Verdict, made: StepResult) -> None:
         """Reuse the cached result of a step, or run the step if a required output is missing."""
         n = self._steps.number(id)
         if not self._can_be_taken(n, made):
@@ -175,7 +175,7 @@ class Judge:
                 facts["warnings"] = warnings
         return facts
 
-    def _can_be_taken(self, n: int, made: Made) -> bool:
+    def _can_be_taken(self, n: int, made: StepResult) -> bool:
         """Return True if all outputs of step `n` that other steps need are available."""
         taken = self._outputs_taken(n)
         contents = [made.outputs[name] for name in taken if name in made.outputs]

@@ -121,7 +121,7 @@ class Preparer:
         node, spec, place, directory = attempt.node, attempt.spec, seat.place, seat.directory
         states = _state_folders(attempt)
         if not seat.rank:
-            shown = {each.name: each.here for each in states}
+            shown = {each.name: each.local_path for each in states}
             job_folders.link_folders(self._ws, self._commits.run, node.id, shown, self._commits.say)
         task = HostTask(
             seat.name,
@@ -142,10 +142,10 @@ class Preparer:
             task.processes = self.processes(spec, attempt.number, attempt.place)
             task.round = functools.partial(self._report_round, attempt)
         if spec.sync and not seat.rank:
-            from ...hosts.place.output_sync import Synced
+            from ...hosts.place.output_sync import SyncedOutput
 
             paths = {name: (path, bool(flags & DIRECTORY)) for name, path, flags in node.outputs}
-            task.synced = [Synced(*paths[name], every) for name, every in spec.sync]
+            task.synced = [SyncedOutput(*paths[name], every) for name, every in spec.sync]
         return task
 
     def _compose(
@@ -191,12 +191,12 @@ class Preparer:
     def _report_round(self, attempt: Attempt, round: SyncRound) -> None:
         """Report the result of a checkpoint download from a host."""
         name = attempt.place.name
-        if round.brought:
+        if round.copied:
             attempt.checkpoint_bytes += round.size
         for words in (round.problem, round.warning):
             if words:
                 self._commits.say(f"{name}: {words}")
-        for checkpoint, why in round.passed:
+        for checkpoint, why in round.rejected:
             self._commits.say(f"skipped checkpoint {checkpoint} on {name}: {why}")
 
 
@@ -233,5 +233,5 @@ def _state_folders(attempt: Attempt) -> list[StateFolder]:
         for state in attempt.spec.state
     ]
     for folder in folders:
-        folder.here.mkdir(parents=True, exist_ok=True)
+        folder.local_path.mkdir(parents=True, exist_ok=True)
     return folders

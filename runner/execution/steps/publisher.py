@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ...errors import CannotRun, RecipeError, StoreUnavailable
 from ...hosts.place.spare_dirs import SparePool
-from ...planning.judge import Made
+from ...planning.judge import StepResult
 from ...planning.step import TEMPORARY
 from ...storage.content.files import Content
 from ...storage.workspace import Workspace
@@ -55,7 +55,7 @@ class Publisher:
                     fix="move the file away, pass `--overwrite`, or accept it with `recipe adopt`",
                 )
 
-    def try_publish(self, n: int, made: Made) -> RecipeError | None:
+    def try_publish(self, n: int, made: StepResult) -> RecipeError | None:
         """Publish the outputs of step `n`, and return the error if the step cannot be published.
 
         Raises StoreUnavailable, because a later attempt can succeed.
@@ -68,7 +68,7 @@ class Publisher:
             return error
         return None
 
-    def publish(self, n: int, made: Made) -> None:
+    def publish(self, n: int, made: StepResult) -> None:
         """Publish the outputs of step `n` in the workspace.
 
         Raises CannotRun if a target was edited by hand, and Infrastructure.
@@ -99,7 +99,7 @@ class Publisher:
             self.commits.add_published(path, content, self.survey.plan.nodes[n].id)
             facts.there[path] = facts.ours[path] = content
 
-    def publish_all(self, made: Mapping[int, Made]) -> None:
+    def publish_all(self, made: Mapping[int, StepResult]) -> None:
         """Publish all outputs of a library recipe, at the end of the run."""
         for n in self.survey.targets:
             if n in made and made[n].ok:

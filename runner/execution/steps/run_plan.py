@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ...planning.judge import NOTHING, Facts, Made, Verdict
+from ...planning.judge import NOTHING, Facts, StepResult, Verdict
 from ...planning.plan import LOCAL, Node, Plan
 from ...planning.step import TEMPORARY, StepSpec
 from ...storage.content.files import Content
@@ -37,7 +37,7 @@ class RunPlan:
         return self.survey.facts
 
     @property
-    def made(self) -> Mapping[int, Made]:
+    def made(self) -> Mapping[int, StepResult]:
         """Results of finished steps by number, as a live view."""
         return self._made
 
@@ -55,7 +55,7 @@ class RunPlan:
         """Return True if the step is marked to run on this machine."""
         return bool(self.node(id).flags & LOCAL)
 
-    def set_made(self, n: int, made: Made) -> None:
+    def set_made(self, n: int, made: StepResult) -> None:
         self._made[n] = made
 
     def set_failed(self, id: str) -> None:

@@ -10,7 +10,7 @@ from drivers.base import Exit
 
 from ...errors import Infrastructure, Invalid
 from ...hosts.place.host_task import TaskResult
-from ...planning.judge import Made
+from ...planning.judge import StepResult
 from ...planning.schedule import AttemptOutcome
 from ...storage import metrics
 from ...storage.crash import crashpoint
@@ -27,7 +27,7 @@ from .growth import PlanGrowth
 from .publisher import Publisher
 from .run_plan import RunPlan
 from .run_schedule import RunSchedule
-from .tidying import Tidying
+from .tidying import AttemptCleanup
 
 
 class SuccessRecorder:
@@ -47,7 +47,7 @@ class SuccessRecorder:
         growth: PlanGrowth,
         diverged: DivergedLosses,
         records: AttemptRecords,
-        tidying: Tidying,
+        tidying: AttemptCleanup,
         failures: FailureRecorder,
     ) -> None:
         self._ws, self._steps, self._schedule, self._commits = ws, steps, schedule, commits
@@ -73,7 +73,7 @@ class SuccessRecorder:
                 return self._failures.fail(id, attempt, Cause(NAN, diverged), exit)
             warnings.append(diverged)
         self._say_if_went_back(id, attempt)
-        made = Made(True, result.outputs, values)
+        made = StepResult(True, result.outputs, values)
         self._steps.set_made(attempt.number, made)
         data: dict[str, object] = {"seconds": round(seconds, 3)}
         note = self._note_of_changed_input(attempt)
@@ -126,7 +126,7 @@ class SuccessRecorder:
             self._commits.say(f"{id}: {words}")
 
     def _trace(
-        self, id: str, attempt: Attempt, made: Made, exit: Exit, warnings: list[str]
+        self, id: str, attempt: Attempt, made: StepResult, exit: Exit, warnings: list[str]
     ) -> None:
         """Cache the result of an attempt under its cache key."""
         if attempt.key is None:

@@ -19,7 +19,7 @@ from .attempt import Attempt
 from .commit import GroupCommit
 
 
-class Tidying:
+class AttemptCleanup:
     """Cleanup of the files of one run's attempts.
 
     `beside` runs a coroutine in the background.

@@ -21,7 +21,7 @@ LONGEST_QUESTION = 5.0
 
 
 class GpuPick(NamedTuple):
-    """GPUs for one attempt.  If there are none: the seconds until the next check, and the number of GPUs that other runs held."""
+    """GPUs for one attempt.  Without GPUs, the seconds until the next check, and the number of GPUs that other runs hold."""
 
     devices: tuple[Device, ...]
     again: float
@@ -29,7 +29,10 @@ class GpuPick(NamedTuple):
 
 
 class Capacity:
-    """The capacity of one host.  `slots` limits concurrent steps, None for no limit.  `free` returns the GPUs, by lock, that no run holds."""
+    """The capacity of one host.
+
+    `slots` limits concurrent steps, None for no limit.  `free` returns those of the given GPU locks that no run holds.
+    """
 
     def __init__(
         self,
@@ -117,12 +120,14 @@ class Capacity:
         return GpuPick((), pause, len(candidates) - len(found))
 
     def reserve(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
+        """Reserve a slot, resources and GPUs for a step."""
         self._running += 1
         self._given.update(devices)
         for name, amount in wants.items():
             self._used[name] = self._used.get(name, 0.0) + amount
 
     def release(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
+        """Release the reservation of a finished step."""
         self._running -= 1
         self._given.difference_update(devices)
         if devices:

@@ -189,13 +189,13 @@ class CheckpointSync:
         """Prepare one state on the host; return the checkpoint from which it resumes."""
         result = SyncRound()
         async with self._memory[state.name].lock:
-            listing = await self._host.list_files(state.below)
+            listing = await self._host.list_files(state.host_path)
             await asyncio.to_thread(_clean_incoming, state, None)
             if listing.files:
                 await self._copier(state, result, exited=True).run(only_newer=True)
-                listing = await self._host.list_resumable(state.below)
+                listing = await self._host.list_resumable(state.host_path)
             found = await asyncio.to_thread(
-                checkpoints.newest, state.here, state.pattern, world=self._world
+                checkpoints.newest, state.local_path, state.pattern, world=self._world
             )
             await self._upload_missing(state, found, listing, result)
         self._tell(result)
@@ -206,7 +206,7 @@ class CheckpointSync:
     ) -> None:
         """Upload the newest checkpoint and the files that are no checkpoints, if the host does not have them."""
         on_host = _split_listing(listing.files, state.pattern)
-        local = await asyncio.to_thread(_listings, state.here, state.pattern)
+        local = await asyncio.to_thread(_listings, state.local_path, state.pattern)
         missing = []
         for name, files in local.items():
             is_older = name != newest.name and _is_checkpoint(name, state.pattern)
@@ -223,13 +223,13 @@ class CheckpointSync:
                 fix="free disk space on the host",
             )
         for name in missing:
-            source, target = _below(state.here, name), _join(state.below, name)
+            source, target = _below(state.local_path, name), _join(state.host_path, name)
             result.size += await self._host.upload(source, target)
         # An upload has new times on the host.  The local files get the same, so that they count as equal.
-        uploaded = await self._host.list_resumable(state.below)
+        uploaded = await self._host.list_resumable(state.host_path)
         on_host = _split_listing(uploaded.files, state.pattern)
         for name in missing:
-            path = _below(state.here, name)
+            path = _below(state.local_path, name)
             await asyncio.to_thread(_set_times, path, on_host.get(name, {}))
 
 
@@ -261,7 +261,7 @@ class _RoundCopier:
 
         A failed copy does not prevent others.  The first error is raised at the end.
         """
-        listing = await self._host.list_files(self._state.below)
+        listing = await self._host.list_files(self._state.host_path)
         self._units = _split_listing(listing.files, self._state.pattern)
         partial = {f"{name or WHOLE}.coming" for name in self._units}
         await asyncio.to_thread(_clean_incoming, self._state, partial)
@@ -345,7 +345,7 @@ class _RoundCopier:
 
     async def _list_now(self, name: str) -> Listing | None:
         """Return the present listing of a checkpoint or file on the host; None if it does not exist."""
-        listing = await self._host.list_files(self._state.below)
+        listing = await self._host.list_files(self._state.host_path)
         return _split_listing(listing.files, self._state.pattern).get(name)
 
     async def _copy_other_files(self, names: Collection[str]) -> None:
@@ -353,7 +353,7 @@ class _RoundCopier:
         for name in sorted(set(self._units) - set(names)):
             if any(TEMPORARY.match(part) for part in name.split("/")):
                 continue
-            if _listing(_below(self._state.here, name)) != self._units[name]:
+            if _listing(_below(self._state.local_path, name)) != self._units[name]:
                 await self._copy_one(name)
 
     async def _copy_one(self, name: str, older: str = "") -> bool:
@@ -361,7 +361,7 @@ class _RoundCopier:
         state, listing = self._state, self._units[name]
         target = self._incoming / (name or WHOLE)
         try:
-            self._result.size += await self._host.download(_join(state.below, name), target)
+            self._result.size += await self._host.download(_join(state.host_path, name), target)
         except (Rejected, RecipeError, OSError) as error:
             # The training may delete or change the checkpoint meanwhile, which is no error.
             if await self._list_now(name) == listing:
@@ -371,13 +371,13 @@ class _RoundCopier:
             await asyncio.to_thread(delete, target)
             if name:
                 self._memory.bad[name] = listing
-                self._result.passed.append((name, why))
+                self._result.rejected.append((name, why))
             return False
         if not self._exited and await self._list_now(name) != listing:
             await asyncio.to_thread(delete, target)
             return False
-        await asyncio.to_thread(_publish, target, _below(state.here, name), listing)
-        self._result.brought.append(name or state.name)
+        await asyncio.to_thread(_publish, target, _below(state.local_path, name), listing)
+        self._result.copied.append(name or state.name)
         return True
 
     async def _find_problem(self, name: str, target: Path, older: str) -> str:
@@ -406,11 +406,11 @@ class _RoundCopier:
         needed = int(max(sizes.values(), default=0) * MARGIN)
         old = self._find_old(names, good, short_of_space=listing.free < needed)
         if old:
-            spared = await asyncio.to_thread(checkpoints.best, state.here / good[0])
+            spared = await asyncio.to_thread(checkpoints.best, state.local_path / good[0])
             old = [name for name in old if not spared or name != spared]
         if old:
-            await self._host.remove([_join(state.below, name) for name in old])
-        await asyncio.to_thread(checkpoints.prune, state.here, state.pattern, state.keep)
+            await self._host.remove([_join(state.host_path, name) for name in old])
+        await asyncio.to_thread(checkpoints.prune, state.local_path, state.pattern, state.keep)
         free = listing.free + sum(sizes[name] for name in old)
         level, words = disk_strain(free, listing.total, needed)
         self._result.warning = words if level > self._memory.level else ""
@@ -462,7 +462,7 @@ class HostCheckpoints:
         return (await self._host_store.hash_outputs(folder, ((name, False),))).outputs[name]
 
     async def download_hashed(self, path: str, taken: HashedOutput, target: Path) -> int:
-        """Download a content found by `taken`, or a part of it.  Returns the number of bytes."""
+        """Download a content found by `hash_path`, or a part of it.  Returns the number of bytes."""
         await self._host_store.fetch(self._at(path), taken, str(target))
         await asyncio.to_thread(_make_writable, target)
         return taken.size
@@ -619,10 +619,10 @@ def _join(folder: str, name: str) -> str:
 def _complete_checkpoints(state: StateFolder) -> dict[str, Listing]:
     """Return the complete local checkpoints."""
     if state.pattern is None:
-        return _listings(state.here, None)
+        return _listings(state.local_path, None)
     return {
-        name: _listing(state.here / name)
-        for name, verdict in checkpoints.judge_checkpoints(state.here, state.pattern)
+        name: _listing(state.local_path / name)
+        for name, verdict in checkpoints.judge_checkpoints(state.local_path, state.pattern)
         if verdict.ok
     }
 
@@ -635,14 +635,14 @@ def _clean_incoming(state: StateFolder, going: Collection[str] | None = ()) -> N
     incoming = _incoming_dir(state)
     incoming.mkdir(parents=True, exist_ok=True)
     for name in os.listdir(incoming):
-        place = _below(state.here, "" if state.pattern is None else name.removesuffix(".old"))
+        place = _below(state.local_path, "" if state.pattern is None else name.removesuffix(".old"))
         if name.endswith(".old") and (
-            not os.path.lexists(place) or (place == state.here and not os.listdir(place))
+            not os.path.lexists(place) or (place == state.local_path and not os.listdir(place))
         ):
             os.rename(incoming / name, place)
         elif going is not None and name not in going:
             delete(incoming / name)
-    state.here.mkdir(parents=True, exist_ok=True)
+    state.local_path.mkdir(parents=True, exist_ok=True)
 
 
 def _make_writable(path: Path) -> None:
@@ -684,4 +684,4 @@ def _set_times(path: Path, listing: Listing) -> None:
 
 
 def _incoming_dir(state: StateFolder) -> Path:
-    return state.here.parent / ".incoming" / state.name
+    return state.local_path.parent / ".incoming" / state.name

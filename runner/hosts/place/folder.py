@@ -21,7 +21,7 @@ from .host_task import Paths
 
 if TYPE_CHECKING:
     from ...secrets import Secret
-    from ...storage.signed import Signed
+    from ...storage.signed import SignedObjects
     from ..transfer.download import HashedOutput
     from ..transfer.host_store import HostStore
 
@@ -46,7 +46,7 @@ class Folder:
     async def create_scratch(
         self, name: str, files: Mapping[str, bytes], script: bytes | None
     ) -> Paths:
-        """Create a directory with these files for a command that belongs to no step; its script is beside it."""
+        """Create a directory with these files for a command that belongs to no step.  The command's script is beside the directory."""
         paths = Paths.at(f"{self.root}/attempts/{name}")
         Path(paths.cwd).mkdir(parents=True)
         for path, data in files.items():
@@ -65,10 +65,11 @@ class Folder:
             delete(Path(path))
 
     async def has_marker(self, path: str) -> bool:
-        """Return whether a marker file exists below the root."""
+        """Return whether a file, usually a marker, exists at a path below the root."""
         return os.path.exists(f"{self.root}/{path}")
 
     async def write_marker(self, path: str) -> None:
+        """Write a marker file at a path below the root."""
         self._ws.write(Path(self.root, path), b"done\n")
 
     async def find_free_space(self) -> tuple[int, int | None]:
@@ -88,11 +89,11 @@ class Folder:
 
     @property
     def can_pull(self) -> bool:
-        """Whether inputs from buckets should go directly to the host.  False if the host sees the local disk."""
+        """Whether the host downloads inputs from buckets directly.  False if it sees the local disk."""
         return False
 
     async def pull(
-        self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
+        self, source: SignedObjects, known: str, learn: Callable[[Sequence[Secret]], None]
     ) -> str:
         """Let the host download an input from its bucket: see `HostStore.pull`.  Returns its content; empty if the host does not."""
         return ""
@@ -205,7 +206,7 @@ class RemoteFolder(Folder):
         return not self._host_store.shared_disk.host_sees_workspace
 
     async def pull(
-        self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
+        self, source: SignedObjects, known: str, learn: Callable[[Sequence[Secret]], None]
     ) -> str:
         content = await self._contact.insist(lambda: self._host_store.pull(source, known, learn))
         self.contents.add(content)

@@ -40,7 +40,7 @@ UNTOUCHED: Final = Rendezvous(0, ())
 
 
 class GroupCapacity(Capacity):
-    """The capacity of several hosts together, one per node.  A head contributes only its slot."""
+    """The capacity of several hosts together, one per node.  The first `heads` hosts contribute only their slots."""
 
     def __init__(self, members: Sequence[Capacity], heads: int) -> None:
         first = members[heads]

@@ -80,7 +80,7 @@ class Hooks:
         return problems
 
     async def is_healthy(self, command: str | Sequence[Tree], seconds: float) -> bool:
-        """Run one health check; it fails after `seconds`."""
+        """Run one health check; return whether it succeeded within `seconds`."""
         exit, _ = await self.run_command("health", command, seconds)
         return exit.code == 0
 
@@ -133,7 +133,7 @@ class Hooks:
             await self.place.folder.clear(paths)
 
     async def _listen(self, job: Job, on_line: Callable[[bytes], None]) -> Exit:
-        """Return the job's end.  An unreachable host is asked again, because a hook may take minutes."""
+        """Wait for the end of a job and pass its output to `on_line` meanwhile.  Requests to an unreachable host are repeated."""
         host, exit, received, part = self.place.host, None, 0, b""
         while exit is None:
             exit = await self.place.contact.insist(lambda: host.wait(job, LOOK))

@@ -16,7 +16,7 @@ from .staging import AttemptDirectory
 
 if TYPE_CHECKING:
     from ...storage.checkpoints import Newest
-    from .output_sync import Synced
+    from .output_sync import SyncedOutput
 
 FOREVER = timedelta(days=3650)
 
@@ -60,8 +60,8 @@ class StateFolder(NamedTuple):
     name: str
     path: str
     """Path in the attempt directory."""
-    here: Path
-    below: str
+    local_path: Path
+    host_path: str
     """Path below the root of a host with a disk of its own."""
     pattern: str | None
     """Name pattern of the checkpoints; None if the whole directory is one checkpoint."""
@@ -77,9 +77,9 @@ class StateFolder(NamedTuple):
 class SyncRound:
     """The result of one round of a checkpoint sync."""
 
-    brought: list[str] = field(default_factory=list)
+    copied: list[str] = field(default_factory=list)
     size: int = 0  # transferred bytes
-    passed: list[tuple[str, str]] = field(
+    rejected: list[tuple[str, str]] = field(
         default_factory=list
     )  # (checkpoint, reason why it does not count), each shown once
     warning: str = ""  # about a disk, shown once until it has space again
@@ -100,7 +100,7 @@ async def _provide_nothing() -> None:
 
 @dataclass(slots=True)
 class HostTask:
-    """One attempt to run."""
+    """One attempt that a place is to run."""
 
     name: str
     outputs: Sequence[OutputSpec]
@@ -127,7 +127,7 @@ class HostTask:
     """Number of training processes that the checkpoints must fit; None for any."""
     round: Callable[[SyncRound], None] = lambda _round: None
     """Receives the result of each round of the checkpoint sync."""
-    synced: Sequence[Synced] = ()
+    synced: Sequence[SyncedOutput] = ()
     """Outputs that are also copied while the step runs."""
     phase: Callable[[Phase], None] = _ignore_phase
     """Receives the phases on a host with a disk of its own."""

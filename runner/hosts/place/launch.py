@@ -108,47 +108,17 @@ def count_processes(block: Mapping[str, Any], scope: Mapping[str, Any]) -> int:
 def _render_accelerate(
     block: Mapping[str, Any], scope: Mapping[str, Any], python: str
 ) -> tuple[list[str], dict[str, str]]:
+    """Return the command and the environment of an `accelerate` block."""
     from ...language.template import args, render
 
     fields = render({k: v for k, v in block.items() if k != "args"}, scope)
     assert isinstance(fields, dict)
-    gpus = int(scope["host"]["gpus"])
-    nodes, rank = int(scope["nodes"]["count"]), int(scope["node"]["rank"])
     each = count_processes(block, scope)
-    world = each * nodes
-    words = [python, "-m", "accelerate.commands.launch"]
-    if fields.get("config"):
-        words += ["--config_file", str(fields["config"])]
-    precision = str(fields.get("mixed_precision") or "no")
-    words += [
-        "--num_processes",
-        str(world),
-        "--num_machines",
-        str(nodes),
-        "--mixed_precision",
-        precision,
-        "--dynamo_backend",
-        "no",
-    ]
-    if world > 1:
-        # Necessary without GPUs too: `--cpu --num_processes 2` would silently run one process.
-        words += ["--multi_gpu"]
-    if nodes > 1:
-        words += [
-            "--machine_rank",
-            str(rank),
-            "--main_process_ip",
-            scope["nodes"]["addresses"][0],
-            "--main_process_port",
-            PORT,
-        ]
-        words += ["--rdzv_backend", "static", "--same_network"]
-    elif world > 1:
-        words += ["--main_process_port", "0"]
-    kind, name = (
-        ("module", fields["module"]) if fields.get("module") else ("script", fields["script"])
-    )
-    words += [SHIM, kind, str(name)]
+    words = [python, "-m", "accelerate.commands.launch", *_launcher_flags(fields, scope, each)]
+    if fields.get("module"):
+        words += [SHIM, "module", str(fields["module"])]
+    else:
+        words += [SHIM, "script", str(fields["script"])]
     given = block.get("args")
     if isinstance(given, Mapping):
         words += args(given, scope)
@@ -156,15 +126,37 @@ def _render_accelerate(
         from ...language.template import argv as render_argv
 
         words += render_argv(list(given), scope)
+    threads = str(max(1, int(scope["host"]["cpus"]) // each))
     env = {
-        "RECIPE_WORLD_SIZE": str(world),
-        "OMP_NUM_THREADS": os.environ.get(
-            "OMP_NUM_THREADS", str(max(1, int(scope["host"]["cpus"]) // each))
-        ),
+        "RECIPE_WORLD_SIZE": str(each * int(scope["nodes"]["count"])),
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
     }
-    if gpus == 0:
+    if int(scope["host"]["gpus"]) == 0:
         env["ACCELERATE_USE_CPU"] = "true"
     return words, env
+
+
+def _launcher_flags(fields: Mapping[str, Any], scope: Mapping[str, Any], each: int) -> list[str]:
+    """Return the flags of `accelerate launch` for `each` processes per node."""
+    nodes, rank = int(scope["nodes"]["count"]), int(scope["node"]["rank"])
+    world = each * nodes
+    words = []
+    if fields.get("config"):
+        words += ["--config_file", str(fields["config"])]
+    words += ["--num_processes", str(world), "--num_machines", str(nodes)]
+    words += ["--mixed_precision", str(fields.get("mixed_precision") or "no")]
+    words += ["--dynamo_backend", "no"]
+    if world > 1:
+        # Necessary without GPUs too: `--cpu --num_processes 2` would silently run one process.
+        words += ["--multi_gpu"]
+    if nodes > 1:
+        words += ["--machine_rank", str(rank)]
+        words += ["--main_process_ip", scope["nodes"]["addresses"][0]]
+        words += ["--main_process_port", PORT]
+        words += ["--rdzv_backend", "static", "--same_network"]
+    elif world > 1:
+        words += ["--main_process_port", "0"]
+    return words
 
 
 def _render_file(path: str, tree: Any, scope: Mapping[str, Any]) -> bytes:

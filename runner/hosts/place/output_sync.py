@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..transfer.host_store import HostStore
 
 
-class Synced(NamedTuple):
+class SyncedOutput(NamedTuple):
     """One output: its path in the attempt, whether it is a directory, and the seconds between two copies."""
 
     path: str
@@ -35,10 +35,12 @@ async def follow(
     attempt: str,
     folder: str,
     partial: str,
-    outputs: Sequence[Synced],
+    outputs: Sequence[SyncedOutput],
     say: Callable[[str], None],
 ) -> None:
-    """Copy `outputs` from the attempt at `there` to the directory `here`, until cancelled.  `partial` is a path on the same disk as `here`.
+    """Copy `outputs` from the directory `attempt` on the host to the local `folder`, until cancelled.
+
+    `partial` is a path on the same disk as `folder`.
 
     The first copy of each output is reported.  After a connection error or a change during the copy, the next interval tries again.
     """
@@ -68,7 +70,12 @@ async def follow(
 
 
 async def _bring(
-    host_store: HostStore, attempt: str, folder: str, partial: str, output: Synced, copied: str
+    host_store: HostStore,
+    attempt: str,
+    folder: str,
+    partial: str,
+    output: SyncedOutput,
+    copied: str,
 ) -> str:
     """Copy an output if its content has changed.  Returns the content; empty if there is no output yet."""
     hashed = (await host_store.hash_outputs(attempt, [(output.path, output.folder)])).outputs[

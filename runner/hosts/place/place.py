@@ -109,11 +109,11 @@ class Place:
 
     @property
     def lost_members(self) -> Mapping[Place, str]:
-        """The members known to be lost, with the reasons.  For a single host, its own steps report the loss."""
+        """The members known to be lost, with the reasons; empty for a single host, whose steps report the loss."""
         return {}
 
     def record_end(self, why: str) -> None:
-        """Record that the host has stopped its jobs.  If its time is limited, no more steps start there."""
+        """Record that a host has stopped its jobs.  No more steps start on members with a limited time."""
         for each in self.members:
             if each.leave_at < math.inf:
                 each.leaving = each.leaving or why
@@ -160,7 +160,7 @@ class Place:
     def link_states(self, attempt: AttemptDirectory, states: Sequence[StateFolder]) -> None:
         """Link the states into a new attempt directory."""
         for state in states:
-            os.symlink(state.here.resolve(), attempt.target_of(state.path))
+            os.symlink(state.local_path.resolve(), attempt.target_of(state.path))
 
     def find_mounts(
         self, attempt: AttemptDirectory, command: Command, states: Sequence[StateFolder]
@@ -170,7 +170,7 @@ class Place:
         from ..engines import Mount
 
         shown = [Mount(path, at=f"{attempt.path}/{name}") for name, path in attempt.mounted.items()]
-        writable = [str(state.here) for state in states]
+        writable = [str(state.local_path) for state in states]
         return [*find_mounts(command, f"{self.folder.root}/objects", writable), *shown]
 
     def may_have_made(self, attempt: AttemptDirectory, outputs: Sequence[OutputSpec]) -> bool:
@@ -234,7 +234,9 @@ class Place:
         """Delete old checkpoints while the training runs, until cancelled."""
         from .checkpoint_sync import CheckpointPruner
 
-        pruners = [CheckpointPruner(state.here, state.pattern, state.keep) for state in task.states]
+        pruners = [
+            CheckpointPruner(state.local_path, state.pattern, state.keep) for state in task.states
+        ]
         while True:
             await asyncio.sleep(PRUNING)
             for pruner in pruners:

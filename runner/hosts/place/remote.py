@@ -82,7 +82,7 @@ class RemotePlace(Place):
         )
 
     def link_states(self, attempt: AttemptDirectory, states: Sequence[StateFolder]) -> None:
-        """Do nothing: `_parcel` links the states on the host."""
+        """Do nothing: the contents of the attempt directory include the links to the states."""
 
     def find_mounts(
         self, attempt: AttemptDirectory, command: Command, states: Sequence[StateFolder]
@@ -101,7 +101,7 @@ class RemotePlace(Place):
                 if self.host_store.shared_disk.host_sees_workspace
                 else ()
             ),
-            *(Mount(f"{self.folder.root}/{state.below}", True) for state in states),
+            *(Mount(f"{self.folder.root}/{state.host_path}", True) for state in states),
         ]
 
     def may_have_made(self, attempt: AttemptDirectory, outputs: Sequence[OutputSpec]) -> bool:
@@ -204,7 +204,8 @@ class RemotePlace(Place):
         """Delete the attempt on the host, and then the local records of its host and its moved outputs."""
         if not self.lost:
             await self.folder.clear(
-                self.paths(task.attempt), [f"{self.folder.root}/{state.below}" for state in states]
+                self.paths(task.attempt),
+                [f"{self.folder.root}/{state.host_path}" for state in states],
             )
         for note in (".taken", ".site"):
             with contextlib.suppress(FileNotFoundError):
@@ -231,7 +232,9 @@ class RemotePlace(Place):
 
     async def _upload(self, task: HostTask, script: bytes | None) -> None:
         attempt = task.attempt
-        contents = _attempt_contents(attempt, {state.path: state.below for state in task.states})
+        contents = _attempt_contents(
+            attempt, {state.path: state.host_path for state in task.states}
+        )
         for name, path in (await self._find_shared_inputs(attempt)).items():
             del contents.links[name]
             contents.seen[name] = path, name in attempt.objects
@@ -318,7 +321,7 @@ class RemotePlace(Place):
 
 
 def _attempt_contents(attempt: AttemptDirectory, states: Mapping[str, str]) -> AttemptContents:
-    """Return an attempt directory in a form that can be uploaded."""
+    """Return the contents of a local attempt directory for an upload.  `states` maps names in the attempt to directories on the host."""
     from ..transfer.host_store import AttemptContents
 
     contents = AttemptContents(states=dict(states))

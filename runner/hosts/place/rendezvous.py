@@ -107,7 +107,7 @@ class RendezvousNode(NamedTuple):
 
 
 class Rendezvous(NamedTuple):
-    """The result of the checks."""
+    """The result of the node checks."""
 
     port: int
     """A port on node 0 that was free a moment ago."""

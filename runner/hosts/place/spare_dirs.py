@@ -83,6 +83,7 @@ class SparePool:
         _rename_spare(self._logs, path)
 
     def write_script(self, path: str, data: bytes) -> None:
+        """Write a script, in place of a spare script if there is one."""
         if _rename_spare(self._scripts, path):
             overwrite(path, data)
         else:
@@ -99,7 +100,7 @@ class SparePool:
         self._spares, self._files, self._scripts, self._logs = [], [], [], []
 
     def rename_to_spare(self, path: str) -> str:
-        """Rename an attempt directory to a spare name.  The search for attempts skips names with a dot."""
+        """Rename a directory or file to a new spare name and return that.  The search for attempts skips names with a dot."""
         self._count += 1
         name = f"{self._folder}/spare.{self._tag}.{self._count}"
         os.rename(path, name)

@@ -242,7 +242,7 @@ class AttemptDirectory:
 
         With `copy`, it is code and is copied at any size; the copy is writable, but a step that changes it fails.
         Without `inputs`, directories and large files become symbolic links, which a host replaces.  Large files of one `group`
-        are staged by `give_files`.
+        are staged by `stage_queued_files`.
         """
         if name in self.staged or self._is_in_given(source, name):
             return  # two patterns name the same file, or one names its directory
@@ -399,7 +399,7 @@ class AttemptDirectory:
                 json.dump(given, file)
 
     def delete_record(self) -> None:
-        """Delete this file, and the overlay of the command's changes."""
+        """Delete the record of the staged inputs, and the overlay of the command's changes."""
         if self.overlays is not None:
             delete(Path(self.path + CHANGES))
         if self.objects or self.links:
@@ -408,7 +408,7 @@ class AttemptDirectory:
 
     @property
     def _earlier_inputs(self) -> Mapping[str, Mapping[str, str]]:
-        """The staged inputs that an earlier worker wrote down."""
+        """The inputs recorded by an earlier worker: objects and links, each name -> content."""
         if self._recorded is None:
             try:
                 with open(f"{self.path}.given", encoding="utf-8") as file:
@@ -438,7 +438,7 @@ class AttemptDirectory:
         return self._recall_copy(content, name) and _content_now(cache, at) == content
 
     def recall_object(self, content: str, name: str) -> bool:
-        """Restore the record of `add_object` in the same way."""
+        """Restore the record of `add_object` by an earlier worker.  Returns whether the input still matches the key."""
         known = self._earlier_inputs["objects"].get(name)
         return known == content if known is not None else self._recall_copy(content, name)
 
@@ -494,7 +494,7 @@ class AttemptDirectory:
         return f"the step or another process changed its input {changed[0]}" if changed else ""
 
     def find_stale_sources(self, cache: DigestCache) -> list[str]:
-        """Return the sources that do not match the key, so the step may have read something else."""
+        """Return the sources with another content than in the key, so that the step may have read other data."""
         try:
             return self.doubtful + [
                 at for at, now in cache.contents(self.sources).items() if now != self.sources[at]
@@ -522,47 +522,59 @@ class AttemptDirectory:
         """
         wrong: list[str] = []
         found: dict[str, str] = {}
-        kept = tuple(below_state)
+        states = tuple(below_state)
         for name, path, flags in outputs:
-            target = f"{self.path}/{path}"
             try:
-                here = os.lstat(target)
+                status = os.lstat(f"{self.path}/{path}")
             except OSError:
                 if not flags & OPTIONAL:
-                    wrong.append(
-                        f"declared output {path} was not created{self._find_elsewhere(path)}"
-                    )
+                    hint = self._find_elsewhere(path)
+                    wrong.append(f"declared output {path} was not created{hint}")
                 continue
-            if self._leads_out(path, kept):
-                wrong.append(
-                    f"declared output {path} is behind a link that points outside the attempt directory"
-                )
-                continue
-            plain = stat.S_ISREG(here.st_mode)
-            if flags & NONEMPTY and (here.st_size == 0 if plain else _is_empty(target)):
-                wrong.append(f"declared output {path} is empty, but the recipe requires content")
-                continue
-            if flags & DIRECTORY and (plain or not os.path.isdir(target)):
-                wrong.append(f"declared output {path}/ is not a directory")
+            if problem := self._find_output_problem(path, flags, status, states):
+                wrong.append(problem)
                 continue
             try:
-                if stat.S_ISLNK(here.st_mode) or (
-                    kept and any(path == k or path.startswith(k + "/") for k in kept)
-                ):
-                    content = scan(target)
-                    objects.put(Path(os.path.realpath(target)), content, move=False)
-                elif plain and (tiny := objects.tiny.remember(target, here)) is not None:
-                    content = tiny
-                    self._tiny.append(path)
-                else:
-                    content = self._taken[path] = objects.take(target, here if plain else None)
+                found[name] = self._store_output(path, status, objects, states)
             except Unhashable as error:
                 wrong.append(str(error).replace(self.path + "/", ""))
-                continue
-            found[name] = content
         if wrong:
             raise OutputProblem("; ".join(wrong))
         return found
+
+    def _find_output_problem(
+        self, path: str, flags: int, status: os.stat_result, states: Sequence[str]
+    ) -> str:
+        """Return how an existing output differs from its declaration; empty if it does not."""
+        if self._leads_out(path, states):
+            return (
+                f"declared output {path} is behind a link that points outside the attempt directory"
+            )
+        target = f"{self.path}/{path}"
+        is_file = stat.S_ISREG(status.st_mode)
+        if flags & NONEMPTY and (status.st_size == 0 if is_file else _is_empty(target)):
+            return f"declared output {path} is empty, but the recipe requires content"
+        if flags & DIRECTORY and (is_file or not os.path.isdir(target)):
+            return f"declared output {path}/ is not a directory"
+        return ""
+
+    def _store_output(
+        self, path: str, status: os.stat_result, objects: Objects, states: Sequence[str]
+    ) -> Content:
+        """Store an output and return its content.  An output in a state is copied, because the state still needs the files."""
+        target = f"{self.path}/{path}"
+        is_in_state = any(path == state or path.startswith(f"{state}/") for state in states)
+        if stat.S_ISLNK(status.st_mode) or is_in_state:
+            content = scan(target)
+            objects.put(Path(os.path.realpath(target)), content, move=False)
+            return content
+        is_file = stat.S_ISREG(status.st_mode)
+        if is_file and (tiny := objects.tiny.remember(target, status)) is not None:
+            self._tiny.append(path)
+            return tiny
+        content = objects.take(target, status if is_file else None)
+        self._taken[path] = content
+        return content
 
     def _find_elsewhere(self, path: str) -> str:
         """Return a hint if the command created a file of this name at another path."""
@@ -609,7 +621,7 @@ class AttemptDirectory:
             return {}
 
     def record_moved_output(self, name: str, content: str) -> None:
-        """Record the content of an output that its host is about to move: see `taken`."""
+        """Record the content of an output that its host is about to move, for `read_moved_outputs`."""
         with open(f"{self.path}.taken", "a", encoding="utf-8") as file:
             file.write(f"{name}\t{content}\n")
 

@@ -16,7 +16,7 @@ from drivers.base import HostLost, Rejected
 from ...storage.content import files
 from ...storage.content.disk import delete
 from ..transfer.download import HashedOutput
-from ..transfer.host_store import Vanished
+from ..transfer.host_store import MissingDirectory
 from .checkpoint_sync import DirectoryListing, HostCheckpoints
 from .rendezvous import gather_all
 
@@ -100,7 +100,7 @@ class NodesCheckpoints:
         async def hash_path(node: HostCheckpoints) -> HashedOutput:
             try:
                 return await node.hash_path(path)
-            except Vanished:
+            except MissingDirectory:
                 self.partial = True
                 return HashedOutput()
 

@@ -269,17 +269,19 @@ class Leases:
     def make_intent(self, need: Need, offer: Offer, until: datetime) -> LeaseRow:
         """Return the ledger row of a lease that is about to be requested."""
         return LeaseRow(
-            os.urandom(8).hex(),
-            self.name,
-            self.run,
-            self.workspace,
-            to_stored(need),
-            self.holder,
-            "ASKED",
-            to_stored(offer),
-            until.timestamp(),
-            offer.price,
-        )._replace(asked=time.time(), stack=self.stack)
+            key=os.urandom(8).hex(),
+            driver=self.name,
+            run=self.run,
+            workspace=self.workspace,
+            need=to_stored(need),
+            holder=self.holder,
+            state="ASKED",
+            offer=to_stored(offer),
+            until=until.timestamp(),
+            price=offer.price,
+            asked=time.time(),
+            stack=self.stack,
+        )
 
     async def order(self, row: LeaseRow, until: datetime) -> LeaseRow | None:
         """Order the machine of a recorded intent.  Returns a COMING lease, or None if the offer is no longer available.

@@ -16,7 +16,7 @@ from ...retry import retry_async
 from ...storage.workspace import Workspace
 from ..link.contact import SOON, retry_policy
 from .leases import create_driver
-from .totals import Pricing, Total
+from .totals import CostModel, Total
 
 RUNNERS_UP: Final = 2
 """Number of offers shown beside the best one."""
@@ -47,7 +47,7 @@ class Shelf(NamedTuple):
     """The end of the machines and other terms, as text."""
     failed: str = ""
     """Why the driver could not be asked; empty if it answered."""
-    pricing: Pricing = Pricing()
+    pricing: CostModel = CostModel()
     """The cost model that ranks the offers."""
 
     @property
@@ -192,7 +192,7 @@ async def update_prices(drivers: Mapping[str, Driver]) -> dict[str, str]:
 
 
 async def ask_offers(
-    asking: Mapping[str, tuple[Driver, Sequence[Wish]]], pricing: Mapping[Need, Pricing] = {}
+    asking: Mapping[str, tuple[Driver, Sequence[Wish]]], pricing: Mapping[Need, CostModel] = {}
 ) -> list[Shelf]:
     """Ask each driver for offers for each of its wishes, cheapest run first.
 
@@ -201,7 +201,7 @@ async def ask_offers(
     found = []
     for name, (driver, wishes) in asking.items():
         for wish in wishes:
-            costing = pricing.get(replace(wish.need, market="any"), Pricing())
+            costing = pricing.get(replace(wish.need, market="any"), CostModel())
             found.append(await _ask_driver(name, driver, wish, costing))
         await driver.aclose()
     if found and all(shelf.failed for shelf in found):
@@ -209,7 +209,7 @@ async def ask_offers(
     return found
 
 
-async def _ask_driver(name: str, driver: Driver, wish: Wish, costing: Pricing) -> Shelf:
+async def _ask_driver(name: str, driver: Driver, wish: Wish, costing: CostModel) -> Shelf:
     """Return a driver's offers for one wish.  Raises Invalid for a wrong filter."""
     try:
         offers = await retry_async(partial(driver.offers, wish), retry_policy(SOON))
@@ -237,9 +237,9 @@ def _describe_terms(driver: Driver, need: Need) -> list[str]:
     return terms
 
 
-def rank_again(shelf: Shelf, wish: Wish, pricing: Mapping[Need, Pricing]) -> Shelf:
+def rank_again(shelf: Shelf, wish: Wish, pricing: Mapping[Need, CostModel]) -> Shelf:
     """Rank the offers of a shelf for another wish; `pricing` maps needs to cost models, as for `ask_offers`."""
-    costing = pricing.get(replace(wish.need, market="any"), Pricing())
+    costing = pricing.get(replace(wish.need, market="any"), CostModel())
     offers = shelf.offers
     # A cluster without prices keeps the order of its settings.
     if any(offer.price for offer in offers):

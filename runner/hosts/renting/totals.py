@@ -93,7 +93,7 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class Pricing:
+class CostModel:
     """The cost model of a run.  Without a history, the start of a machine costs nothing."""
 
     history: History | None = None

@@ -25,7 +25,7 @@ from .upload import Sender
 
 if TYPE_CHECKING:
     from ...secrets import Secret
-    from ...storage.signed import Signed
+    from ...storage.signed import SignedObjects
 
 UNUSED, SWEEP = timedelta(days=14), timedelta(days=1)
 """Age at which unused objects on a host are deleted, and the time between two searches for them."""
@@ -54,7 +54,7 @@ class AttemptContents:
 
 @dataclass(frozen=True, slots=True)
 class HashedOutputs:
-    """The result of an attempt: its outputs by name, and its changed inputs, by name or by object content."""
+    """The outputs of an attempt by name, and the attempt's changed inputs, by name or by content."""
 
     outputs: dict[str, HashedOutput]
     changed: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class Piece(NamedTuple):
     is_replaced: bool
 
 
-class Vanished(Corrupt):
+class MissingDirectory(Corrupt):
     """The directory does not exist on the host."""
 
 
@@ -113,7 +113,7 @@ class HostStore(Sender):
         return f"{self.root}/{object_path(content)}"
 
     async def pull(
-        self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
+        self, source: SignedObjects, known: str, learn: Callable[[Sequence[Secret]], None]
     ) -> Content:
         """Let the host download an input from its bucket, as an object.  Returns its content, which equals `known` if that is set.
 
@@ -210,7 +210,7 @@ class HostStore(Sender):
                 read=lambda answer: _parse_outputs(answer, outputs),
             )
         except UploadGone:
-            raise Vanished(
+            raise MissingDirectory(
                 f"{path} no longer exists on {self.wire.name}", fix="run the step again"
             ) from None
         objects = f"{self.root}/objects/"
@@ -267,7 +267,7 @@ class HostStore(Sender):
         return (await self.read_piece(path, offset, limit=limit)).data
 
     async def read_piece(self, path: str, offset: int, *, limit: int) -> Piece:
-        """Read a file as `read` does, and tell whether the path is no regular file.  Older agents do not tell."""
+        """Read a file as `read` does, and report a path that is no regular file.  Older agents do not report this."""
         answer, data = await self.wire.read("read", path, offset, limit)
         return Piece(data, answer is True)
 

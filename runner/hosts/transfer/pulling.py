@@ -21,7 +21,7 @@ from ...errors import CannotRun, Corrupt, Infrastructure, RecipeError
 from ...secrets import Secret
 from ...storage.content import files
 from ...storage.content.files import Content, Entry
-from ...storage.signed import Item, Signed, opens
+from ...storage.signed import Item, SignedObjects, opens
 from ..link.wire import CorruptReply, Meter, UploadGone, ignore_answer
 from .manifests import HEX, object_name, tree_stamp
 from .upload import Sender
@@ -45,7 +45,7 @@ class Puller:
         self._wire, self._sender = sender.wire, sender
 
     async def pull(
-        self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
+        self, source: SignedObjects, known: str, learn: Callable[[Sequence[Secret]], None]
     ) -> Content:
         """Download an input to the host as an object.  Returns its content, which equals `known` if that is set; `learn` receives new secrets.
 
@@ -70,7 +70,7 @@ class Puller:
         return content
 
     async def _pull(
-        self, source: Signed, known: str, learn: Callable[[Sequence[Secret]], None]
+        self, source: SignedObjects, known: str, learn: Callable[[Sequence[Secret]], None]
     ) -> Content:
         digests = await self._download_all(source, learn)
         entries = files.sort(
@@ -94,7 +94,7 @@ class Puller:
         return content
 
     async def _download_all(
-        self, source: Signed, learn: Callable[[Sequence[Secret]], None]
+        self, source: SignedObjects, learn: Callable[[Sequence[Secret]], None]
     ) -> dict[str, str]:
         """Let the host download all objects of an input; return their digests by path."""
         digests: dict[str, str] = {}
@@ -111,7 +111,7 @@ class Puller:
 
     async def _download_batch(
         self,
-        source: Signed,
+        source: SignedObjects,
         batch: Sequence[Item],
         finished: int,
         digests: dict[str, str],

@@ -2,7 +2,7 @@
 
 Inputs are read in place, and outputs are copied without the network connection.
 
-A test in both directions detects this: one side writes a random word, the other reads it.  A path is used only if it is the same file on both sides.
+To detect a shared disk, each side writes a random word that the other side reads.  A path is used only if it is the same file on both sides.
 """
 
 from __future__ import annotations

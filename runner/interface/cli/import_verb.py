@@ -14,7 +14,7 @@ from typing import Any
 
 from ...errors import CannotRun, Invalid, NotFound, Problem
 from ...language import parse, yaml_text
-from ..importing import Imported, Table, from_dvc, from_sky, text_of
+from ..importing import ImportedRecipe, Table, from_dvc, from_sky, text_of
 from .flags import ask_consent
 from .new import write
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _import(source: Path, root: Path, args: argparse.Namespace) -> Imported:
+def _import(source: Path, root: Path, args: argparse.Namespace) -> ImportedRecipe:
     """Return the draft of a recipe from another tool's file.  Raises RecipeError."""
     if source.name == "Snakefile" or source.suffix == ".smk":
         name = _parse_target(args.name or root.resolve().name)
@@ -72,7 +72,7 @@ def _import(source: Path, root: Path, args: argparse.Namespace) -> Imported:
     raise Invalid([Problem("bad-file", words, fix=fix)])
 
 
-def _explain(path: Path, shown: Path, made: Imported) -> None:
+def _explain(path: Path, shown: Path, made: ImportedRecipe) -> None:
     """Print the points to check in the draft, and the command to run next."""
     lines = [f"check: {line}" for line in made.look]
     try:
@@ -124,7 +124,7 @@ def _parse_target(word: str) -> str:
 # -- Snakemake
 
 
-def _snakemake(name: str, source: Path, root: Path, args: argparse.Namespace) -> Imported:
+def _snakemake(name: str, source: Path, root: Path, args: argparse.Namespace) -> ImportedRecipe:
     """Draft a recipe from a Snakefile, which Snakemake executes.  Raises NotFound, CannotRun."""
     from ..importing_snakemake import from_snakemake, rules_of
 
@@ -164,7 +164,7 @@ def _python_of_snakemake() -> str:
 # -- DVC
 
 
-def _dvc(name: str, source: Path, pipeline: Table, root: Path) -> Imported:
+def _dvc(name: str, source: Path, pipeline: Table, root: Path) -> ImportedRecipe:
     base = _base(source, root)
     home = source.parent
     params: Table = {}
@@ -251,7 +251,7 @@ def _kind(path: Path) -> str:
 # -- SkyPilot
 
 
-def _sky(name: str, source: Path, task: Table, root: Path) -> Imported:
+def _sky(name: str, source: Path, task: Table, root: Path) -> ImportedRecipe:
     from ...advice.estimates import load_hardware
 
     workdir = task.get("workdir") or "."

@@ -62,9 +62,9 @@ def _open_streams() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream.isatty():
-            from ..tail import Guarded
+            from ..tail import SafeTerminal
 
-            setattr(sys, name, Guarded(stream))
+            setattr(sys, name, SafeTerminal(stream))
 
 
 def _flush(code: int) -> int:

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 ACTIONS = {
     "show": "Show the stack's settings without contacting the provider",
-    "up": "Create its machine and cloud resources, and start the machine",
-    "down": "Terminate its machine, and delete its disk and the resources that `up` created",
-    "start": "Start its machine (runs do this automatically)",
-    "stop": "Stop its machine and keep its disk",
-    "status": "Show its machine and resources, with their cost",
-    "ssh": "Open a shell on its running machine",
-    "export": "With --pulumi, print its gcp resources as a Pulumi program",
+    "up": "Create the stack's machine and cloud resources, and start the machine",
+    "down": "Terminate the machine, and delete its disk and the resources that `up` created",
+    "start": "Start the machine (runs do this automatically)",
+    "stop": "Stop the machine and keep its disk",
+    "status": "Show the machine and the cloud resources, with their cost",
+    "ssh": "Open a shell on the running machine",
+    "export": "With --pulumi, print the stack's gcp resources as a Pulumi program",
 }
 
 
@@ -39,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     parser.add_argument(
         "action",
         choices=ACTIONS,
-        help="Action: see above",
+        help="Action, as described above",
     )
     parser.add_argument(
         "name", metavar="NAME", help="Stack name, from [stacks.NAME] in recipe.toml"

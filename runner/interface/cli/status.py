@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(each["fresh"] for each in reports) else 1
 
 
-def runs_as_text(found: Unfinished) -> list[str]:
+def runs_as_text(found: UnfinishedRuns) -> list[str]:
     """Format the unfinished runs."""
     lines = []
     for row in found.running:
@@ -222,7 +222,7 @@ def _step_line(step: OutdatedStep, width: int) -> str:
     return f"  {step['answer']:8} {safe_ids(step['id']):<{width}}  {safe_ids(first)}{more}"
 
 
-class Unfinished(NamedTuple):
+class UnfinishedRuns(NamedTuple):
     """Unfinished runs, by state."""
 
     running: list[UnfinishedRun]
@@ -232,9 +232,9 @@ class Unfinished(NamedTuple):
     paused: list[UnfinishedRun]
 
 
-def find_unfinished(place: Transport) -> Unfinished:
+def find_unfinished(place: Transport) -> UnfinishedRuns:
     """Return the unfinished runs, newest first."""
-    found = Unfinished([], [], [], [])
+    found = UnfinishedRuns([], [], [], [])
     for row in runs_of(place, Listing(LISTED, ("ACTIVE", "QUEUED", "PAUSED"))):
         run = place.run(row.id)
         if run.state == "PAUSED":

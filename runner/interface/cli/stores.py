@@ -41,7 +41,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             help="Action for saved inputs (default: show the settings)",
         )
         add_request_words(parser)
-        parser.add_argument("--note", default="", metavar="TEXT", help="Note to store, with save")
+        parser.add_argument(
+            "--note", default="", metavar="TEXT", help="Note to store with the saved inputs"
+        )
         parser.add_argument(
             "--replace",
             action="store_true",

@@ -42,7 +42,7 @@ from .targets import (
 )
 
 if TYPE_CHECKING:
-    from ...storage.records.index import Published
+    from ...storage.records.index import PublishedFile
     from ...storage.workspace import Workspace
     from ...survey.request import Request
 
@@ -168,7 +168,7 @@ def _adopt(ws: Workspace, args: argparse.Namespace, request: Request) -> int:
 
 
 def _clean(ws: Workspace, args: argparse.Namespace) -> int:
-    removed: list[Published] = []
+    removed: list[PublishedFile] = []
     kept: list[str] = []
     missing: list[str] = []
     for item in _examine_outputs(ws, args):

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar, cast
 from ...api.values import Artifact, File, Line, Status
 from ...errors import Busy, CannotAsk, Infrastructure, NotFound
 from ...storage.records.runs import FINAL, Event
-from .transport import Events, Listing, LogPart, Lost, New, Pieces, RunPage, Transport
+from .transport import Events, Listing, LogPart, New, Pieces, RequestLost, RunPage, Transport
 
 FEW: Final = 4
 """Tries of a request that is safe to repeat."""
@@ -95,7 +95,7 @@ def _ask_with_retries(
     tried = 0
     while True:
         heard = yield TransportRequest(of)
-        if not isinstance(heard, Lost):
+        if not isinstance(heard, RequestLost):
             return cast("_Answer", heard)
         tried += 1
         if tried >= tries:
@@ -103,7 +103,7 @@ def _ask_with_retries(
         yield from _nap(tried, heard, clock)
 
 
-def _nap(tried: int, lost: Lost, clock: Clock = ENDLESS) -> _Part[None]:
+def _nap(tried: int, lost: RequestLost, clock: Clock = ENDLESS) -> _Part[None]:
     wait = lost.wait or 0.25 * 2 ** min(tried - 1, 10)
     yield Nap(min(wait, LONGEST_NAP, clock.left()))
 
@@ -373,12 +373,12 @@ def _ends_attempt(event: Event, step: str) -> bool:
 
 def _stream(
     of: Callable[[Transport], Iterable[_Piece]], take: Callable[[_Piece], Iterable[object]]
-) -> _Part[Lost | None]:
+) -> _Part[RequestLost | None]:
     """Pass each piece of a streamed answer to `take` and give the resulting items.  Returns the failure if the stream broke, else None."""
     yield TransportRequest(of, streams=True)
     while True:
         piece = yield More()
-        if piece is None or isinstance(piece, Lost):
+        if piece is None or isinstance(piece, RequestLost):
             return piece
         for item in take(cast("_Piece", piece)):
             yield Give(item)

@@ -33,10 +33,10 @@ from .transport import (
     Events,
     Listing,
     LogPart,
-    Lost,
     New,
     Of,
     Pieces,
+    RequestLost,
     RunPage,
     Verb,
 )
@@ -369,4 +369,4 @@ def _httpx_errors_as_lost() -> Iterator[None]:
     try:
         yield
     except httpx.HTTPError as error:
-        raise Lost(str(error) or type(error).__name__) from error
+        raise RequestLost(str(error) or type(error).__name__) from error

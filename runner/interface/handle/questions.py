@@ -35,7 +35,7 @@ from ...execution.terms import Choice, Settings
 from ...paths import is_path
 from ...storage.records.runs import Event
 from . import answers
-from .transport import Listing, LogPart, Lost, New, Of, RunPage, Verb
+from .transport import Listing, LogPart, New, Of, RequestLost, RunPage, Verb
 
 AGAIN: Final = frozenset({408, 429, 502, 503, 504})
 """HTTP statuses of a busy server, or of a proxy while the server restarts.  The request may be sent again."""
@@ -311,7 +311,7 @@ def refuse(status: int, body: bytes, wait: float, run: str) -> NoReturn:
     """Raise the error of an HTTP status of 400 or above: Lost if the request may be repeated, CannotAsk if the state of `run` forbids the request."""
     error = error_of(status, body)
     if status in AGAIN:
-        raise Lost(str(error), wait, error)
+        raise RequestLost(str(error), wait, error)
     if run and isinstance(error, Invalid) and len(error.problems) == 1:
         first = error.problems[0]
         if first.code in (*HELPS, NOT_NOTED):

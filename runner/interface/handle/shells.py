@@ -24,7 +24,7 @@ from ...storage.records.runs import Event
 from . import core
 from .core import Answer, Clock, Give, More, Nap, Operation, TransportRequest
 from .files import Download
-from .transport import AsyncTransport, Listing, Lost, Of, Transport
+from .transport import AsyncTransport, Listing, Of, RequestLost, Transport
 
 
 def clock(timeout: float | None) -> Clock:
@@ -57,7 +57,7 @@ def drive(transport: Transport, talk: Operation) -> Iterator[Any]:
                         pieces = cast("Generator[object, None, None]", of(transport))
                     case TransportRequest(of):
                         heard = of(transport)
-            except Lost as error:
+            except RequestLost as error:
                 heard = error
     finally:
         if pieces is not None:
@@ -92,7 +92,7 @@ async def drive_async(transport: AsyncTransport, talk: Operation) -> AsyncGenera
                         pieces = cast("AsyncGenerator[object, None]", of(asked))
                     case TransportRequest(of):
                         heard = await cast("Awaitable[object]", of(asked))
-            except Lost as error:
+            except RequestLost as error:
                 heard = error
     finally:
         if pieces is not None:

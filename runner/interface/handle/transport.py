@@ -28,7 +28,7 @@ from ...storage.records.runs import Event
 from ...survey.request import Request
 
 
-class Lost(Exception):
+class RequestLost(Exception):
     """A request failed because the connection broke or the server is busy, and may be repeated after `wait` seconds.
 
     `failure` is the error for the caller after the last try.

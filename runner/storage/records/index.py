@@ -62,7 +62,7 @@ class Trace(NamedTuple):
         return mapping(self.facts_json)
 
 
-class Published(NamedTuple):
+class PublishedFile(NamedTuple):
     """File or tree that recipe published in the workspace, with its file identity at that time."""
 
     path: str
@@ -84,7 +84,7 @@ class Changes(NamedTuple):
     files: Collection[FileRow] = ()
     objects: Collection[Seal] = ()
     tiny: Mapping[Content, bytes] = MappingProxyType({})
-    published: Collection[Published] = ()
+    published: Collection[PublishedFile] = ()
 
 
 NOTHING: Final = Changes()
@@ -266,12 +266,12 @@ class Index:
                 [(attempt, of, _crc(attempt, of)) for attempt, of in rows],
             )
 
-    def list_published(self, recipe: str | None = None) -> dict[str, Published]:
+    def list_published(self, recipe: str | None = None) -> dict[str, PublishedFile]:
         """Return all files and trees that recipe published in the workspace, by path."""
         rows = self._database.all(
             "SELECT * FROM published WHERE ? IS NULL OR recipe = ?", (recipe, recipe)
         )
-        return {row[0]: Published(*row) for row in rows}
+        return {row[0]: PublishedFile(*row) for row in rows}
 
     def write(self, db: sqlite3.Connection, changes: Changes) -> None:
         """Store changes of the index in the open transaction."""
@@ -291,7 +291,7 @@ class Index:
         with self._database.transaction() as db:
             self._save(db, files, objects)
 
-    def adopt(self, trace: Trace, published: Iterable[Published]) -> None:
+    def adopt(self, trace: Trace, published: Iterable[PublishedFile]) -> None:
         """Store a trace for existing files that were accepted as a step's outputs.
 
         It replaces any other trace of its key.

@@ -43,7 +43,7 @@ from .runs import (
     RunState,
     Stale,
     StepRow,
-    Submitted,
+    Submission,
     Words,
     attempt_row,
     events_of,
@@ -192,7 +192,7 @@ class PostgresRuns(Runs):
     def prepare(self, run: str) -> None:
         """Do nothing, because leases of a worker that dies before its submission expire."""
 
-    def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
+    def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submission:
         settings = run.data.get("settings")
         now = time.time()
         values = run._asdict() | {
@@ -214,7 +214,7 @@ class PostgresRuns(Runs):
         values |= {"now": now, "packed": bundle or None, "channel": CHANNEL}
         listened = self.reporter.listened_to(run.id, run.data)
 
-        def store(db: Connection[Row]) -> Submitted:
+        def store(db: Connection[Row]) -> Submission:
             # a single statement is its own transaction
             with db.transaction() if listened else nullcontext():
                 fresh = db.execute(_SUBMIT.encode(), values).fetchone()
@@ -226,7 +226,7 @@ class PostgresRuns(Runs):
                     id, data, fence, holder = found.fetchall()[0]
                     if id != run.id:
                         same_request(run, id, mapping(data))
-                    return Submitted(
+                    return Submission(
                         id, fence if who and holder == self._holder.name else 0
                     )  # a match: the response to the first attempt was lost
                 if listened:
@@ -237,7 +237,7 @@ class PostgresRuns(Runs):
                             [Event(run.id, 1, now, "run", run.id, "", "QUEUED", run.reason, {})]
                         ),
                     )
-            return Submitted(run.id, int(fresh[0]))
+            return Submission(run.id, int(fresh[0]))
 
         since = boottime()
         done = self._database.do(store)

@@ -127,7 +127,7 @@ class RunRow(NamedTuple):
     """Outputs in the shared store; empty until COMPLETED."""
 
 
-class Submitted(NamedTuple):
+class Submission(NamedTuple):
     """Result of a submission: the run id and its fence.
 
     `fence` is 0 if the run was not claimed.
@@ -198,7 +198,7 @@ class AttemptRow(NamedTuple):
     preimage: Json = None
 
 
-class Tried(NamedTuple):
+class AttemptId(NamedTuple):
     """Identity of an attempt: its run, step and attempt number."""
 
     id: str
@@ -450,15 +450,15 @@ class Runs(Protocol):
         )
         return [Event._make((*row[:8], mapping(row[8]))) for row in self.all(query, {"run": run})]
 
-    def finished_attempts(self, runs: Collection[str]) -> list[Tried]:
+    def finished_attempts(self, runs: Collection[str]) -> list[AttemptId]:
         """Return the finished attempts of several runs, in order."""
         query = f"SELECT id, run, step, n, key FROM attempts WHERE run {self.words.among.format('runs')} ORDER BY run, step, n"  # noqa: S608
-        return [Tried(*row) for row in self.all(query, {"runs": list(runs)})]
+        return [AttemptId(*row) for row in self.all(query, {"runs": list(runs)})]
 
-    def makers(self, keys: Collection[str]) -> dict[str, Tried]:
+    def makers(self, keys: Collection[str]) -> dict[str, AttemptId]:
         """Return the last successful attempt for each cache key."""
         query = f"SELECT id, run, step, n, key FROM attempts WHERE outcome = 'done' AND key {self.words.among.format('keys')} ORDER BY ended"  # noqa: S608
-        return {row[4]: Tried(*row) for row in self.all(query, {"keys": list(keys)})}
+        return {row[4]: AttemptId(*row) for row in self.all(query, {"keys": list(keys)})}
 
     def tallies(self, runs: Collection[str]) -> dict[str, dict[tuple[str, str], int]]:
         """Return the step counts of each run by (state, phase).
@@ -589,7 +589,7 @@ class Runs(Protocol):
         """
         ...
 
-    def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
+    def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submission:
         """Store a new QUEUED run with its first event and bundle.
 
         If `who` is given, the same transaction claims the run for this worker.

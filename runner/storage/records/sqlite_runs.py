@@ -38,7 +38,7 @@ from .runs import (
     RunState,
     Stale,
     StepRow,
-    Submitted,
+    Submission,
     Words,
     attempt_row,
     events_of,
@@ -126,7 +126,7 @@ class SqliteRuns(Runs):
     def prepare(self, run: str) -> None:
         self._claims[run] = self._locks.hold(_claim_name(run))
 
-    def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submitted:
+    def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submission:
         lock = (
             (self._claims.pop(run.id, None) or self._locks.try_hold(_claim_name(run.id)))
             if who
@@ -142,7 +142,7 @@ class SqliteRuns(Runs):
                     ).fetchone()
                 ):
                     same_request(run, found[0], mapping(found[1]))
-                    return Submitted(found[0])
+                    return Submission(found[0])
                 asked = (
                     run.id,
                     run.recipe,
@@ -166,7 +166,7 @@ class SqliteRuns(Runs):
                     (*asked, *held),
                 )
                 if not cursor.rowcount:
-                    return Submitted(run.id)
+                    return Submission(run.id)
                 db.execute(
                     "INSERT INTO events VALUES (?, 1, ?, 'run', ?, '', 'QUEUED', ?, '{}')",
                     (run.id, now, run.id, run.reason),
@@ -181,7 +181,7 @@ class SqliteRuns(Runs):
                     )
             if lock is not None:
                 self._claims[run.id], lock = lock, None
-            return Submitted(run.id, fence)
+            return Submission(run.id, fence)
         finally:
             if lock is not None:
                 lock.release()

@@ -207,7 +207,7 @@ class RemoteCache:
             progress(brought.size)
         return lost
 
-    def fetcher(self, contents: Sequence[Content]) -> Callable[[], Fetched]:
+    def fetcher(self, contents: Sequence[Content]) -> Callable[[], DownloadResult]:
         """Return a function that downloads contents in any thread.
 
         Pass its result to `note_fetched` in the cache's own thread.
@@ -219,8 +219,8 @@ class RemoteCache:
         # thread.
         objects, remote = Objects(self._ws.objects.root), self.remote
 
-        def fetch() -> Fetched:
-            brought = Fetched()
+        def fetch() -> DownloadResult:
+            brought = DownloadResult()
             for content in contents:
                 try:
                     brought.size += remote.fetch(content, objects)
@@ -235,7 +235,7 @@ class RemoteCache:
 
         return fetch
 
-    def note_fetched(self, brought: Fetched) -> None:
+    def note_fetched(self, brought: DownloadResult) -> None:
         """Record the result of a download."""
         self._ws.objects.seals.learn(brought.seals)
         self._there |= dict.fromkeys(brought.lost, False)
@@ -329,7 +329,7 @@ class RemoteCache:
 
 
 @dataclass(slots=True)
-class Fetched:
+class DownloadResult:
     """Result of a download."""
 
     size: int = 0

@@ -27,7 +27,7 @@ WHOLE: Final = ""
 """Checkpoint name that stands for the whole directory of a state."""
 
 
-class Lying(NamedTuple):
+class LocalSource(NamedTuple):
     """Source of contents at paths of the local disk, for uploads."""
 
     paths: Mapping[Content, str]
@@ -54,7 +54,7 @@ class Lying(NamedTuple):
         )
 
 
-class Sent(NamedTuple):
+class SharedCheckpoint(NamedTuple):
     """Checkpoint in the shared store."""
 
     name: str
@@ -68,7 +68,7 @@ class Note(NamedTuple):
     """
 
     made: Mapping[str, Any]
-    states: Mapping[str, Sent]
+    states: Mapping[str, SharedCheckpoint]
 
 
 def save(remote: Remote, key: str, generation: Path, found: Mapping[str, str]) -> Note:
@@ -80,8 +80,8 @@ def save(remote: Remote, key: str, generation: Path, found: Mapping[str, str]) -
     for state, name in found.items():
         path = generation / state / name
         content = files.tree_id(files.entries(path)) if path.is_dir() else files.scan(path)
-        remote.put(content, Lying({content: str(path)}))
-        states[state] = Sent(name, content)
+        remote.put(content, LocalSource({content: str(path)}))
+        states[state] = SharedCheckpoint(name, content)
     note = Note(checkpoints.of_generation(generation), states)
     body = {
         "made": dict(note.made),
@@ -98,7 +98,7 @@ def keep(remote: Remote, what: Sequence[str], contents: Mapping[Content, str]) -
 
     `what` identifies the note. Raises Corrupt, Infrastructure.
     """
-    lying = Lying(contents)
+    lying = LocalSource(contents)
     for content in contents:
         remote.put(content, lying)
     states = {str(n): ["", content] for n, content in enumerate(contents)}
@@ -123,7 +123,7 @@ def note_of(data: bytes | None) -> Note | None:
         ):
             return None
         states = {
-            str(state): Sent(str(name), Content(str(content)))
+            str(state): SharedCheckpoint(str(name), Content(str(content)))
             for state, (name, content) in body["states"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from drivers.base import Command, Exit, HostLost, Job
-from runner.execution.resume import Claimed
+from runner.execution.resume import ClaimedRun
 from runner.execution.session import preview
 from runner.execution.steps.assembly import Options, assemble
 from runner.execution.steps.attempt import Attempt
@@ -330,13 +330,13 @@ class SimulatedRun:
             if beside is not None:
                 beside.cancel()
 
-    def _claim(self, ws: Workspace, recipe: str) -> Claimed:
+    def _claim(self, ws: Workspace, recipe: str) -> ClaimedRun:
         number = len(ws.store.runs.latest())
         self.run_id = f"20260101-00000{number}-abcdef"
         ws.store.runs.submit(RunRow(self.run_id, recipe, "p", {}, str(self.root)))
         fence = ws.store.runs.claim(self.run_id, "test")
         assert fence is not None
-        return Claimed(self.run_id, fence)
+        return ClaimedRun(self.run_id, fence)
 
     def _pool(self, ws: Workspace, run: str) -> FakePool:
         local = self._agent("")

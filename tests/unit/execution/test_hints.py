@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from drivers.base import Exit
-from runner.execution.steps.hints import Ran, find_hint
+from runner.execution.steps.hints import AttemptEnvironment, find_hint
 from runner.planning.step import SecretSpec, StepSpec
 
 SPEC = StepSpec("r@1", "train", {}, run=["true"], pass_env=["WANTED"])
-HERE = Ran("/w/.venv/bin/python (3.12.3)")
+HERE = AttemptEnvironment("/w/.venv/bin/python (3.12.3)")
 SHELL = {"WANDB_PROJECT": "p", "WANDB_API_KEY": "0123456789"}
 FROZEN = 'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n  File "<frozen os>", line 679, in __getitem__\nKeyError: \'{}\'\n'
 BY_LINE = "  File \"train.py\", line 3, in <module>\n    p = os.environ['WANDB_PROJECT']\nKeyError: '{}'\n"
 
 
-def hint(log: str, code: int = 1, ran: Ran = HERE, **more: object) -> str:
+def hint(log: str, code: int = 1, ran: AttemptEnvironment = HERE, **more: object) -> str:
     return find_hint(Exit(code, **more), log, SPEC, ran, SHELL)  # type: ignore[arg-type]
 
 
@@ -99,7 +99,7 @@ def test_a_key_that_is_no_variable_says_nothing() -> None:
         (HERE._replace(image="debian:13"), "the image debian:13 has no Python module torch"),
     ],
 )
-def test_a_missing_module_says_which_python_it_was(ran: Ran, words: str) -> None:
+def test_a_missing_module_says_which_python_it_was(ran: AttemptEnvironment, words: str) -> None:
     assert hint("ModuleNotFoundError: No module named 'torch.nn'", ran=ran).startswith(words)
 
 
@@ -158,7 +158,7 @@ def test_a_program_called_as_its_recipe_sees_it_is_named_as_the_step_does() -> N
 
 
 def _outside(log: str, **ran: Any) -> str:
-    where = Ran("python", hidden=lambda path: path == "/data/x.csv", **ran)
+    where = AttemptEnvironment("python", hidden=lambda path: path == "/data/x.csv", **ran)
     return find_hint(Exit(1), log, SPEC, where, {})
 
 

@@ -12,7 +12,7 @@ from drivers.base import HostLost, Unreachable
 from runner.errors import CannotRun
 from runner.execution.steps.bell import Bell
 from runner.execution.steps.host_outputs import HostOutputs
-from runner.planning.judge import Made
+from runner.planning.judge import StepResult
 from tests.virtual import virtual
 
 
@@ -44,7 +44,7 @@ class World:
         self.bell = Bell()
         parts: list[Any] = [
             Of(has=lambda content: content in here),
-            Of(made={0: Made(True, {"o": "f1"}, {}), 1: Made(True, {"p": "f2"}, {})}),
+            Of(made={0: StepResult(True, {"o": "f1"}, {}), 1: StepResult(True, {"p": "f2"}, {})}),
             Of(is_remote=away, places=[*places]),
             Of(lose=lambda *words: self.lost.append(words)),
             Of(refuse=lambda id, cause: self.refused.append((id, *cause))),
