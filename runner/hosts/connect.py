@@ -121,7 +121,7 @@ class Connector:
         python, ws = self._choose_python(), self._ws
         path = interpreters.command_path(python, ws.home, ws.environ)
 
-        def seen() -> Sequence[Device]:
+        def find_devices() -> Sequence[Device]:
             try:
                 return devices.here(ws.environ)
             except devices.Hung:
@@ -129,7 +129,7 @@ class Connector:
                 return ()
 
         shell = Shell(python, path, ws.environ)
-        return Place(ws, "local", local, ws.machine(), seen, shell)
+        return Place(ws, "local", local, ws.machine(), find_devices, shell)
 
     def _choose_python(self) -> str:
         """Return the interpreter of this machine.  A Python that was set for remote hosts need not exist here.  Raises CannotRun."""
