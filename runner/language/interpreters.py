@@ -34,7 +34,7 @@ class Word(NamedTuple):
 
 
 class Ruling(NamedTuple):
-    """The values allowed between two offsets, because of the command `by`."""
+    """A restriction of the command `by` on template values between two offsets."""
 
     role: Role
     start: int
@@ -346,7 +346,7 @@ def _source_of_head(command: Sequence[Word]) -> SourceWords:
 
 
 def _add(found: SourceWords, more: SourceWords) -> SourceWords:
-    """Return the words of both; the first interpreter gives the name."""
+    """Merge the evaluated words of two interpreters, with the name of the first."""
     return SourceWords(found.by or more.by, [*found.words, *more.words], found.input or more.input)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Fault(NamedTuple):
-    """A problem with its path in the value, before its line is known."""
+    """A schema violation with its path in the document, without a line number."""
 
     code: str
     message: str
@@ -33,7 +33,7 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Mismatch:
-    """One jsonschema error: a value and the schema rule that it violates."""
+    """A jsonschema error: the invalid value and the violated schema rule."""
 
     error: ValidationError
     path: Where  # of the value in the document
@@ -43,7 +43,7 @@ class _Mismatch:
 
 
 def explain(error: ValidationError, above: Where = ()) -> Iterator[Fault]:
-    """Yield the faults behind a jsonschema error.
+    """Convert a jsonschema error to messages for the author.
 
     `above` is the path of the parent error, if this error belongs to one of several alternatives.
     """
@@ -129,7 +129,7 @@ def _count_known_keys(schema: Schema, value: object) -> int:
 
 
 def _one_of(mismatch: _Mismatch) -> Iterator[Fault]:
-    """Yield the fault of a mapping with several or none of the exclusive keys.
+    """Report a mapping that has none, or more than one, of several exclusive keys.
 
     No fault if one of them is misspelt, because the unknown key is reported itself.
     """

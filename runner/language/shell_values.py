@@ -47,7 +47,7 @@ _ENV_WAY = "pass the value in `env:` and read the variable there: `bash -c 'echo
 
 
 class Doubt(NamedTuple):
-    """A probable mistake in a script."""
+    """A warning about a probable mistake in a shell script, with its position."""
 
     code: str
     message: str
@@ -62,7 +62,7 @@ def read_as_source(by: str, offset: int, length: int) -> Doubt:
 
 
 class Position(NamedTuple):
-    """The position of one expression.
+    """The role and quoting of one template expression in a shell script.
 
     `quoted`: the script quotes it. `alone`: it is a whole word, so a list may become several words.
     """
@@ -73,7 +73,7 @@ class Position(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A parsed script: its expressions in order, and the offsets of its pipes."""
+    """Result of parsing a shell script: template expressions, errors, warnings, and pipe offsets."""
 
     places: tuple[Position, ...]
     errors: tuple[TemplateError, ...]
@@ -104,7 +104,7 @@ class HereDocument(NamedTuple):
 
 @dataclass(slots=True)
 class Frame:
-    """One list of commands.
+    """Parser state of one list of shell commands.
 
     This is the script, the inside of `$( )`, `<( )` or backquotes, or the elements of an array.
     """
@@ -127,12 +127,12 @@ class Frame:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the current command has no words yet."""
+        """True if the current shell command has no words yet."""
         return all(word.redirect for word in self.words)
 
     @property
     def is_test(self) -> bool:
-        """Whether this is the inside of `[[ ]]`."""
+        """True inside a `[[ ]]` test."""
         return not self.is_empty and self.words[0].text == "[["
 
     def begin_word(self, at: int) -> None:
@@ -169,7 +169,7 @@ class Values:
         }
 
     def finish(self, pipes: tuple[int, ...]) -> Reading:
-        """Return the result, after the whole script is read."""
+        """Return the parse result after the end of the script."""
         for name, at in self.assigned:
             if name in self.computed:
                 self._limit(at, "number")
@@ -180,15 +180,15 @@ class Values:
         return Reading(tuple(places.values()), errors, tuple(doubts), pipes)
 
     def program(self, start: int, end: int, by: str) -> None:
-        """Note a part of the script that `by` evaluates as code."""
+        """Record a part of the script that the interpreter `by` evaluates as code."""
         self.sources.append(Ruling("program", start, end, by))
 
     def comment(self, at: int) -> None:
-        """Note an expression inside a comment."""
+        """Record a template expression in a shell comment."""
         self.places[at] = Position("comment", True)
 
     def body(self, start: int, end: int, named: int) -> None:
-        """Note a here-document and the position of its command."""
+        """Record a here-document and the position of its command."""
         self.bodies.append((start, end, named))
 
     def _find_sources(self, places: Mapping[int, Position]) -> list[Doubt]:
@@ -224,11 +224,11 @@ class Values:
         return sorted(places)
 
     def _within(self, start: int, end: int) -> list[int]:
-        """Return the expressions between two offsets."""
+        """Return the offsets of the template expressions between two offsets."""
         return self.offsets[bisect_left(self.offsets, start) : bisect_left(self.offsets, end)]
 
     def place(self, at: int, frame: Frame, *, quoted: bool) -> int:
-        """Note the position of the expression at `at`, and return the index after it."""
+        """Record the role of the template expression at `at`, and return the index after the expression."""
         end = self.spans[at]
         self._check_before(at)
         frame.places.add(at)
@@ -242,7 +242,7 @@ class Values:
         return end
 
     def _check_before(self, at: int) -> None:
-        """Refuse an expression after a backslash, or after the dollar of another tool's syntax."""
+        """Report a template expression after a backslash, or after the dollar of another tool's syntax."""
         before = self.text[at - 1 : at]
         if before == "\\" and self._backslashes_before(at) % 2:
             self.refuse(
@@ -255,7 +255,7 @@ class Values:
         return at - len(self.text[:at].rstrip("\\"))
 
     def _is_word(self, start: int, end: int) -> bool:
-        """Return whether an expression is a whole word."""
+        """Return True if a template expression is a whole shell word."""
         before, after = self.text[start - 1 : start], self.text[end : end + 1]
         return (not before or before in _EDGE_BEFORE) and (not after or after in _EDGE_AFTER)
 
@@ -265,7 +265,7 @@ class Values:
             self.places[at] = self.places[at]._replace(role=role)
 
     def _rule(self, ruling: Ruling, frame: Frame) -> None:
-        """Apply a command's restriction to the values in one of its words."""
+        """Apply a command's restriction to the template values in one of its words."""
         role = ruling.role
         if role in ("code", "program"):
             self.sources.append(ruling)
@@ -288,15 +288,15 @@ class Values:
                 self._limit(at, "operand")
 
     def _begins_word(self, start: int, at: int) -> bool:
-        """Return whether only quotes are between the start of a word and `at`."""
+        """Return True if only quotes precede `at` in its shell word."""
         return not self.text[start:at].strip("\"'\\\n")
 
     def refuse(self, at: int, message: str, fix: str) -> None:
-        """Note that no value is allowed at `at`; the first reason counts."""
+        """Record the error that no template value is allowed at `at`, unless another error is recorded."""
         self.errors.setdefault(at, TemplateError(message, at, self.spans[at] - at, fix))
 
     def plain(self, start: int, end: int, frame: Frame) -> str:
-        """Return a word without its quotes, with marks for values."""
+        """Return a shell word without quotes, with placeholders for template values."""
         parts: list[str] = []
         for at in self._within(start, end):
             parts += [self.text[start:at], VALUE if at in frame.places else INNER]
@@ -304,7 +304,7 @@ class Values:
         return _QUOTING.sub("", "".join((*parts, self.text[start:end])))
 
     def assign(self, word: Word, frame: Frame) -> None:
-        """Note the variable and the values of an assignment word."""
+        """Record the variable and the template values of an assignment such as `A=x`."""
         found = assignment(word)
         if found is None:
             return
@@ -323,7 +323,7 @@ class Values:
             self._rule(Ruling(role, word.start, word.end, name), frame)
 
     def _assign_at(self, name: str, subscript: str, word: Word, frame: Frame) -> None:
-        """Note an assignment to an array item, whose subscript a shell evaluates."""
+        """Record an assignment to an array item, whose subscript a shell evaluates."""
         self.computes(subscript, name)
         inside = subscript.count(VALUE) + subscript.count(INNER)
         for at in self._within(word.start, word.end)[:inside]:  # quoted or not
@@ -333,7 +333,7 @@ class Values:
             self.program(word.start, word.end, "a subscript")
 
     def computes(self, text: str, array: str = "") -> None:
-        """Note the variables in a text that a shell evaluates as arithmetic.
+        """Record the variables in a text that a shell evaluates as arithmetic.
 
         The key of an associative array is not evaluated.
         """
@@ -341,7 +341,7 @@ class Values:
             self.computed.update(_VARIABLE.findall(text))
 
     def judge(self, at: int, frame: Frame) -> None:
-        """Process a complete simple command: its restrictions, and the code that it reads."""
+        """Apply the restrictions of a complete simple command to its template values."""
         words, frame.words = frame.words, []
         closed, frame.closed = frame.closed, None
         head = words[0].text if words else ""
@@ -368,7 +368,7 @@ class Values:
             self._reads_input(compound.input, end, at, frame)
 
     def _reads_input(self, by: str, start: int, end: int, frame: Frame) -> None:
-        """Note that `by` evaluates its input: the pipe before it, or its redirections."""
+        """Record that the command `by` evaluates its standard input as code."""
         self.program(start, end, by)
         for compound in frame.compounds:
             compound.input = by

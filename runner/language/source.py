@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class Source:
-    """The state of one parse.
+    """State of parsing one recipe document.
 
     `raw` satisfies the schema. Of the other parts only the names are known.
     """
@@ -31,7 +31,7 @@ class Source:
         self.inputs = self._names("inputs")
 
     def suggest(self, word: str, known: Iterable[str]) -> str:
-        """Return a fix with the most similar known word, or an empty text.
+        """Return a "did you mean" fix with the most similar known word, or an empty text.
 
         After 20 problems nothing is compared, because each comparison covers all names.
         """
@@ -54,7 +54,7 @@ class Source:
             self.problem("ambiguous-number", message, found.where, fix)
 
     def _names(self, section: str) -> list[str]:
-        """Return the names in a section of the document."""
+        """Return the keys of a document section, such as the names of all steps."""
         whole = self.document.value
         names = whole.get(section) if isinstance(whole, dict) else None
         return list(names) if isinstance(names, dict) else []

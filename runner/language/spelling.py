@@ -33,7 +33,7 @@ class WrittenFloat(float):
 
 
 def takes_text(spec: Input, kind: str) -> bool:
-    """Return whether an input, or its items, are text."""
+    """Return True if the type of an input, or of its items, is text."""
     if kind == "choice":
         choices = spec.limits.get("choices")
         return isinstance(choices, list) and all(isinstance(each, str) for each in choices)
@@ -88,7 +88,7 @@ def plain_number(value: _T) -> _T | int | float:
 
 
 class Misread(NamedTuple):
-    """A number that may be meant as text, such as a version or a code."""
+    """An unquoted YAML number that may be meant as text, such as a version."""
 
     where: Where
     written: str
