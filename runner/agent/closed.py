@@ -70,19 +70,19 @@ libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL keeps the interpreter lock ov
 
 
 class Refused(Exception):
-    """The machine does not permit a sandbox."""
+    """Raised if the machine does not permit a sandbox."""
 
 
 class Shown:
-    """A file or directory that the command sees."""
+    """A file or directory that is visible in the sandbox."""
 
     def __init__(self, real: str, at: str, writable: bool) -> None:
-        """`real` is the resolved path outside, `at` the path inside."""
+        """`real` is the resolved path outside the sandbox, `at` the path inside."""
         self.real, self.at, self.writable = real, at, writable
 
 
 class Wanted:
-    """A command and its sandbox."""
+    """A command with the settings of its sandbox."""
 
     def __init__(
         self, network: bool, box: str, folder: str, shown: list[Shown], command: list[str]
@@ -121,7 +121,7 @@ def _refuse(error: Exception) -> int:
 
 
 def _run_and_wait(wanted: Wanted) -> int:
-    """Start the first process, wait, and exit like the command."""
+    """Start the sandbox's first process, wait for the command, and exit with its status."""
     go_read, go = os.pipe()
     alive_read, alive = os.pipe()
     status_read, status = os.pipe()
@@ -171,7 +171,7 @@ def _clone(flags: int) -> tuple[int, bool]:
 
 
 def _remedy(error: int) -> str:
-    """Return the kernel setting that forbids namespaces, if known."""
+    """Return a hint about the kernel setting that forbids namespaces, or "" if unknown."""
     if _setting("user/max_user_namespaces") == "0":
         return " (user.max_user_namespaces is 0)"
     if _setting("kernel/unprivileged_userns_clone") == "0":
@@ -216,7 +216,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _die(number: int, box: str) -> int:
-    """End by the signal that ended the command."""
+    """End this process by the signal that ended the sandboxed command."""
     _remove(box)
     libc.prctl(SET_DUMPABLE, 0, 0, 0, 0)
     libc.signal(number, ctypes.c_void_p(0))
@@ -248,7 +248,7 @@ def _remove(path: str) -> None:
 
 
 def _visible_paths(triples: list[tuple[str, str, str]], python: str) -> list[Shown]:
-    """Return the paths visible to the command besides the system, without redundant nested paths."""
+    """Return the paths visible in the sandbox besides system directories, without nested duplicates."""
     found: dict[str, Shown] = {}
     for mode, path, at in triples:
         if mode == "f" and not os.path.lexists(path):
@@ -265,7 +265,7 @@ def _visible_paths(triples: list[tuple[str, str, str]], python: str) -> list[Sho
 
 
 def _add(found: dict[str, Shown], path: str, at: str, writable: bool) -> None:
-    """Add a path, and also its resolved path, because other links may lead there."""
+    """Make a path and its resolved path visible in the sandbox, because links may lead to both."""
     real = os.path.realpath(path)
     if not os.path.exists(real):
         return
@@ -280,7 +280,7 @@ def _is_inside(each: Shown, outer: Shown) -> bool:
 
 
 def _programs(python: str) -> list[str]:
-    """Return the directories of programs and packages in the command's environment."""
+    """Return the directories of programs and packages from the command's environment variables."""
     folders = [os.path.normpath(os.environ[name]) for name in PREFIXES if os.environ.get(name)]
     for name in PROGRAMS:
         for part in os.environ.get(name, "").split(":"):
@@ -335,7 +335,7 @@ def _interpreter(python: str) -> list[str]:
 
 
 def _run_first_process(go: int, alive: int, status: int, wanted: Wanted) -> int:
-    """Run as the first process: wait for `go`, and write the command's wait status to `status`.
+    """Run as the sandbox's first process: wait for `go`, then write the command's status to `status`.
 
     `alive` becomes readable when the outer process is gone.
     """
@@ -360,7 +360,7 @@ def _run_first_process(go: int, alive: int, status: int, wanted: Wanted) -> int:
 
 
 def _wait(pid: int) -> int:
-    """Return the wait status of the command, and reap other processes."""
+    """Wait for the command and return its wait status. Reap other processes meanwhile."""
     while True:
         found, ended = os.waitpid(-1, 0)
         if found == pid:
@@ -427,7 +427,7 @@ def _show(real: str, at: str, writable: bool) -> None:
 
 
 def _make_devices() -> None:
-    """Create /dev with GPUs and standard devices."""
+    """Create the sandbox's /dev with GPUs and standard devices."""
     _mount("tmpfs", _folder("/dev"), "tmpfs", NOSUID, "mode=755")
     names = [name for name in os.listdir("/old/dev") if name.startswith(ACCELERATORS)]
     for name in (*DEVICES, *names):
@@ -441,7 +441,7 @@ def _make_devices() -> None:
 
 
 def _folder(path: str) -> str:
-    """Create a directory in the new root if needed, and return its path."""
+    """Create a directory in the sandbox's root unless it exists, and return its path."""
     os.makedirs("/new" + path, mode=0o755, exist_ok=True)
     return "/new" + path
 
@@ -485,7 +485,7 @@ def _errno() -> str:
 
 
 def _loopback() -> None:
-    """Enable the `lo` interface, so that processes of a step can communicate."""
+    """Enable the loopback interface `lo`, so that processes of a step can communicate."""
     fd = libc.socket(2, 2, 0)
     fcntl.ioctl(fd, 0x8914, struct.pack("16sH14x", b"lo", 0x41))
     os.close(fd)
@@ -495,7 +495,7 @@ def _loopback() -> None:
 
 
 def _execute(folder: str, command: list[str]) -> int:
-    """Execute the command. Return the exit code of a shell if that fails."""
+    """Execute the command. If execution fails, return the exit code that a shell would return."""
     for number in RESTORED:
         libc.signal(number, ctypes.c_void_p(0))
     for capability in range(64):

@@ -14,11 +14,11 @@ LONGEST = 64 << 20
 
 
 class Broken(Exception):
-    """A frame is damaged."""
+    """Raised for a damaged frame."""
 
 
 def frame(*parts: bytes | memoryview) -> bytes:
-    """Return a frame with these parts as its payload."""
+    """Encode a frame with these parts as payload."""
     payload = b"".join(parts)
     size = len(payload).to_bytes(4, "little")
     return b"".join(
@@ -27,7 +27,7 @@ def frame(*parts: bytes | memoryview) -> bytes:
 
 
 def size_of(head: bytes) -> int:
-    """Return the payload size in a frame header. Raises Broken."""
+    """Return the payload size from a frame header. Raises Broken."""
     size = int.from_bytes(head[:4], "little")
     if size > LONGEST or crc32(head[:4]) != int.from_bytes(head[4:8], "little"):
         raise Broken
@@ -50,7 +50,7 @@ class Frames:
         self._waiting = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the complete payloads.
+        """Parse the next piece of the stream, and return the payloads of complete frames.
 
         Raises Broken if the stream is damaged. Payloads before the damage are returned first.
         """

@@ -13,7 +13,7 @@ _READ, _WRITE = select.EPOLLIN, select.EPOLLOUT
 
 
 class Loop:
-    """Call a function for each descriptor that is ready."""
+    """Event loop that calls a function for each ready file descriptor."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
@@ -27,7 +27,7 @@ class Loop:
         self._acts[fd] = act
 
     def until_writable(self, fd: int, wanted: bool) -> None:
-        """Start or stop calling the function of `fd` when it is writable, too."""
+        """Also call the function of `fd` when `fd` is writable, or stop doing so."""
         self._poll.modify(fd, _READ | _WRITE if wanted else _READ)
 
     def close(self, fd: int) -> None:
@@ -37,7 +37,7 @@ class Loop:
         os.close(fd)
 
     def watch_process(self, pid: int) -> None:
-        """Wake up when process `pid` ends.
+        """Wake the event loop when process `pid` ends.
 
         Raises OSError if it is gone or no descriptor is available.
         """

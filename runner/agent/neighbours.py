@@ -1,4 +1,4 @@
-"""File systems shared by a host and its client: detection, and copies without a transfer."""
+"""Detection of a file system shared by host and client, and local copies instead of transfers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def meet(request: Request, note: str, word: str) -> tuple[bool, str]:
-    """Return whether the client's file `note` contains `word` here, and a new local file with `word`."""
+    """Test for a shared file system: does the client's file `note` contain `word`? Also create such a file."""
     try:
         with open(note, encoding="ascii") as file:
             read = file.read(len(word) + 1) == word
@@ -29,12 +29,12 @@ def meet(request: Request, note: str, word: str) -> tuple[bool, str]:
 
 
 def same(request: Request, paths: Sequence[tuple[str, Sequence[int]]]) -> list[bool]:
-    """Return for each path of the client whether it is the same file here, by its `marks`."""
+    """Return True for each client path that is the same file on this host, by its `marks`."""
     return [marks(path) == list(mark) for path, mark in paths]
 
 
 def marks(path: str) -> list[int]:
-    """Return the inode, size, and modification and change time in nanoseconds of a file.
+    """Return a file's inode, size, modification time and change time in nanoseconds.
 
     Two machines that share a file system agree on these values. Empty if the file does not exist.
     """
@@ -46,7 +46,7 @@ def marks(path: str) -> list[int]:
 
 
 def draw(request: Request, contents: Sequence[tuple[str, str]]) -> list[str]:
-    """Copy files and trees of the client: object name and path.
+    """Copy files and directories of the client, which are on a shared file system.
 
     Return the names that were copied.
 

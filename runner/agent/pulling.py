@@ -41,13 +41,13 @@ PASSING = (408, 429, 500, 502, 503, 504)
 
 
 class Refused(Exception):
-    """An object is unavailable or has unexpected content. The message contains no URL."""
+    """Raised if an object is unavailable or has unexpected content. The message contains no URL."""
 
 
 def pull(
     request: Request, name: str, items: Sequence[tuple[str, int, str, str]], needed: int
 ) -> None:
-    """Download items: path in the directory (empty for a single file), size, ETag if known, and URL.
+    """Download the files of an object from a bucket in parallel.
 
     Sends lines of JSON: `["bytes", COUNT]` as progress, `["file", PATH, SHA-256]` for each file,
     and `["problem", WORDS]`. If fewer than `needed` bytes are available, including existing files,
@@ -124,7 +124,7 @@ class Pulling:
         self._any = False
 
     def fresh_lines(self) -> Iterator[tuple[object, ...]]:
-        """Yield the new messages."""
+        """Yield the messages of the download threads since the last call."""
         self.news.clear()
         with self._lock:
             lines, self._lines = self._lines, []
@@ -135,7 +135,7 @@ class Pulling:
         yield from lines
 
     def work(self) -> None:
-        """Download items until none are left or one fails."""
+        """Download files until none are left or one fails."""
         opener = _opener()
         view = memoryview(bytearray(trees.BLOCK))
         try:
@@ -227,7 +227,7 @@ class Pulling:
 
 
 def _delete_stale(folder: str, boot: str) -> None:
-    """Delete data of an earlier boot."""
+    """Delete partial downloads of an earlier boot."""
     try:
         with open(f"{folder}/boot", encoding="utf-8") as file:
             if file.read() == boot:
