@@ -320,7 +320,7 @@ def find_gpus(asked: str | None, memory: int | None) -> list[Gpu]:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """One training to estimate: its recipe and inputs, and the GPUs that run it."""
+    """A training for which to estimate memory and time: recipe, inputs and GPUs."""
 
     ws: Workspace
     step: str

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Contact:
     """Last contact of clients with their jobs.
 
-    Create it in the root, where a file keeps the timer for the next agent.
+    Create it in the root directory, where a file stores the timer for the next agent.
 
     The working directory may change afterwards.
     """

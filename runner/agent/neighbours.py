@@ -48,7 +48,7 @@ def marks(path: str) -> list[int]:
 def draw(request: Request, contents: Sequence[tuple[str, str]]) -> list[str]:
     """Copy files and directories of the client, which are on a shared file system.
 
-    Return the names that were copied.
+    `contents` are pairs of object name and client path. Return the names that were copied.
 
     They are verified like transferred objects.
     """

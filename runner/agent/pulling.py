@@ -49,6 +49,9 @@ def pull(
 ) -> None:
     """Download the files of an object from a bucket in parallel.
 
+    Each item is the path in the object (empty for a single file), the size, the ETag if known, and
+    the URL.
+
     Sends lines of JSON: `["bytes", COUNT]` as progress, `["file", PATH, SHA-256]` for each file,
     and `["problem", WORDS]`. If fewer than `needed` bytes are available, including existing files,
     only `["full", FREE]` is sent. Partial files are hashed and continued.

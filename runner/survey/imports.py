@@ -94,7 +94,7 @@ class ModuleFinder:
         return last in self._names(folder)[1]
 
     def _names(self, folder: str) -> tuple[set[str], set[str]]:
-        """Return the files and directories in a directory."""
+        """List a directory, cached. Return the names of its files and directories."""
         if folder not in self._listed:
             files: set[str] = set()
             folders: set[str] = set()
@@ -242,7 +242,7 @@ def import_advice(
 
 
 def way_to_start(base: str, script: str) -> tuple[Start, list[str]]:
-    """Return how to start a script so that its imports work, and the necessary PYTHONPATH.
+    """Return a start command for a script with which its imports work, and the necessary PYTHONPATH.
 
     A script with relative imports is started as a module. PYTHONPATH has `src` and parent
     directories if they contain imported modules.
