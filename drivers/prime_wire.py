@@ -46,9 +46,7 @@ class Ask(NamedTuple):
     inet: float
     there: bool
     order: Mapping[str, str]
-    images: tuple[
-        str, ...
-    ]  # Prime's names of the available images; empty: unknown
+    images: tuple[str, ...]  # Prime's names of the available images; empty: unknown
 
 
 class Pod(NamedTuple):

@@ -320,7 +320,7 @@ def find_gpus(asked: str | None, memory: int | None) -> list[Gpu]:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A training for which to estimate memory and time: recipe, inputs and GPUs."""
+    """One training to estimate: its recipe and inputs, and the GPUs that run it."""
 
     ws: Workspace
     step: str

@@ -125,7 +125,7 @@ def _values(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
 
 
 def _at(config: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    """Return the configuration table at a path, or an empty one if missing."""
+    """Return the table at a path; empty if there is none."""
     for name in path:
         found = config.get(name)
         config = found if isinstance(found, Mapping) else {}

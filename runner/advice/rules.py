@@ -378,7 +378,7 @@ _SETTING: Final = re.compile(r'settings(?:\.(\w+)|\["(.+)"\])')
 
 
 def _items(rule: Rule, facts: Mapping[str, object]) -> Sequence[object]:
-    """Return the items of a rule's `each`, or a single None without `each`."""
+    """Return the items that a rule is judged for; one None without `each`."""
     if not rule.each:
         return (None,)
     items = _value(rule.each, facts)

@@ -35,7 +35,7 @@ class Origin:
 
 
 class Setting(NamedTuple):
-    """One setting of a tool. `value` is an `Unknown` if it is known only at run time."""
+    """One setting; `value` is an `Unknown` if only a running step can tell."""
 
     key: str
     value: object
@@ -226,7 +226,7 @@ def of_tree(
 
 
 def _leaf_value(leaf: object, scope: Mapping[str, Any], what: str) -> object:
-    """Return the value of a configuration entry, or an `Unknown` if it is known only at run time."""
+    """Return the value of a leaf; an `Unknown` if only a running step can tell."""
     if not isinstance(leaf, str) or not has(leaf):
         return leaf
     try:
@@ -274,7 +274,7 @@ def _key(name: str) -> str:
 
 
 def ends(key: str) -> Iterator[str]:
-    """Yield a dotted key and its suffixes: `a.b.c`, `b.c`, `c`."""
+    """Yield a dotted key and its shorter ends: `a.b.c`, `b.c`, `c`."""
     while key:
         yield key
         key = key.partition(".")[2]

@@ -85,7 +85,7 @@ def _wait_for_objects(request: Request, names: Sequence[str]) -> None:
 def take(
     request: Request, path: str, outputs: Sequence[str]
 ) -> tuple[list[tuple[str, list[Row]]], list[str]]:
-    """Return the kind and file digests of each output of an attempt, and the changed inputs.
+    """Return the kind and hashed entries of each output, and the inputs that have changed.
 
     The kind is f, x, d (directory), - (missing) or o (other). Raises Gone if the attempt does not
     exist.
@@ -145,7 +145,7 @@ def _find_changed(note: str) -> list[str]:
 def remains(
     request: Request, path: str, each: int, whole: int, count: int
 ) -> tuple[list[tuple[str, int]], int]:
-    """Send the small files of an attempt to the client.
+    """Send small files of an attempt.
 
     Return their names and sizes, and the number of skipped files.
 
@@ -258,7 +258,7 @@ def _reset_future_times(path: str, then: int) -> None:
 
 
 def read(request: Request, path: str, offset: int, limit: int) -> bool:
-    """Send at most `limit` bytes of a file from `offset`, or nothing if the file does not exist.
+    """Send at most `limit` bytes of a file from `offset`, or nothing if there is no file.
 
     Returns True if the path exists but is not a regular file.
     """
@@ -278,7 +278,7 @@ def read(request: Request, path: str, offset: int, limit: int) -> bool:
 def send(
     request: Request, folder: str, spans: Sequence[tuple[str, int, int]], squeeze: bool
 ) -> None:
-    """Send parts of files in a directory, each given by file name, start and length."""
+    """Send parts of files in a directory, one after the other: name, start and length of each."""
     if squeeze:
         request.squeeze()
     view = memoryview(bytearray(trees.BLOCK // 2))
@@ -303,7 +303,7 @@ def matching(request: Request, path: str, pattern: str) -> list[str]:
 
 
 def note(request: Request, path: str) -> None:
-    """Create a marker file at a path below the agent's root directory."""
+    """Create a marker file below the root."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "w", encoding="utf-8") as file:
         file.write("done\n")
@@ -333,7 +333,7 @@ def clear(request: Request, paths: Sequence[str], unused: int, every: int) -> in
 
 
 def look(request: Request, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
-    """List the files and links below a directory, with the free and total bytes of its disk.
+    """Return the files and links in a directory, and the free and total bytes of its disk.
 
     Each entry has a path, size, modification time in nanoseconds, and whether it is a link.
     """

@@ -70,11 +70,11 @@ libc = ctypes.PyDLL(None, use_errno=True)  # PyDLL keeps the interpreter lock ov
 
 
 class Refused(Exception):
-    """Raised if the machine does not permit a sandbox."""
+    """The machine does not permit a sandbox."""
 
 
 class Shown:
-    """A file or directory that is visible in the sandbox."""
+    """A file or directory that the command sees."""
 
     def __init__(self, real: str, at: str, writable: bool) -> None:
         """`real` is the resolved path outside the sandbox, `at` the path inside."""
@@ -82,7 +82,7 @@ class Shown:
 
 
 class Wanted:
-    """A command with the settings of its sandbox."""
+    """A command and its sandbox."""
 
     def __init__(
         self, network: bool, box: str, folder: str, shown: list[Shown], command: list[str]
@@ -121,7 +121,7 @@ def _refuse(error: Exception) -> int:
 
 
 def _run_and_wait(wanted: Wanted) -> int:
-    """Start the sandbox's first process, wait for the command, and exit with its status."""
+    """Start the first process, wait, and exit like the command."""
     go_read, go = os.pipe()
     alive_read, alive = os.pipe()
     status_read, status = os.pipe()
@@ -248,7 +248,7 @@ def _remove(path: str) -> None:
 
 
 def _visible_paths(triples: list[tuple[str, str, str]], python: str) -> list[Shown]:
-    """Return the paths visible in the sandbox besides system directories, without nested duplicates."""
+    """Return the paths visible to the command besides the system, without redundant nested paths."""
     found: dict[str, Shown] = {}
     for mode, path, at in triples:
         if mode == "f" and not os.path.lexists(path):
@@ -265,7 +265,7 @@ def _visible_paths(triples: list[tuple[str, str, str]], python: str) -> list[Sho
 
 
 def _add(found: dict[str, Shown], path: str, at: str, writable: bool) -> None:
-    """Make a path and its resolved path visible in the sandbox, because links may lead to both."""
+    """Add a path, and also its resolved path, because other links may lead there."""
     real = os.path.realpath(path)
     if not os.path.exists(real):
         return
@@ -335,7 +335,7 @@ def _interpreter(python: str) -> list[str]:
 
 
 def _run_first_process(go: int, alive: int, status: int, wanted: Wanted) -> int:
-    """Run as the sandbox's first process: wait for `go`, then write the command's status to `status`.
+    """Run as the first process: wait for `go`, and write the command's wait status to `status`.
 
     `alive` becomes readable when the outer process is gone.
     """

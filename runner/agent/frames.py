@@ -14,7 +14,7 @@ LONGEST = 64 << 20
 
 
 class Broken(Exception):
-    """Raised for a damaged frame."""
+    """A frame is damaged."""
 
 
 def frame(*parts: bytes | memoryview) -> bytes:
@@ -27,7 +27,7 @@ def frame(*parts: bytes | memoryview) -> bytes:
 
 
 def size_of(head: bytes) -> int:
-    """Return the payload size from a frame header. Raises Broken."""
+    """Return the payload size in a frame header. Raises Broken."""
     size = int.from_bytes(head[:4], "little")
     if size > LONGEST or crc32(head[:4]) != int.from_bytes(head[4:8], "little"):
         raise Broken
@@ -50,7 +50,7 @@ class Frames:
         self._waiting = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Parse the next piece of the stream, and return the payloads of complete frames.
+        """Return the complete payloads.
 
         Raises Broken if the stream is damaged. Payloads before the damage are returned first.
         """

@@ -13,7 +13,7 @@ _READ, _WRITE = select.EPOLLIN, select.EPOLLOUT
 
 
 class Loop:
-    """Event loop that calls a function for each ready file descriptor."""
+    """Call a function for each descriptor that is ready."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()

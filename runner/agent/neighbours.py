@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def meet(request: Request, note: str, word: str) -> tuple[bool, str]:
-    """Test for a shared file system: does the client's file `note` contain `word`? Also create such a file."""
+    """Return whether the client's file `note` contains `word` here, and a new local file with `word`."""
     try:
         with open(note, encoding="ascii") as file:
             read = file.read(len(word) + 1) == word
@@ -29,7 +29,7 @@ def meet(request: Request, note: str, word: str) -> tuple[bool, str]:
 
 
 def same(request: Request, paths: Sequence[tuple[str, Sequence[int]]]) -> list[bool]:
-    """Return True for each client path that is the same file on this host, by its `marks`."""
+    """Return for each path of the client whether it is the same file here, by its `marks`."""
     return [marks(path) == list(mark) for path, mark in paths]
 
 
@@ -46,7 +46,7 @@ def marks(path: str) -> list[int]:
 
 
 def draw(request: Request, contents: Sequence[tuple[str, str]]) -> list[str]:
-    """Copy files and directories of the client, which are on a shared file system.
+    """Copy files and trees of the client: object name and path.
 
     `contents` are pairs of object name and client path. Return the names that were copied.
 

@@ -36,7 +36,7 @@ LATEST = 100
 
 
 class Gone(Exception):
-    """Raised if a partially uploaded object no longer exists."""
+    """An arriving object no longer exists."""
 
 
 def place(name: str) -> str:
@@ -69,7 +69,7 @@ def lock_name(name: str) -> TextIO:
 
 
 def seal(request: Request, name: str, like: str = "") -> None:
-    """Mark an object as verified, at the current time or the time of the file `like`."""
+    """Record that an object's content is verified, now or when the file `like` was written."""
     with open(f"seals/{name}", "w", encoding="utf-8") as file:
         file.write(request.boot)
     trees.touch(f"used/{name}")
@@ -79,7 +79,7 @@ def seal(request: Request, name: str, like: str = "") -> None:
 
 
 def seals(request: Request, name: str, stamp: str) -> bool:
-    """Mark an object as verified in place.
+    """Record that the files of an object were verified in place.
 
     Returns False if names, kinds and links of a tree do not match its `stamp`.
     """
@@ -90,7 +90,7 @@ def seals(request: Request, name: str, stamp: str) -> bool:
 
 
 def have(request: Request, names: Sequence[str]) -> list[str]:
-    """Return those of the objects `names` that are verified, and mark them as used."""
+    """Return the objects that are verified."""
     found = [name for name in names if is_verified(request, name)]
     for name in found:
         trees.touch(f"used/{name}")
@@ -98,7 +98,7 @@ def have(request: Request, names: Sequence[str]) -> list[str]:
 
 
 def begin(request: Request, names: Sequence[str]) -> dict[str, object]:
-    """Begin an upload: return the state of each object, its other senders, and the free bytes."""
+    """Return the state of these objects, other senders of them, free bytes, and recently used trees."""
     request.make_arriving(request.partial)
     how: dict[str, str] = {}
     theirs: dict[str, list[str]] = {}
@@ -122,7 +122,7 @@ def begin(request: Request, names: Sequence[str]) -> dict[str, object]:
 
 
 def adopt(request: Request, sender: str, names: Sequence[str]) -> list[str]:
-    """Take over partial uploads from another sender, and return their object names."""
+    """Take over unfinished objects from another sender, and return their names."""
     taken = []
     for name in names:
         try:
@@ -187,7 +187,7 @@ def base(
 
 
 def alike(request: Request, least: int, size: int, blocks: Sequence[int]) -> dict[str, list[str]]:
-    """Return up to four recently used large file objects, with the digests of some blocks."""
+    """Return at most four recently used files larger than `least` bytes, with digests of some blocks."""
     found: dict[str, list[str]] = {}
     for name in [name for name in _latest()[: 2 * LATEST] if not name.endswith(".t")]:
         try:
@@ -312,7 +312,7 @@ def survey(request: Request, folder: str, names: Sequence[str]) -> list[list[str
 def chunks(
     request: Request, folder: str, name: str, grain: int, older: str, known: str, limit: int
 ) -> tuple[int, list[str]]:
-    """Return the size and block digests of a large file, or (0, []) if the file does not exist.
+    """Return the size of a large file and its block digests, or (0, []) if it does not exist.
 
     A new file starts as a copy of the first `limit` bytes of the file `older`, if given, with the
     digest `known`. Raises Gone.
@@ -364,7 +364,7 @@ def _begin_with(older: str, path: str, limit: int) -> None:
 
 
 def listing(request: Request, folder: str) -> list[list[str]]:
-    """Return path, file type and link target of all entries below a directory, or [] if missing."""
+    """Return path, kind and link target of all entries in a directory, or [] if it does not exist."""
     try:
         return [
             [path, kind, os.readlink(f"{folder}/{path}") if kind == "l" else ""]
@@ -375,7 +375,7 @@ def listing(request: Request, folder: str) -> list[list[str]]:
 
 
 def delete(request: Request, folder: str, names: Sequence[str]) -> None:
-    """Delete these paths from a directory of partial uploads."""
+    """Delete these names in a directory of arriving objects."""
     trees.open_up(folder)
     for name in names:
         try:
@@ -385,7 +385,7 @@ def delete(request: Request, folder: str, names: Sequence[str]) -> None:
 
 
 def place_tree(request: Request, name: str, stamp: str, rough: bool) -> bool:
-    """Move a completely uploaded tree to its object path.
+    """Move an arrived tree to its object path.
 
     Returns False if names, kinds and links do not match `stamp`. Raises Gone.
     """
@@ -413,7 +413,7 @@ def place_tree(request: Request, name: str, stamp: str, rough: bool) -> bool:
 
 
 def place_files(request: Request, names: Sequence[str]) -> list[str]:
-    """Move completely uploaded files to their object paths, and return their object names."""
+    """Move arrived files to their object paths, and return the names that are placed now."""
     placed = []
     for name in names:
         here, at = f"{request.partial}/{name}", place(name)

@@ -41,16 +41,13 @@ PASSING = (408, 429, 500, 502, 503, 504)
 
 
 class Refused(Exception):
-    """Raised if an object is unavailable or has unexpected content. The message contains no URL."""
+    """An object is unavailable or has unexpected content. The message contains no URL."""
 
 
 def pull(
     request: Request, name: str, items: Sequence[tuple[str, int, str, str]], needed: int
 ) -> None:
-    """Download the files of an object from a bucket in parallel.
-
-    Each item is the path in the object (empty for a single file), the size, the ETag if known, and
-    the URL.
+    """Download items: path in the directory (empty for a single file), size, ETag if known, and URL.
 
     Sends lines of JSON: `["bytes", COUNT]` as progress, `["file", PATH, SHA-256]` for each file,
     and `["problem", WORDS]`. If fewer than `needed` bytes are available, including existing files,

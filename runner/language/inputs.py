@@ -178,7 +178,7 @@ def _unusable_secret(recipe: Recipe, spec: Input, environment: Mapping[str, str]
 
 
 class _Binder:
-    """Binder of input values, in the order of their dependencies."""
+    """One binding of inputs, in the order of their dependencies."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class _Binder:
         return {name: self.values[name] for name in inputs if name in self.values}
 
     def _needs(self, name: str) -> set[str]:
-        """Return the inputs that an input's default or preset value reads.  Empty for a value set by the caller."""
+        """Return the inputs on which the value of an input depends; none for a given value."""
         if name in self.given:
             return set()
         tree, _ = self._value_in_recipe(name)
@@ -276,7 +276,7 @@ class _Binder:
         return tree
 
     def _check_secret(self, spec: Input) -> None:
-        """Report a secret that was set as an input value, unless `with` passes another secret by name.
+        """Report a given secret, unless `with` passes on another secret by name.
 
         A value in a command line is no longer secret.
         """

@@ -34,7 +34,7 @@ class Word(NamedTuple):
 
 
 class Ruling(NamedTuple):
-    """A restriction of the command `by` on template values between two offsets."""
+    """The values allowed between two offsets, because of the command `by`."""
 
     role: Role
     start: int
@@ -346,7 +346,7 @@ def _source_of_head(command: Sequence[Word]) -> SourceWords:
 
 
 def _add(found: SourceWords, more: SourceWords) -> SourceWords:
-    """Merge the evaluated words of two interpreters, with the name of the first."""
+    """Return the words of both; the first interpreter gives the name."""
     return SourceWords(found.by or more.by, [*found.words, *more.words], found.input or more.input)
 
 

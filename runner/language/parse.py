@@ -66,7 +66,7 @@ def _place(problem: Problem) -> tuple[int, int]:
 
 
 def _sound_part(value: Any, faults: list[schema.Fault]) -> object:
-    """Return a document without its invalid parts, so that the rest can be checked."""
+    """Return `value` without its faults, so that the rest can be checked too."""
     value = _without(value, [fault.path for fault in faults if fault.path])
     if not isinstance(value, dict) or len(faults) >= schema.MANY:
         return {}
@@ -79,7 +79,7 @@ def _sound_part(value: Any, faults: list[schema.Fault]) -> object:
 
 
 def _cut(path: Where, depth: int) -> Where:
-    """Shorten the path of an invalid value to the part to remove, such as a whole step or input."""
+    """Return the path of the part to leave out: `depth` names in a section of named parts."""
     return path[: depth if path[0] in ("steps", "inputs", "presets") else 1]
 
 

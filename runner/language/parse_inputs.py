@@ -158,7 +158,7 @@ class InputsReader:
             self._report_useless(message, (*path, "member"))
 
     def _check_key(self, name: str, raw: Mapping[str, Any], path: Where) -> None:
-        """Report an input whose `key` setting conflicts with its type or other settings."""
+        """Report an input whose `key` contradicts its type or its other keys."""
         if raw.get("continues") and raw.get("key") is False:
             message = f'input "{name}" cannot be both `key: false` and `continues: true`'
             fix = "remove `key: false`: the training length is part of the cache key"
@@ -237,7 +237,7 @@ class InputsReader:
         return found
 
     def _check_reference(self, reference: Reference, place: Where) -> None:
-        """Report a template name other than `inputs` and `fixtures`, because others are unknown before planning."""
+        """Report a name other than inputs and `fixtures`, which alone exist before planning."""
         message, fix = self._describe_reference(reference)
         if message:
             problem = self._source.document.problem(

@@ -55,7 +55,7 @@ class Input:
     member: bool = False  # FILE.py:NAME, a class or function in a file
 
     def split_member(self, address: str) -> tuple[str, str]:
-        """Split a `member` input FILE:NAME into file and name.  The name is empty for other types."""
+        """Split the value of a `member` input, FILE:NAME; the name is empty for other inputs."""
         file, _, name = address.rpartition(":")
         is_file = file.endswith(".py") and "?" not in file
         if self.member and is_file and name.isidentifier():
@@ -125,7 +125,7 @@ class Resources:
     key: bool = False
 
     def over(self, base: Resources) -> Resources:
-        """Return these resources, with unset values taken from `base`."""
+        """Return these resources with unset values from `base`."""
         return Resources(
             cpus=base.cpus if self.cpus is None else self.cpus,
             memory=base.memory if self.memory is None else self.memory,
@@ -161,7 +161,7 @@ class Select:
 
     @property
     def source(self) -> str:
-        """Name of this recipe's step with the compared matrix, or of the `uses` step that contains it."""
+        """The step of this recipe with the matrix, or the `uses` step that contains it."""
         return self.step.partition("/")[0]
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Fault(NamedTuple):
-    """A schema violation with its path in the document, without a line number."""
+    """A problem with its path in the value, before its line is known."""
 
     code: str
     message: str
@@ -43,7 +43,7 @@ class _Mismatch:
 
 
 def explain(error: ValidationError, above: Where = ()) -> Iterator[Fault]:
-    """Convert a jsonschema error to messages for the author.
+    """Yield the faults behind a jsonschema error.
 
     `above` is the path of the parent error, if this error belongs to one of several alternatives.
     """
@@ -129,7 +129,7 @@ def _count_known_keys(schema: Schema, value: object) -> int:
 
 
 def _one_of(mismatch: _Mismatch) -> Iterator[Fault]:
-    """Report a mapping that has none, or more than one, of several exclusive keys.
+    """Yield the fault of a mapping with several or none of the exclusive keys.
 
     No fault if one of them is misspelt, because the unknown key is reported itself.
     """

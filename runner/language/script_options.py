@@ -72,11 +72,11 @@ def options_of(entry: str, trees: Mapping[str, ast.Module]) -> ScriptOptions | N
 
 
 class _Open(Exception):
-    """Raised if the options of a script cannot be determined."""
+    """The options of a script are uncertain."""
 
 
 class _Scope(NamedTuple):
-    """Statements of a Python file, and whether they are always executed."""
+    """Statements and their file."""
 
     file: str
     body: Sequence[ast.stmt]
@@ -84,7 +84,7 @@ class _Scope(NamedTuple):
 
 
 class _Reader:
-    """Reader that collects argparse options by following the calls in a script."""
+    """Follows the calls of a script from function to function, and collects its options."""
 
     def __init__(self, entry: str, trees: Mapping[str, ast.Module]) -> None:
         self._entry, self._trees = entry, trees
@@ -147,7 +147,7 @@ class _Reader:
                     self._inner(child, scope, known)
 
     def _inner(self, node: ast.AST, scope: _Scope, known: Mapping[str, str]) -> None:
-        """Read code that may not execute, such as the body of `while`, `try` or `match`."""
+        """Read code that may not execute: parts of `while`, `try`, `match`, or a class."""
         for child in ast.iter_child_nodes(node) if not isinstance(node, ast.stmt) else [node]:
             if isinstance(child, ast.stmt):
                 self._statement(child, scope, known, False)
@@ -209,7 +209,7 @@ class _Reader:
             self._follow(node, scope, certain)
 
     def _follow(self, node: ast.Call, scope: _Scope, certain: bool) -> None:
-        """Read the functions that a call may invoke."""
+        """Visit the functions that a call may mean."""
         found, sure = self._target(node.func, scope.file)
         if not found and any(_is_parser(each, scope) for each in node.args):
             raise _Open
@@ -239,7 +239,7 @@ class _Reader:
     # -- functions --
 
     def _target(self, function: ast.expr, file: str) -> tuple[list[ast.AST], bool]:
-        """Return the functions that a call may invoke, and whether it certainly invokes one of them."""
+        """Return the functions that a call may mean, and whether it certainly calls one of them."""
         if isinstance(function, ast.Name):
             found = self._resolve_name(function.id, file)
             return found, len(found) == 1
@@ -263,7 +263,7 @@ class _Reader:
         return everywhere, False
 
     def _resolve_name(self, name: str, file: str) -> list[ast.AST]:
-        """Return the functions and classes to which a name in a file may refer."""
+        """Return the functions and classes that a plain name in a file may mean."""
         if own := self._definitions[file].get(name):
             return list(own)
         if name not in self._names[file]:
@@ -401,7 +401,7 @@ def _is_parser(node: ast.expr, scope: _Scope) -> bool:
 
 
 def _turns(node: ast.For) -> Iterator[dict[str, str]]:
-    """Yield the values of a `for` loop's variables per iteration, if they are literal texts."""
+    """Yield the text values of a loop's variables per iteration; nothing for a computed loop."""
     items = node.iter.elts if isinstance(node.iter, (ast.Tuple, ast.List)) else []
     for item in items:
         turn: dict[str, str] = {}

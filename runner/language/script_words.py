@@ -106,7 +106,7 @@ def _leaves(items: Sequence[Tree], where: Where) -> Iterator[GivenWord]:
 
 
 def _is_free(item: Tree) -> bool:
-    """Return True if a text is only a template, which may expand to any number of words."""
+    """Return whether a text is only a template, which may expand to any number of words."""
     return isinstance(item, str) and item.lstrip().startswith("{{") and item.rstrip().endswith("}}")
 
 
@@ -124,7 +124,7 @@ def faults(
 
 
 class _Words:
-    """Checker that reads command-line words in order, like argparse."""
+    """Reads words in order, like argparse."""
 
     def __init__(self, script: str, takes: ScriptOptions) -> None:
         self._script, self._takes = script, takes

@@ -38,7 +38,7 @@ def script(text: str, scope: Scope, reads: Reads | None = None, *, bash: bool = 
 
 
 class _ScriptWriter:
-    """Writer of a shell script with variables in place of template expressions."""
+    """A script while its expressions are replaced by variables, in order."""
 
     def __init__(self, text: str, scope: Scope, reads: Reads | None) -> None:
         self._text, self._scope, self._reads = text, scope, reads
@@ -51,7 +51,7 @@ class _ScriptWriter:
             self._prefix += "_"
 
     def write(self, expression: Expression, position: Position) -> None:
-        """Replace the next template expression by a shell variable."""
+        """Replace the next expression."""
         self._parts.append(self._text[self._end : expression.offset])
         self._end = expression.offset + expression.length
         self._count += 1

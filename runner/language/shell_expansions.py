@@ -53,7 +53,7 @@ class Expansions:
         return at + 1
 
     def ends_twice(self, at: int) -> bool:
-        """Return True if the `((` before `at` ends with `))` and is therefore arithmetic, not a subshell."""
+        """Return whether the `((` before `at` ends with `))`; otherwise it is a subshell."""
         depth = 0
         for position, char in self._characters(at):
             if char == "(":
@@ -127,7 +127,7 @@ class Expansions:
         return at
 
     def _step(self, at: int, frame: Frame, context: _Context) -> int:
-        """Read one character, template expression or shell expansion."""
+        """Read one character of a text, or the expression or expansion at its position."""
         if at in self.spans:
             return self.values.place(at, frame, quoted=context.quoted)
         char = self.text[at]
@@ -231,7 +231,7 @@ class Expansions:
     # -- here-documents --
 
     def here(self, at: int, frame: Frame) -> int:
-        """Read a here-document's delimiter after `<<`.  The body starts after the next newline."""
+        """Read the delimiter after `<<`; the body starts after the next newline."""
         text, named = self.text, at - 1
         strips_tabs = text.startswith("-", at)
         if strips_tabs:

@@ -32,7 +32,7 @@ def read(text: str, bash: bool) -> Reading:
 
 
 class _Reader:
-    """Parser of shell command lists."""
+    """Reads lists of commands in a shell's order."""
 
     def __init__(self, text: str, bash: bool) -> None:
         self.text = text

@@ -47,7 +47,7 @@ _ENV_WAY = "pass the value in `env:` and read the variable there: `bash -c 'echo
 
 
 class Doubt(NamedTuple):
-    """A warning about a probable mistake in a shell script, with its position."""
+    """A probable mistake in a script."""
 
     code: str
     message: str
@@ -62,7 +62,7 @@ def read_as_source(by: str, offset: int, length: int) -> Doubt:
 
 
 class Position(NamedTuple):
-    """The role and quoting of one template expression in a shell script.
+    """The position of one expression.
 
     `quoted`: the script quotes it. `alone`: it is a whole word, so a list may become several words.
     """
@@ -73,7 +73,7 @@ class Position(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """Result of parsing a shell script: template expressions, errors, warnings, and pipe offsets."""
+    """A parsed script: its expressions in order, and the offsets of its pipes."""
 
     places: tuple[Position, ...]
     errors: tuple[TemplateError, ...]
@@ -104,7 +104,7 @@ class HereDocument(NamedTuple):
 
 @dataclass(slots=True)
 class Frame:
-    """Parser state of one list of shell commands.
+    """One list of commands.
 
     This is the script, the inside of `$( )`, `<( )` or backquotes, or the elements of an array.
     """
@@ -127,12 +127,12 @@ class Frame:
 
     @property
     def is_empty(self) -> bool:
-        """True if the current shell command has no words yet."""
+        """Whether the current command has no words yet."""
         return all(word.redirect for word in self.words)
 
     @property
     def is_test(self) -> bool:
-        """True inside a `[[ ]]` test."""
+        """Whether this is the inside of `[[ ]]`."""
         return not self.is_empty and self.words[0].text == "[["
 
     def begin_word(self, at: int) -> None:
@@ -169,7 +169,7 @@ class Values:
         }
 
     def finish(self, pipes: tuple[int, ...]) -> Reading:
-        """Return the parse result after the end of the script."""
+        """Return the result, after the whole script is read."""
         for name, at in self.assigned:
             if name in self.computed:
                 self._limit(at, "number")
@@ -180,15 +180,15 @@ class Values:
         return Reading(tuple(places.values()), errors, tuple(doubts), pipes)
 
     def program(self, start: int, end: int, by: str) -> None:
-        """Record a part of the script that the interpreter `by` evaluates as code."""
+        """Note a part of the script that `by` evaluates as code."""
         self.sources.append(Ruling("program", start, end, by))
 
     def comment(self, at: int) -> None:
-        """Record a template expression in a shell comment."""
+        """Note an expression inside a comment."""
         self.places[at] = Position("comment", True)
 
     def body(self, start: int, end: int, named: int) -> None:
-        """Record a here-document and the position of its command."""
+        """Note a here-document and the position of its command."""
         self.bodies.append((start, end, named))
 
     def _find_sources(self, places: Mapping[int, Position]) -> list[Doubt]:
@@ -224,11 +224,11 @@ class Values:
         return sorted(places)
 
     def _within(self, start: int, end: int) -> list[int]:
-        """Return the offsets of the template expressions between two offsets."""
+        """Return the expressions between two offsets."""
         return self.offsets[bisect_left(self.offsets, start) : bisect_left(self.offsets, end)]
 
     def place(self, at: int, frame: Frame, *, quoted: bool) -> int:
-        """Record the role of the template expression at `at`, and return the index after the expression."""
+        """Note the position of the expression at `at`, and return the index after it."""
         end = self.spans[at]
         self._check_before(at)
         frame.places.add(at)
@@ -265,7 +265,7 @@ class Values:
             self.places[at] = self.places[at]._replace(role=role)
 
     def _rule(self, ruling: Ruling, frame: Frame) -> None:
-        """Apply a command's restriction to the template values in one of its words."""
+        """Apply a command's restriction to the values in one of its words."""
         role = ruling.role
         if role in ("code", "program"):
             self.sources.append(ruling)
@@ -288,15 +288,15 @@ class Values:
                 self._limit(at, "operand")
 
     def _begins_word(self, start: int, at: int) -> bool:
-        """Return True if only quotes precede `at` in its shell word."""
+        """Return whether only quotes are between the start of a word and `at`."""
         return not self.text[start:at].strip("\"'\\\n")
 
     def refuse(self, at: int, message: str, fix: str) -> None:
-        """Record the error that no template value is allowed at `at`, unless another error is recorded."""
+        """Note that no value is allowed at `at`; the first reason counts."""
         self.errors.setdefault(at, TemplateError(message, at, self.spans[at] - at, fix))
 
     def plain(self, start: int, end: int, frame: Frame) -> str:
-        """Return a shell word without quotes, with placeholders for template values."""
+        """Return a word without its quotes, with marks for values."""
         parts: list[str] = []
         for at in self._within(start, end):
             parts += [self.text[start:at], VALUE if at in frame.places else INNER]
@@ -304,7 +304,7 @@ class Values:
         return _QUOTING.sub("", "".join((*parts, self.text[start:end])))
 
     def assign(self, word: Word, frame: Frame) -> None:
-        """Record the variable and the template values of an assignment such as `A=x`."""
+        """Note the variable and the values of an assignment word."""
         found = assignment(word)
         if found is None:
             return
@@ -323,7 +323,7 @@ class Values:
             self._rule(Ruling(role, word.start, word.end, name), frame)
 
     def _assign_at(self, name: str, subscript: str, word: Word, frame: Frame) -> None:
-        """Record an assignment to an array item, whose subscript a shell evaluates."""
+        """Note an assignment to an array item, whose subscript a shell evaluates."""
         self.computes(subscript, name)
         inside = subscript.count(VALUE) + subscript.count(INNER)
         for at in self._within(word.start, word.end)[:inside]:  # quoted or not
@@ -333,7 +333,7 @@ class Values:
             self.program(word.start, word.end, "a subscript")
 
     def computes(self, text: str, array: str = "") -> None:
-        """Record the variables in a text that a shell evaluates as arithmetic.
+        """Note the variables in a text that a shell evaluates as arithmetic.
 
         The key of an associative array is not evaluated.
         """
@@ -341,7 +341,7 @@ class Values:
             self.computed.update(_VARIABLE.findall(text))
 
     def judge(self, at: int, frame: Frame) -> None:
-        """Apply the restrictions of a complete simple command to its template values."""
+        """Process a complete simple command: its restrictions, and the code that it reads."""
         words, frame.words = frame.words, []
         closed, frame.closed = frame.closed, None
         head = words[0].text if words else ""
@@ -368,7 +368,7 @@ class Values:
             self._reads_input(compound.input, end, at, frame)
 
     def _reads_input(self, by: str, start: int, end: int, frame: Frame) -> None:
-        """Record that the command `by` evaluates its standard input as code."""
+        """Note that `by` evaluates its input: the pipe before it, or its redirections."""
         self.program(start, end, by)
         for compound in frame.compounds:
             compound.input = by

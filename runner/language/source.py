@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class Source:
-    """State of parsing one recipe document.
+    """The state of one parse.
 
     `raw` satisfies the schema. Of the other parts only the names are known.
     """
@@ -31,7 +31,7 @@ class Source:
         self.inputs = self._names("inputs")
 
     def suggest(self, word: str, known: Iterable[str]) -> str:
-        """Return a "did you mean" fix with the most similar known word, or an empty text.
+        """Return a fix with the most similar known word, or an empty text.
 
         After 20 problems nothing is compared, because each comparison covers all names.
         """

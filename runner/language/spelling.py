@@ -33,7 +33,7 @@ class WrittenFloat(float):
 
 
 def takes_text(spec: Input, kind: str) -> bool:
-    """Return True if the type of an input, or of its items, is text."""
+    """Return whether an input, or its items, are text."""
     if kind == "choice":
         choices = spec.limits.get("choices")
         return isinstance(choices, list) and all(isinstance(each, str) for each in choices)

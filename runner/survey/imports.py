@@ -242,7 +242,7 @@ def import_advice(
 
 
 def way_to_start(base: str, script: str) -> tuple[Start, list[str]]:
-    """Return a start command for a script with which its imports work, and the necessary PYTHONPATH.
+    """Return how to start a script so that its imports work, and the necessary PYTHONPATH.
 
     A script with relative imports is started as a module. PYTHONPATH has `src` and parent
     directories if they contain imported modules.

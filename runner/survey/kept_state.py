@@ -45,7 +45,7 @@ class StepState(NamedTuple):
     checkpoints: Sequence[Checkpoint]
 
     def newest(self) -> Checkpoint | None:
-        """Return the checkpoint from which a run would resume."""
+        """Return the checkpoint that a run would resume from."""
         return next((each for each in self.checkpoints if not each.why and not each.aside), None)
 
     def best(self) -> Checkpoint | None:

@@ -72,7 +72,7 @@ def _option_faults(
 
 
 def _scripts(step: Step) -> list[Start]:
-    """Return the Python scripts that a step certainly starts.
+    """Return the scripts that a step certainly starts.
 
     In a list of arguments, only the first: another may be its argument.
     """
