@@ -50,9 +50,7 @@ class PrimeOffer(NamedTuple):
     inet: float
     there: bool
     order: Mapping[str, str]
-    images: tuple[
-        str, ...
-    ]  # Prime's names of the available images; empty: unknown
+    images: tuple[str, ...]  # Prime's names of the available images; empty: unknown
 
 
 class PrimePod(NamedTuple):

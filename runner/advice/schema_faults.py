@@ -29,7 +29,7 @@ def faults(read: Document, schema: str, code: str) -> list[Problem]:
 
 
 def _describe(error: Any) -> str:
-    """Return a message for a jsonschema error."""
+    """Format a jsonschema error as a message."""
     name = ".".join(str(part) for part in error.absolute_path) or "the file"
     match error.validator:
         case "additionalProperties":

@@ -35,7 +35,7 @@ def stage(
     coming: Sequence[str],
     given: Sequence[tuple[str, bool]] = (),
 ) -> list[str] | None:
-    """Create an attempt from a tar with directory `at/NAME`, unless it exists.
+    """Create an attempt directory from a tar with the directory `at/NAME`, unless it exists.
 
     The attempt is created once the arriving objects `coming` are present. Each path in `given` is a
     link to an input. It is replaced by the input's content, as hard links if the input is an
@@ -125,7 +125,7 @@ def _output(at: str, inside: tuple[str, ...]) -> tuple[str, list[Row]]:
 
 
 def _find_changed(note: str) -> list[str]:
-    """Return the inputs listed in the file `note` that are newer than `note` or missing."""
+    """Return the inputs, listed in the file `note`, that were changed or deleted since it was written."""
     try:
         with open(note, encoding="utf-8", errors="surrogateescape") as file:
             given, then = file.read().split("\0")[:-1], os.fstat(file.fileno()).st_mtime_ns
@@ -243,7 +243,7 @@ def _freeze(path: str, name: str) -> None:
 
 
 def _reset_future_times(path: str, then: int) -> None:
-    """Set modification times in the future, for example from archives, to `then`.
+    """Reset modification times that lie in the future, for example from archives, to `then`.
 
     Otherwise the files would always look modified.
     """

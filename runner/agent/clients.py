@@ -21,7 +21,7 @@ BACKLOG = 16 << 20
 
 
 class Clients:
-    """The connected clients. `obey` is called with a client and its new messages."""
+    """Connected clients of the agent. `obey` is called with a client and its new messages."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class Clients:
 
 
 def _is_valid(fields: list[bytes]) -> bool:
-    """Return True if a message is valid."""
+    """Return True if a client's message is valid."""
     try:
         kind, first, *rest = fields
         if kind == b"start":
@@ -140,7 +140,7 @@ def _is_valid(fields: list[bytes]) -> bool:
 
 
 def _is_valid_start(fields: list[bytes]) -> bool:
-    """Return True if a `start` has valid limits, locks, arguments and pairs of variables.
+    """Return True if a `start` message has valid limits, locks, arguments and environment variables.
 
     Raises ValueError for fields that are missing or not numbers.
     """

@@ -77,7 +77,7 @@ class VisiblePath:
     """A file or directory that the command sees."""
 
     def __init__(self, real: str, at: str, writable: bool) -> None:
-        """`real` is the resolved path outside, `at` the path inside."""
+        """`real` is the resolved path outside the sandbox, `at` the path inside."""
         self.real, self.at, self.writable = real, at, writable
 
 
@@ -173,7 +173,7 @@ def _clone(flags: int) -> tuple[int, bool]:
 
 
 def _remedy(error: int) -> str:
-    """Return the kernel setting that forbids namespaces, if known."""
+    """Return a hint about the kernel setting that forbids namespaces, or "" if unknown."""
     if _setting("user/max_user_namespaces") == "0":
         return " (user.max_user_namespaces is 0)"
     if _setting("kernel/unprivileged_userns_clone") == "0":
@@ -218,7 +218,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _die(number: int, box: str) -> int:
-    """End by the signal that ended the command."""
+    """End this process by the signal that ended the sandboxed command."""
     _remove(box)
     libc.prctl(SET_DUMPABLE, 0, 0, 0, 0)
     libc.signal(number, ctypes.c_void_p(0))
@@ -282,7 +282,7 @@ def _is_inside(each: VisiblePath, outer: VisiblePath) -> bool:
 
 
 def _programs(python: str) -> list[str]:
-    """Return the directories of programs and packages in the command's environment."""
+    """Return the directories of programs and packages from the command's environment variables."""
     folders = [os.path.normpath(os.environ[name]) for name in PREFIXES if os.environ.get(name)]
     for name in PROGRAMS:
         for part in os.environ.get(name, "").split(":"):
@@ -362,7 +362,7 @@ def _run_first_process(go: int, alive: int, status: int, wanted: SandboxedComman
 
 
 def _wait(pid: int) -> int:
-    """Return the wait status of the command, and reap other processes."""
+    """Wait for the command and return its wait status. Reap other processes meanwhile."""
     while True:
         found, ended = os.waitpid(-1, 0)
         if found == pid:
@@ -429,7 +429,7 @@ def _show(real: str, at: str, writable: bool) -> None:
 
 
 def _make_devices() -> None:
-    """Create /dev with GPUs and standard devices."""
+    """Create the sandbox's /dev with GPUs and standard devices."""
     _mount("tmpfs", _folder("/dev"), "tmpfs", NOSUID, "mode=755")
     names = [name for name in os.listdir("/old/dev") if name.startswith(ACCELERATORS)]
     for name in (*DEVICES, *names):
@@ -443,7 +443,7 @@ def _make_devices() -> None:
 
 
 def _folder(path: str) -> str:
-    """Create a directory in the new root if needed, and return its path."""
+    """Create a directory in the sandbox's root unless it exists, and return its path."""
     os.makedirs("/new" + path, mode=0o755, exist_ok=True)
     return "/new" + path
 
@@ -487,7 +487,7 @@ def _errno() -> str:
 
 
 def _loopback() -> None:
-    """Enable the `lo` interface, so that processes of a step can communicate."""
+    """Enable the loopback interface `lo`, so that processes of a step can communicate."""
     fd = libc.socket(2, 2, 0)
     fcntl.ioctl(fd, 0x8914, struct.pack("16sH14x", b"lo", 0x41))
     os.close(fd)
@@ -497,7 +497,7 @@ def _loopback() -> None:
 
 
 def _execute(folder: str, command: list[str]) -> int:
-    """Execute the command. Return the exit code of a shell if that fails."""
+    """Execute the command. If execution fails, return the exit code that a shell would return."""
     for number in RESTORED:
         libc.signal(number, ctypes.c_void_p(0))
     for capability in range(64):

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Contact:
-    """Clients and their jobs.
+    """Last contact of clients with their jobs.
 
-    Create it in the root, where a file keeps the timer for the next agent.
+    Create it in the root directory, where a file stores the timer for the next agent.
 
     The working directory may change afterwards.
     """
@@ -50,14 +50,14 @@ class Contact:
             names.discard(name)
 
     def record_sign_of_life(self, fd: int) -> None:
-        """Record a sign of life of a client for its jobs."""
+        """Record a message from a client as contact with all its jobs."""
         if self._patience is not None:
             now = time.monotonic()
             for name in self._wanted.get(fd, ()):
                 self._jobs[name].word = now
 
     def arm(self, fd: int, seconds: float, beats: bool) -> None:
-        """Set the dead-man timer, also for the next agent: end jobs whose clients were silent this long.
+        """Set the dead-man timer, also for the next agent. It ends jobs without client contact.
 
         `beats`: the client sends regular signs of life.
         """
@@ -81,13 +81,13 @@ class Contact:
             written.write(f"{seconds}")
 
     def next_look(self) -> float | None:
-        """Return the monotonic time of the next timer check, or None without timer or jobs."""
+        """Return the monotonic time when the dead-man timer may end a job, or None without timer or jobs."""
         if self._patience is None or not self._jobs:
             return None
         return min(job.word for job in self._jobs.values()) + self._patience
 
     def find_silent_jobs(self) -> list[Job]:
-        """Return the jobs whose clients were silent for too long."""
+        """Return the jobs without client contact for longer than the dead-man timer allows."""
         if self._patience is None:
             return []
         for fd in self._wanted.keys() - self._beating:

@@ -1,4 +1,4 @@
-"""Ends of jobs: written to disk before clients are told. Only then is a job's slot reused."""
+"""Exit records of jobs, written to disk before clients are notified and slots are reused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REMEMBERED = 10_000
 
 
 class Ends:
-    """The record of job ends in a root. Create it in the root.
+    """Writer of the exit records of a root directory's jobs. Create it in the root directory.
 
     `open_jobs` holds the journal lines of jobs without an end, by name.
     """
@@ -30,16 +30,16 @@ class Ends:
 
     @property
     def has_pending(self) -> bool:
-        """True if lines are waiting to be written or sent."""
+        """True if exit records are waiting to be written or sent."""
         return bool(self._lines or self._unwritten)
 
     @property
     def has_unwritten(self) -> bool:
-        """True if an end could not be written because the disk is full."""
+        """True if an exit record could not be written because the disk is full."""
         return bool(self._unwritten)
 
     def record(self, name: bytes, line: bytes, slot: int = -1) -> None:
-        """Record the end of a job. Its slot is freed once the end is on disk."""
+        """Record the exit of a job. Its slot is freed once the record is on disk."""
         self.over[name] = line
         self._lines.append(line)
         self._unwritten += line
@@ -49,11 +49,11 @@ class Ends:
             del self.over[next(iter(self.over))]
 
     def tell(self, line: bytes) -> None:
-        """Queue a line for clients that is not written to disk."""
+        """Queue a message line for clients, without writing it to disk."""
         self._lines.append(line)
 
     def publish(self) -> bytes:
-        """Write the ends, and return the lines for clients.
+        """Write queued exit records to disk, and return the message lines for clients.
 
         If the disk is full, the lines are sent anyway and written once there is space.
         """

@@ -58,7 +58,7 @@ FOLDERS = ("attempts", "objects", "partial", "pieces", "seals", "states", "used"
 
 
 def serve(root: str) -> None:
-    """Answer requests until the client disconnects."""
+    """Answer file requests until the client disconnects."""
     for name in FOLDERS:
         os.makedirs(name, exist_ok=True)
     os.umask(0o022)
@@ -81,7 +81,7 @@ def serve(root: str) -> None:
 
 
 def boot() -> str:
-    """Return an ID of the current boot of this machine."""
+    """Return an ID of this machine's current boot."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()

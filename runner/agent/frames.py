@@ -18,7 +18,7 @@ class BadFrame(Exception):
 
 
 def frame(*parts: bytes | memoryview) -> bytes:
-    """Return a frame with these parts as its payload."""
+    """Encode a frame with these parts as payload."""
     payload = b"".join(parts)
     size = len(payload).to_bytes(4, "little")
     return b"".join(

@@ -74,5 +74,5 @@ class Job:
 
 
 def signal_of(code: int) -> int | None:
-    """Return the signal in a shell's exit code, or None."""
+    """Return the signal number in a shell's exit code (128 + signal), or None."""
     return code - 128 if 128 < code <= 128 + 64 else None

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def take_locks(names: Iterable[str]) -> list[int] | None:
-    """Return descriptors that hold these locks, or None if another process holds one.
+    """Lock these names and return the descriptors, or None if another process holds a name.
 
     Raises OSError.
     """
@@ -30,7 +30,7 @@ def take_locks(names: Iterable[str]) -> list[int] | None:
 
 
 def free_locks(names: Iterable[str]) -> list[str]:
-    """Return the names that no process holds. Raises OSError."""
+    """Return the lock names that no process holds. Raises OSError."""
     free = []
     for name in names:
         fd = _lock(name, shared=True)

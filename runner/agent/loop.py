@@ -27,7 +27,7 @@ class Poller:
         self._acts[fd] = act
 
     def until_writable(self, fd: int, wanted: bool) -> None:
-        """Start or stop calling the function of `fd` when it is writable, too."""
+        """Also call the function of `fd` when `fd` is writable, or stop doing so."""
         self._poll.modify(fd, _READ | _WRITE if wanted else _READ)
 
     def close(self, fd: int) -> None:
@@ -37,7 +37,7 @@ class Poller:
         os.close(fd)
 
     def watch_process(self, pid: int) -> None:
-        """Wake up when process `pid` ends.
+        """Wake the event loop when process `pid` ends.
 
         Raises OSError if it is gone or no descriptor is available.
         """

@@ -1,4 +1,4 @@
-"""File systems shared by a host and its client: detection, and copies without a transfer."""
+"""Detection of a file system shared by host and client, and local copies instead of transfers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def same(request: AgentRequest, paths: Sequence[tuple[str, Sequence[int]]]) -> l
 
 
 def marks(path: str) -> list[int]:
-    """Return the inode, size, and modification and change time in nanoseconds of a file.
+    """Return a file's inode, size, modification time and change time in nanoseconds.
 
     Two machines that share a file system agree on these values. Empty if the file does not exist.
     """
@@ -48,7 +48,7 @@ def marks(path: str) -> list[int]:
 def draw(request: AgentRequest, contents: Sequence[tuple[str, str]]) -> list[str]:
     """Copy files and trees of the client: object name and path.
 
-    Return the names that were copied.
+    `contents` are pairs of object name and client path. Return the names that were copied.
 
     They are verified like transferred objects.
     """

@@ -1,4 +1,4 @@
-"""Objects on a host: existing, arriving and verified ones.
+"""The object store of a host: stored, partially uploaded and verified objects.
 
 All functions run in the root and may be repeated.
 
@@ -40,7 +40,7 @@ class ObjectGone(Exception):
 
 
 def place(name: str) -> str:
-    """Return the path of an object, relative to the root."""
+    """Return the path of an object relative to the agent's root directory."""
     return f"objects/{name[:2]}/{name}"
 
 
@@ -157,7 +157,7 @@ def base(
     grain: int,
     alike: Sequence[tuple[str, str]],
 ) -> dict[str, tuple[int, list[str]]] | None:
-    """Start a tree with hard links to an older tree, except for some paths.
+    """Start the upload of a tree with hard links to an older tree, except for changed paths.
 
     None if not possible.
 
@@ -215,7 +215,7 @@ def batch(
     stamp: str,
     loose: Sequence[str],
 ) -> dict[str, object]:
-    """Unpack a tar into a directory of arriving objects.
+    """Unpack a tar into a directory of partial uploads.
 
     Returns the digest over the file digests, and whether arrived objects were placed. `manifest` is
     the name of the tree's manifest in the tar. The last batch also names the objects to place: the
@@ -250,7 +250,7 @@ def write(
     grains: Sequence[str],
     older: str,
 ) -> tuple[str, list[str]]:
-    """Write received bytes into missing ranges (first block and count) of a large file.
+    """Write received bytes into the missing block ranges of a large file.
 
     A new file starts as a copy of the file `older`, if given. The last request has a mode, and
     `grains` if all block digests are known. It returns the digest of the file. Other requests

@@ -124,7 +124,7 @@ class PullState:
         self._any = False
 
     def fresh_lines(self) -> Iterator[tuple[object, ...]]:
-        """Yield the new messages."""
+        """Yield the messages of the download threads since the last call."""
         self.news.clear()
         with self._lock:
             lines, self._lines = self._lines, []
@@ -135,7 +135,7 @@ class PullState:
         yield from lines
 
     def work(self) -> None:
-        """Download items until none are left or one fails."""
+        """Download files until none are left or one fails."""
         opener = _opener()
         view = memoryview(bytearray(trees.BLOCK))
         try:
@@ -227,7 +227,7 @@ class PullState:
 
 
 def _delete_stale(folder: str, boot: str) -> None:
-    """Delete data of an earlier boot."""
+    """Delete partial downloads of an earlier boot."""
     try:
         with open(f"{folder}/boot", encoding="utf-8") as file:
             if file.read() == boot:

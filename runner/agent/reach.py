@@ -91,7 +91,7 @@ def _write_context(root: str, context: str) -> bool:
 
 
 def _is_there(fd: int, path: str) -> bool:
-    """Return True if an open file still exists at `path`.
+    """Return True if an open file is still the file at `path`.
 
     An unneeded root is deleted with its lock held.
     """
@@ -147,7 +147,7 @@ def _dial(root: str) -> socket.socket | None:
 
 
 def _begin(root: str, lock: int, context: str) -> socket.socket:
-    """Create the socket and start an agent with it and the lock.
+    """Create the socket, and start an agent that inherits the socket and the lock.
 
     Return a connection to the agent.
 

@@ -47,7 +47,7 @@ def is_regular(path: str | os.PathLike[str]) -> bool:
 
 
 def size_of(path: str | bytes) -> int:
-    """Return the size of a regular file, or of a link to one, in bytes; -1 if there is none."""
+    """Return the size in bytes of a regular file or a link to one, or -1 if missing."""
     try:
         found = os.stat(path)
     except OSError:

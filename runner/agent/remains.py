@@ -1,4 +1,4 @@
-"""Background processes of jobs whose first process has ended: their owner, and how to end them."""
+"""Detection and termination of leftover background processes of ended jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOPELESS = 5.0
 
 
 class Remains:
-    """Processes below the agent, by job.
+    """Tracker of leftover processes below the agent, by job.
 
     `jobs` holds unfinished jobs by name. `ours` tells if a child belongs to no job.
     """
@@ -75,7 +75,7 @@ class Remains:
             }
 
     def record_reaped(self, pid: int, cpu: float) -> None:
-        """Record the end and CPU seconds of a child that was not a first process."""
+        """Record the end and CPU seconds of a reaped background process."""
         if self._tolerated.pop(pid, None) is None:
             for job in self.ending:
                 if pid in job.strays:

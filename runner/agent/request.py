@@ -16,7 +16,7 @@ SENT = 1 << 17
 
 
 class Over(Exception):
-    """The client has disconnected."""
+    """Raised when the client has disconnected."""
 
 
 class AgentRequest:
@@ -48,7 +48,7 @@ class AgentRequest:
         return str(asked[0]), asked[1:]
 
     def into(self, view: memoryview) -> int:
-        """Read available incoming bytes into `view`. Return their number, 0 at the end."""
+        """Read the next incoming bytes into `view`. Return their number, or 0 at the end of the data."""
         while not self._held:
             if self._whole:
                 return 0
@@ -61,7 +61,7 @@ class AgentRequest:
         return count
 
     def read(self, count: int) -> bytes:
-        """Read `count` incoming bytes, or fewer at the end."""
+        """Read `count` incoming bytes, or fewer at the end of the data."""
         data = bytearray(count)
         view, at = memoryview(data), 0
         while at < count and (got := self.into(view[at:])):
@@ -102,12 +102,12 @@ class AgentRequest:
         trees.put(1, last + frame(kind, json.dumps(answer, separators=(",", ":")).encode()))
 
     def make_arriving(self, folder: str) -> None:
-        """Create a directory of arriving objects, and mark its sender as alive."""
+        """Create the sender's directory of partial uploads, and mark the sender as alive."""
         os.makedirs(folder, exist_ok=True)
         trees.touch(f"{self.partial}/.alive")
 
     def tidy(self) -> None:
-        """Delete the sender's directory after the request if it is empty."""
+        """Request that the sender's directory is deleted after the request if it is empty."""
         self._untidy = True
 
     def _tidy(self) -> None:

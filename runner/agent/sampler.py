@@ -87,7 +87,7 @@ class Sampler:
             job.looks += 1
 
     def over(self, name: bytes) -> None:
-        """Stop sampling a job that has ended."""
+        """Stop sampling an ended job."""
         job = self._watched.pop(name, None)
         if job is not None:
             try:
@@ -164,7 +164,7 @@ class Sampler:
                 return True
 
     def _of_gpus(self, held: frozenset[str]) -> dict[str, float]:
-        """Return the metrics of the held GPUs, or of all GPUs if none of them is known."""
+        """Return the metrics of the GPUs locked by a job, or of all GPUs if these are unknown."""
         gpus = [values for uuid, values in self._gpus.items() if uuid in held]
         return _summarize_gpus(gpus or list(self._gpus.values()))
 
@@ -229,7 +229,7 @@ def _summarize_gpus(gpus: list[list[float | None]]) -> dict[str, float]:
 
 
 def _progress(job: _Watched, now: float) -> dict[str, float]:
-    """Return the progress of a job from the end of its metrics file."""
+    """Read the training progress of a job from the end of its metrics file."""
     try:
         with open_regular(f"{job.path}.metrics") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL))

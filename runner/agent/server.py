@@ -68,7 +68,7 @@ ORPHAN_LOOK = 0.1  # seconds between checks of a job whose agent was killed
 
 
 class Agent:
-    """The agent: starts, supervises and ends jobs."""
+    """The agent of one root directory, which starts, supervises and ends jobs."""
 
     def __init__(self, listener: int, first: int, *, blind: bool = False) -> None:
         """With `blind`, jobs of the previous agent may be processes that this one cannot see or signal."""
@@ -213,7 +213,7 @@ class Agent:
     # --- starting jobs
 
     def _begin(self, starts: list[list[bytes]], fd: int) -> None:
-        """Record these starts in the journal, then start the jobs.
+        """Record the start of jobs in the journal, then start them.
 
         In the other order, a crash could run a job twice.
         """
@@ -429,7 +429,7 @@ class Agent:
     # --- jobs of a killed agent
 
     def _inherit(self, began: dict[bytes, bytes]) -> None:
-        """Wait for jobs that outlive a killed agent, and end its other processes."""
+        """Supervise the surviving jobs of a killed agent, and end its other processes."""
         cookies = {name for pid in processes() if (name := self._remains.name_of(pid)) is not None}
         now = time.monotonic()
         if began:
@@ -481,7 +481,7 @@ class Agent:
             self._finish(self._remains.sweep())
 
     def _lives(self, job: Job) -> bool:
-        """Return True if any process of a killed agent's job lives."""
+        """Return True if any process of a killed agent's job is alive."""
         return self._slots.alive(job.slot) if job.slot >= 0 else self._slots.any_alive()
 
     def _finish_orphan(self, job: Job) -> None:

@@ -31,7 +31,7 @@ Job names have at most 200 bytes.
 
 
 class Slots:
-    """The slots in the directory `slots` of the working directory, which may change afterwards."""
+    """Job slots in the directory `slots` of the working directory, which may change afterwards."""
 
     def __init__(self) -> None:
         os.makedirs("slots", mode=0o700, exist_ok=True)
@@ -41,7 +41,7 @@ class Slots:
         self._all: int | None = None
 
     def for_every_job(self) -> int:
-        """Return the descriptor of the file `jobs`, which every job inherits. Raises OSError."""
+        """Return the locked descriptor of the file `jobs`, which every job inherits. Raises OSError."""
         if self._all is None:
             fd = self._open(f"../{ALL}")
             try:
@@ -52,21 +52,21 @@ class Slots:
         return self._all
 
     def any_alive(self) -> bool:
-        """Return True if a job of an earlier agent lives.
+        """Return True if any job of an earlier agent is alive.
 
         Unknown (False) once this agent has started a job.
         """
         return self._all is None and self.alive(f"../{ALL}")
 
     def keep(self, number: int) -> None:
-        """Reserve a slot for a job of a killed agent."""
+        """Mark the slot of a killed agent's job as in use."""
         self._free += [other for other in range(self._next, number) if other not in self._free]
         self._next = max(self._next, number + 1)
         if number in self._free:
             self._free.remove(number)
 
     def take(self) -> tuple[int, int]:
-        """Return the number of a free slot, and the descriptor with its lock, not yet inheritable.
+        """Lock a free slot, and return its number and the lock's descriptor, which is not inheritable.
 
         Raises OSError.
         """
@@ -87,11 +87,11 @@ class Slots:
                 os.close(fd)
 
     def give(self, number: int) -> None:
-        """Free a slot, after the end of its job was written to disk."""
+        """Free a job slot, after the job's exit record was written to disk."""
         self._free.append(number)
 
     def alive(self, number: int | str) -> bool:
-        """Return True if any process of the slot's job lives."""
+        """Return True if any process of the slot's job is alive."""
         fd = self._open(number)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,7 +102,7 @@ class Slots:
             os.close(fd)
 
     def status(self, number: int, name: bytes) -> int | None:
-        """Return the exit status of job `name` from its slot, or None if there is none."""
+        """Return the exit status of job `name`, as recorded in its slot, or None if not recorded."""
         if number < 0:
             return None
         fd = self._open(number)

@@ -65,7 +65,7 @@ def runs_of_data(fd: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 def write(fd: int, data: bytes | memoryview) -> None:
-    """Write all data at the current position, and skip blocks of zeros where the file has a hole.
+    """Write data at the current file position, but skip blocks of zeros where the file has a hole.
 
     Call `extend` afterwards to include a hole at the end.
     """
@@ -108,7 +108,7 @@ def _is_hole(fd: int, size: int) -> bool:
 
 
 def _seek(fd: int, start: int, whence: str, last: int) -> int:
-    """Return the start of the next data or hole from `start`, or `last` if there is none before.
+    """Return the offset of the next data or hole from `start`, at most `last`.
 
     If the system cannot tell, everything counts as data.
     """

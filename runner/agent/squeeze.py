@@ -32,7 +32,7 @@ SKIPPED = 31
 
 
 def plain(parts: Sequence[bytes | memoryview]) -> tuple[bytes | memoryview, ...]:
-    """Return an uncompressed payload of these bytes.
+    """Return the uncompressed payload for these bytes.
 
     Zeros, such as a file's hole, take a few bytes.
     """
@@ -48,7 +48,7 @@ def _zeros(size: int) -> bytes:
 
 
 class Squeezer:
-    """Encoder of payloads: `z` and compressed bytes, or `d` and plain bytes."""
+    """Encoder of transfer payloads: `z` with compressed bytes, or `d` with plain bytes."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Squeezer:
 
 
 def bytes_of(payload: bytes) -> bytes:
-    """Return the bytes in a payload `d` or `z`. Raises ValueError for an invalid payload."""
+    """Decode a transfer payload `d` or `z`. Raises ValueError for an invalid payload."""
     if payload[:1] == b"d":
         return payload[1:]
     opened = zlib.decompressobj()

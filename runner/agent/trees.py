@@ -40,7 +40,7 @@ def kind_of(mode: int) -> str:
 
 
 def below(top: str) -> Iterator[tuple[str, str]]:
-    """Yield path and kind of all entries in a directory, directories before their content.
+    """Yield path and file type of all entries below a directory, directories before their content.
 
     Raises OSError.
     """
@@ -51,7 +51,7 @@ def below(top: str) -> Iterator[tuple[str, str]]:
 
 
 def walk(top: str) -> Iterator[tuple[str, os.stat_result | OSError]]:
-    """Yield path and status of all entries in a directory, or the error, for example of a deleted entry."""
+    """Yield the path and `stat` result, or error, of all entries below a directory."""
     waiting = [""]
     while waiting:
         folder = waiting.pop()
@@ -74,7 +74,7 @@ def walk(top: str) -> Iterator[tuple[str, os.stat_result | OSError]]:
 
 
 def rows(top: str) -> list[Row]:
-    """Return all entries in a directory, hashed and sorted by name.
+    """Return all entries below a directory with digests, sorted by name.
 
     Only empty directories are included.
 
@@ -109,7 +109,7 @@ def stamp(found: Iterable[tuple[str, str]], links: Iterable[tuple[str, str]]) ->
 
 
 def stamp_of(top: str) -> str:
-    """Return the stamp of a tree on disk. Raises OSError."""
+    """Return the `stamp` digest of a directory on disk. Raises OSError."""
     found = list(below(top))
     return stamp(
         found, [(path, os.readlink(f"{top}/{path}")) for path, kind in found if kind == "l"]
@@ -123,7 +123,7 @@ def touch(path: str) -> None:
 
 
 def open_up(top: str) -> None:
-    """Make a directory and all its subdirectories writable."""
+    """Make a directory and its subdirectories writable."""
     if os.path.islink(top) or not os.path.isdir(top):
         return
     waiting = [top]
@@ -223,7 +223,7 @@ def unpack(read: Callable[[int], bytes], into: Callable[[memoryview], int], mask
 
 
 def put(fd: int, data: memoryview | bytes) -> None:
-    """Write all data to a descriptor."""
+    """Write all data to a file descriptor."""
     data = memoryview(data)
     while data:
         data = data[os.write(fd, data) :]
@@ -249,7 +249,7 @@ def copy_with_mode(source: str, target: str) -> None:
 
 
 def make_real(at: str, is_object: bool) -> bool:
-    """Replace a link with the content of its target. Returns False if files remain links.
+    """Replace a symbolic link by the target's content. Return False if its files are still links.
 
     Files of an object become hard links. Other files remain links, because hard links would change
     them.
@@ -271,7 +271,7 @@ def make_real(at: str, is_object: bool) -> bool:
 
 
 def _link(source: str, target: str, is_object: bool) -> bool:
-    """Create a hard link to an object's file, otherwise a symbolic link.
+    """Create a hard link to a file of an object, or a symbolic link to another file.
 
     Returns False for the latter.
     """
@@ -286,7 +286,7 @@ def _link(source: str, target: str, is_object: bool) -> bool:
 
 
 def _make_way(name: bytes) -> None:
-    """Delete an existing file, or create the parent directory."""
+    """Prepare a path for a new file: delete an existing file, or create the parent directory."""
     if os.path.lexists(name):
         os.unlink(name)
     else:

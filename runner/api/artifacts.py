@@ -113,7 +113,7 @@ def list_artifacts(ws: Workspace, row: RunRow, name: str = "", after: str = "") 
 def _files(
     ws: Workspace, content: Content, entries: Sequence[Entry], after: str
 ) -> list[Mapping[str, Any]]:
-    """Return the first `FILES` directory entries whose paths sort after `after`."""
+    """Return a page of `FILES` entries of an output directory, after the path `after`."""
     folder = ws.objects.path(content)
     listed = sorted(
         (entry for entry in entries if entry.path > after), key=lambda entry: entry.path

@@ -36,7 +36,7 @@ class Difference(NamedTuple):
 
 
 class StepDifference(NamedTuple):
-    """The changes of one step. `only` is A or B if only that run has the step."""
+    """The differences of one step between runs A and B. `only` is A or B if the other lacks the step."""
 
     id: str
     states: tuple[str, str]
@@ -66,7 +66,7 @@ def compare_runs(ws: Workspace, a: RunRow, b: RunRow) -> Differences:
 
 
 def difference_facts(found: Differences) -> Facts:
-    """Return the differences as JSON values."""
+    """Convert the differences between two runs to JSON values."""
     steps = [
         {
             "id": step.id,

@@ -86,7 +86,7 @@ def _accrued_cost(row: LeaseRow) -> float:
 
 
 def gpus_of(row: LeaseRow) -> tuple[int, str]:
-    """Return the number and model of a lease's GPUs, or 0 and "" if the offer does not tell."""
+    """Return the number and model of a lease's GPUs, or 0 and "" if unknown."""
     have = row.offer.get("resources")
     have = have if isinstance(have, dict) else {}
     count, name = have.get("gpus"), have.get("gpu")
@@ -144,7 +144,7 @@ async def end_leases(
 
 
 def _driver(row: LeaseRow, root: Path, environ: Mapping[str, str]) -> Driver:
-    """Return the driver of a lease, with the settings of its workspace.
+    """Return the driver of a lease, configured with the settings of the lease's workspace.
 
     If that workspace no longer exists, use the settings of `root`. Raises RecipeError.
     """

@@ -26,7 +26,7 @@ class LogLine(NamedTuple):
 
 
 class LogPage(NamedTuple):
-    """A page of log lines, with totals."""
+    """A page of log lines, with the totals of the log."""
 
     lines: list[LogLine]
     total: int

@@ -107,7 +107,7 @@ def on_node(part: AttemptLog | None, node: int) -> AttemptLog | None:
 
 
 def stored_log_path(ws: Workspace, run: str, part: AttemptLog) -> Path:
-    """Return the path of an attempt's log after the attempt has finished."""
+    """Return the path of a finished attempt's log."""
     return ws.kept_path(run, part.step, part.number, f".{part.node}.log" if part.node else ".log")
 
 

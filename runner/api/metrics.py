@@ -246,7 +246,7 @@ def list_links(
 
 
 def _read_log_start(ws: Workspace, run: str, part: AttemptLog) -> bytes:
-    """Return the masked start of a growing log, or b"" if the log cannot be masked."""
+    """Return the start of a growing log with secrets masked, or b"" if masking is impossible."""
     with suppress(CannotRun):
         if (
             not find_missing_secrets(ws, run, part)
@@ -258,7 +258,7 @@ def _read_log_start(ws: Workspace, run: str, part: AttemptLog) -> bytes:
 
 
 def _read_live_points(ws: Workspace, run: str, part: AttemptLog) -> Sequence[Point]:
-    """Return the metrics of a running attempt, or nothing if they cannot be masked."""
+    """Return the metrics of a running attempt, or nothing if secrets cannot be masked."""
     elsewhere = rows.is_elsewhere(ws, run)
     if part.pattern and elsewhere:
         printed_lines = rows.read_log(ws, run, part.step, part.number).splitlines()

@@ -323,7 +323,7 @@ def _texts(said: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def _cell(value: object) -> str:
-    """Return a value as the text of a table cell."""
+    """Format a value as text for a cell of a table preview."""
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     if isinstance(value, str):

@@ -246,7 +246,7 @@ def _is_not_paused(row: RunRow) -> CannotAsk:
 
 
 def has_no_request(run: str) -> CannotAsk:
-    """Return the error for a run of an early version, which stored no request."""
+    """Return the error for a run of an early recipe version that stored no request."""
     words = f"run {run} was stored by an early version, without its request"
     return CannotAsk(NOT_NOTED, words, run, "submit its recipe and inputs as a new run")
 

@@ -88,7 +88,7 @@ def _creation_time(ws: Workspace, run: str) -> float:
 
 
 def list_facts(ws: Workspace, rows: Sequence[RunRow], *, numbers: bool = True) -> list[Facts]:
-    """Return runs as list entries. Without `numbers`, leave out metrics."""
+    """Convert runs to list entries as JSON values. Without `numbers`, leave out metrics."""
     views = ws.run_views.summaries(rows)
     found = summaries.summarize_runs(ws, rows, summarize_running(ws, rows)) if numbers else {}
     usd = costs.of_runs(ws.environ, [row.id for row in rows])

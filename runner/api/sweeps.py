@@ -38,7 +38,7 @@ class Range(NamedTuple):
 
 
 class Space(NamedTuple):
-    """The search space: axes of the varied inputs, and the values of the other inputs."""
+    """A search space: the axes of the varied inputs, and the values of the fixed inputs."""
 
     axes: Mapping[str, Range | Sequence[Tree]]
     fixed: dict[str, object]
@@ -330,7 +330,7 @@ def _several(spec: Input, value: object) -> list[object] | None:
 
 
 def _several_in_list(spec: Input, values: list[object]) -> list[object] | None:
-    """Return the values in a list, or None if the list itself is one value of a list input."""
+    """Return the sweep values in a list, or None if the list is a single value of a list input."""
     if spec.type != "list":
         return values
     is_list_of_lists = bool(values) and all(isinstance(item, list) for item in values)
@@ -338,7 +338,7 @@ def _several_in_list(spec: Input, values: list[object]) -> list[object] | None:
 
 
 def _several_collections(text: str) -> list[object] | None:
-    """Return the lists or objects in a text such as `[1],[2]`, or None if there is only one."""
+    """Split a text such as `[1],[2]` into its lists or objects, or return None for a single one."""
     read = _parse_list(f"[{text}]")
     if read is None or len(read) < 2:
         return None

@@ -33,7 +33,7 @@ class SchemaFault(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Mismatch:
-    """One jsonschema error: a value and the schema rule that it violates."""
+    """A jsonschema error: the invalid value and the violated schema rule."""
 
     error: ValidationError
     path: Where  # of the value in the document

@@ -242,7 +242,7 @@ class Values:
         return end
 
     def _check_before(self, at: int) -> None:
-        """Refuse an expression after a backslash, or after the dollar of another tool's syntax."""
+        """Report a template expression after a backslash, or after the dollar of another tool's syntax."""
         before = self.text[at - 1 : at]
         if before == "\\" and self._backslashes_before(at) % 2:
             self.refuse(
@@ -255,7 +255,7 @@ class Values:
         return at - len(self.text[:at].rstrip("\\"))
 
     def _is_word(self, start: int, end: int) -> bool:
-        """Return whether an expression is a whole word."""
+        """Return True if a template expression is a whole shell word."""
         before, after = self.text[start - 1 : start], self.text[end : end + 1]
         return (not before or before in _EDGE_BEFORE) and (not after or after in _EDGE_AFTER)
 

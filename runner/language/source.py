@@ -54,7 +54,7 @@ class Source:
             self.problem("ambiguous-number", message, found.where, fix)
 
     def _names(self, section: str) -> list[str]:
-        """Return the names in a section of the document."""
+        """Return the keys of a document section, such as the names of all steps."""
         whole = self.document.value
         names = whole.get(section) if isinstance(whole, dict) else None
         return list(names) if isinstance(names, dict) else []

@@ -88,7 +88,7 @@ def plain_number(value: _T) -> _T | int | float:
 
 
 class Misread(NamedTuple):
-    """A number that may be meant as text, such as a version or a code."""
+    """An unquoted YAML number that may be meant as text, such as a version."""
 
     where: Where
     written: str

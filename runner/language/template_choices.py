@@ -61,7 +61,7 @@ def needs_of(
 
 
 class _Walk:
-    """Visits the parts of an expression that are or may be evaluated."""
+    """Visitor of the parts of a template expression that may be evaluated."""
 
     def __init__(
         self, chains: Mapping[nodes.Node, Chain], value: Callable[[nodes.Node], object]
@@ -70,7 +70,7 @@ class _Walk:
         self.needs = ReferencedNames()
 
     def visit(self, node: Any, *, certain: bool, asks: bool = False) -> None:
-        """Note the names that a part reads.
+        """Record the names that a part of an expression reads.
 
         `certain`: the part is evaluated. `asks`: null is allowed at its position.
         """
@@ -92,7 +92,7 @@ class _Walk:
                 self.visit(child, certain=certain, asks=kind in ("Not", "Test"))
 
     def _chain(self, whole: Any, certain: bool, asks: bool) -> None:
-        """Note a name and the names in its subscripts."""
+        """Record a name and the names in its subscripts."""
         chain = self._chains[whole]
         if chain.root is None:
             paths = self.needs.certain if certain and not asks else self.needs.possible

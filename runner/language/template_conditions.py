@@ -22,7 +22,7 @@ EMPTY = (None, "")
 
 
 class EmptyRead(NamedTuple):
-    """A read of a name whose value is known from a condition."""
+    """A template name whose value is known from an enclosing condition."""
 
     reference: Reference
     value: object

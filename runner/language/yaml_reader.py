@@ -32,7 +32,7 @@ Locate = Callable[[int, int], Location]
 
 
 class LimitError(Exception):
-    """A text that exceeds a limit; reading stops at `index`."""
+    """Raised if a YAML text exceeds a limit at `index`."""
 
     def __init__(self, code: str, message: str, index: int, fix: str = "") -> None:
         super().__init__(message)
@@ -85,7 +85,7 @@ _REFUSED_KEY = object()  # stands for a key that is no text
 
 @dataclass(slots=True)
 class _Level:
-    """The current state of an open collection."""
+    """State of a YAML list or mapping that is being read."""
 
     node: int
     is_flow: bool
@@ -100,7 +100,7 @@ class _Level:
 
 
 class YamlReader:
-    """One pass over the events of a text; `locate` returns the location of two indices."""
+    """Reader of one YAML text.  `locate` converts two indices to a location."""
 
     def __init__(self, text: str, locate: Locate) -> None:
         self.text, self.locate = text, locate

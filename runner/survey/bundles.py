@@ -273,7 +273,7 @@ class _BundleBuilder:
         return place
 
     def _add_input(self, address: str, input: str | None) -> str | None:
-        """Add a local file or directory, and return its path in the bundle.
+        """Add a local input file or directory, and return its path in the bundle.
 
         `input` is the name of the input, None for a path from the recipe.
         """
@@ -326,7 +326,7 @@ class _BundleBuilder:
                 self._files[dep] = path
 
     def add_code(self, facts: Facts) -> None:
-        """Add the files of `code`."""
+        """Add the files of all `code` entries to the bundle."""
         homes = self._compiled.plan.homes
         for (home, _), found in facts.code.items():
             for name, _ in found:
@@ -348,7 +348,7 @@ class _BundleBuilder:
             self._files[place] = path
 
     def check_repositories(self) -> None:
-        """Report `code` repositories on the local disk."""
+        """Report `code` repositories on the local disk, which a worker elsewhere cannot read."""
         for spec in self._compiled.plan.specs():
             for url, _, _ in spec.git:
                 if "://" not in url:
@@ -474,7 +474,7 @@ def _check_members(archive: tarfile.TarFile) -> None:
 
 
 def _add(archive: tarfile.TarFile, place: str, source: str, text: bytes | None) -> None:
-    """Add a reproducible archive member, without local owners or times."""
+    """Add a file to an archive without owners or times, so that the archive is reproducible."""
     info = tarfile.TarInfo(place)
     info.mtime, info.mode = _MADE, 0o644
     nested = text is None and os.path.islink(source)

@@ -34,7 +34,7 @@ class GlobMatcher:
         self._names: dict[str, list[str]] = {}
 
     def matches(self, pattern: str) -> list[str]:
-        """Return the sorted matches of `pattern`; `**` matches any number of directories."""
+        """Return the sorted paths that match the glob `pattern`. `**` matches any number of directories."""
         folder, name = os.path.split(pattern)
         if glob.has_magic(folder) or not glob.has_magic(name) or name == "**":
             return self._search(pattern)
@@ -49,7 +49,7 @@ class GlobMatcher:
         )
 
     def _candidates(self, folder: str, name: str) -> list[str]:
-        """Return the entries of `folder` that start with the pattern's literal prefix."""
+        """Return the directory entries that start with the literal prefix of a glob pattern."""
         names = self._list(folder)
         start = re.split(r"[*?[]", name, maxsplit=1)[0]
         if not start:
@@ -131,7 +131,7 @@ class EarlierOutputs:
 
 
 class WorkspaceGlobs(Mapping[str, tuple[str, ...]]):
-    """Glob matches for the compiler, without outputs of earlier runs.
+    """Glob matcher for the recipe compiler that excludes outputs of earlier runs.
 
     `known` has the matches of globs below step outputs. `looked` records the matches of each
     pattern in the workspace, and `left` the excluded outputs of earlier runs.

@@ -113,7 +113,7 @@ def collect_results(
 
 
 class _RunsOfRecipe:
-    """The runs of one recipe: attempts, up-to-date steps, and inputs."""
+    """The runs of one recipe, with their attempts, up-to-date steps and inputs."""
 
     def __init__(self, ws: Workspace, recipe: str) -> None:
         self._ws = ws
@@ -291,7 +291,7 @@ def differing_inputs(found: Sequence[Result]) -> list[str]:
 
 
 def metric_names(found: Iterable[Result]) -> list[str]:
-    """Return the names of outcome metrics, in the reported order."""
+    """Return the names of the results' outcome metrics, in the reported order."""
     named = dict.fromkeys(
         name
         for result in found

@@ -97,7 +97,7 @@ def _whose(published: Mapping[str, PublishedFile], path: str) -> str:
 
 
 def shown_command(found: Survey, n: int) -> tuple[str, dict[str, str]]:
-    """Return a step's command as typed in a shell, and the text of its `files`.
+    """Return a step's command as a shell command line, and the text of its `files`.
 
     Values known only to an attempt stay as templates.
     """

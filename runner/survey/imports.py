@@ -94,7 +94,7 @@ class ModuleFinder:
         return last in self._names(folder)[1]
 
     def _names(self, folder: str) -> tuple[set[str], set[str]]:
-        """Return the files and directories in a directory."""
+        """List a directory, cached. Return the names of its files and directories."""
         if folder not in self._listed:
             files: set[str] = set()
             folders: set[str] = set()

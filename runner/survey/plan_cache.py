@@ -230,7 +230,7 @@ class CompiledFromFiles(NamedTuple):
 
 
 def compile_from_files(ws: Workspace, request: Request) -> CompiledFromFiles:
-    """Compile a request without the cache. Raises Invalid, NotFound."""
+    """Compile the plan of a request without the plan cache. Raises Invalid, NotFound."""
     from ..language.library import find
 
     source = find(request.recipe, ws.root)
@@ -249,7 +249,7 @@ def compile_from_files(ws: Workspace, request: Request) -> CompiledFromFiles:
 
 
 def _local_paths(spec: Input, value: object) -> list[str]:
-    """Return the local files and directories of an input."""
+    """Return the local files and directories to which an input value refers."""
     from ..language.addresses import kind_of
 
     if spec.stream or not {spec.type, spec.items} & {"file", "dataset", "model"}:

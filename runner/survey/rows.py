@@ -104,7 +104,7 @@ def fetch_file(ws: Workspace, run: str, path: Path) -> None:
 
 
 def read_log(ws: Workspace, run: str, step: str, number: int) -> bytes:
-    """Return the masked log of an attempt on another machine."""
+    """Return the log of an attempt on another machine, with secrets masked."""
     return StoredStream(ws, run, ws.kept_path(run, step, number, "").name, "log").whole()
 
 

@@ -156,7 +156,7 @@ def _code(root: Path, masked: Callable[[str], str]) -> Found | None:
 
 
 def _git(root: Path, *words: str) -> bytes:
-    """Return the first bytes of a git command's output; empty on failure.
+    """Run a git command and return the first bytes of its output, or nothing on failure.
 
     Writes nothing, and runs no program of the repository.
     """

@@ -30,7 +30,7 @@ def skipped_steps(plan: Plan, skipped: Collection[str], wanted: Collection[int])
 
 
 def with_skipped(counts: Mapping[str, int], plan: Plan, wanted: Collection[int]) -> dict[str, int]:
-    """Return the step counts by state, including steps that the plan itself skips."""
+    """Return the number of steps by state, including steps skipped during planning."""
     planned = sum(bool(plan.nodes[n].flags & SKIP) for n in wanted)
     if not planned:
         return dict(counts)

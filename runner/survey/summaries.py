@@ -222,7 +222,7 @@ def _trial_numbers(
 
 
 def _parse_value(text: str) -> Cell:
-    """Convert a value from a step id to a number if possible."""
+    """Convert a matrix value in a step id to a number if possible."""
     try:
         number = float(text)
     except ValueError:

@@ -131,7 +131,7 @@ def check_file(
 
 
 def _check_scripts(recipe: Recipe) -> Iterator[Problem]:
-    """Yield warnings about unintended shell syntax."""
+    """Yield warnings about probable shell syntax mistakes in a recipe's commands."""
     commands: list[tuple[Where, object, bool]] = [
         ((*step.origin, "run"), step.run, step.shell == "bash") for step in recipe.steps.values()
     ]

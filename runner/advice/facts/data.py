@@ -241,7 +241,7 @@ def _first_lines(file: Path, most: int) -> list[str]:
 
 
 def _count_tokens(rows: Sequence[Mapping[str, Any]], model: Path | None) -> list[int] | None:
-    """Return the token count of each row; None if there is no tokenizer here."""
+    """Return the token count of each dataset row, or None without a local tokenizer."""
     tokenizer = _tokenizer(model)
     if tokenizer is None:
         return None

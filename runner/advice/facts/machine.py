@@ -36,7 +36,7 @@ smi gpu_driver= --query-gpu=driver_version --format=csv,noheader
 
 
 def facts(name: str, said: bytes) -> dict[str, object]:
-    """Return the facts of a host from its probe output, without unknown ones."""
+    """Return the known hardware facts of a host, read from its probe output."""
     facts = driven.facts(said)
     have = driven.resources(facts)
     found: dict[str, object] = {"name": name, "gpus": have.gpus or 0, "gpu": have.gpu}

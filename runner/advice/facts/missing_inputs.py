@@ -47,7 +47,7 @@ def _hint_script(found: Survey, n: int) -> str:
 
 
 def find_missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
-    """Return each missing or unusable local input of a step, and its fault."""
+    """Return the missing or unusable local inputs of a step, each with an explanation."""
     node, facts = found.plan.nodes[n], found.facts
     wrong = [(dep, ABSENT) for dep in node.deps if dep in facts.files and facts.files[dep] is None]
     wrong += _find_missing_code(found, n)
@@ -63,7 +63,7 @@ def find_missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
 
 
 def _find_missing_code(found: Survey, n: int) -> Iterator[tuple[str, str]]:
-    """Yield the patterns of a step's `code` that match no file, with the fault of each."""
+    """Yield the patterns of a step's `code` that match no file, each with an explanation."""
     from ...planning.patterns import AUTO, decode_pattern
 
     node = found.plan.nodes[n]

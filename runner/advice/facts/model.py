@@ -21,7 +21,7 @@ _PATIENCE: Final = 5.0  # timeout for the Hub, in seconds
 def facts(
     folder: Path, address: str, template: Path | None = None, adapter: Path | None = None
 ) -> dict[str, object]:
-    """Return the facts of a model from its files, without unknown ones.
+    """Return the known facts of a model, read from its files.
 
     `template` is a chat template that replaces the model's own. `adapter` is a local folder with a
     LoRA adapter for the model.
@@ -132,7 +132,7 @@ def _find_turn_ends(
     config: Mapping[str, Any],
     read: Callable[[str], bytes | None],
 ) -> dict[str, object]:
-    """Return the text that ends an assistant turn, and the stop tokens, if known."""
+    """Return the end-of-turn text of a chat template, and the stop tokens, if known."""
     added = {
         int(id): _token(each)
         for id, each in (tokens.get("added_tokens_decoder") or {}).items()
