@@ -158,7 +158,7 @@ class Ray(Driver):
         return [Offer("ray", "cluster", share, wish.need.nodes, data=data, fetched=time.time())]
 
     async def acquire(self, order: Order) -> Lease:
-        """Create an order's placement group and actors, or find those that exist for the order's key."""
+        """Create an order's placement group and actors, or find those with its key."""
         await self._ask(partial(self._create, order))
         return self._lease(order.key)
 

@@ -139,7 +139,7 @@ class Node:
         return self._folder, ray.util.get_node_ip_address()
 
     async def begin(self, id: str, argv: list[bytes]) -> str:
-        """Start a program.  Return an error message if it cannot be started, otherwise an empty text."""
+        """Start a program.  Return an error message, or an empty text on success."""
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(

@@ -236,7 +236,7 @@ class Runpod(cloud.Deadman[Wire]):
         }
 
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """Connect to the pod once its SSH server accepts the login key and has the expected host key."""
+        """Connect to the pod once its SSH server accepts the login key and the host key matches."""
         found = await self._alive(lease)
         if found.status != "RUNNING" or found.address is None:
             return None

@@ -677,7 +677,7 @@ def check(options: Sequence[str], container: str) -> str:
 
 
 def seconds(time: str) -> float:
-    """Parse a Slurm time limit into seconds.  Infinite if the text contains no time.  See `TIME`."""
+    """Parse a Slurm time limit into seconds.  Infinite if the text is no time.  See `TIME`."""
     if not TIME.fullmatch(time):
         return inf
     days, dash, rest = time.rpartition("-")
@@ -689,7 +689,7 @@ def seconds(time: str) -> float:
 
 
 def walltime(time: str, hours: float | None, longest: float) -> str:
-    """Return the walltime in minutes to request: the setting, the wanted time, or the partition's limit.
+    """Return the walltime in minutes to request: setting, wanted time, or the partition's limit.
 
     Empty if the partition has no limit.  A setting is returned as it is, in Slurm's notation.
     """

@@ -201,7 +201,7 @@ class Ssh(Driver):
         await _first_of([each.connect() for each in self._machines.values()])
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """Return the servers that match `wish`, servers with a free slot first, then larger servers.
+        """Return the servers that match `wish`, free servers first, then larger servers.
 
         If no server can be asked, raises Denied or Unreachable with all reasons.
         """

@@ -181,7 +181,7 @@ class Vastai(cloud.Deadman[Wire]):
         raise Rejected(f"Vast.ai rejected the order of {offer.id}: {answer.words}", lease=lease)
 
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """Connect to the machine once it accepts the login key and has the expected host key."""
+        """Connect to the machine once it accepts the login key and the host key matches."""
         found = await self._alive(lease)
         if found.states[:2] != ("running", "running") or found.address is None:
             return None

@@ -149,7 +149,7 @@ def _stderr() -> logging.Handler:
 
 
 def _json() -> logging.Formatter:
-    """Return a log formatter that writes each record as a JSON line, with the fields of an event."""
+    """Return a log formatter that writes each record, with its event fields, as a JSON line."""
     import json
     import logging
     from datetime import UTC, datetime

@@ -174,7 +174,7 @@ def heads(path: str) -> list[str]:
 
 
 def glob(pattern: str) -> Callable[[str], bool]:
-    """Compile a glob pattern to a function that tests a path. `*` and `?` do not match `/`; `**` does."""
+    """Compile a glob to a function that tests paths. `*` and `?` do not match `/`; `**` does."""
     import re
 
     parts = []

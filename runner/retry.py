@@ -51,7 +51,7 @@ def retry(
     sleep: Callable[[float], object] = time.sleep,
     on_retry: OnRetry = nothing,
 ) -> T:
-    """Call `do` until it succeeds, and return its result. Raises its error if the policy gives up."""
+    """Return the result of `do`, with retries. Raises its error when the policy gives up."""
     tried = 0
     while True:
         try:

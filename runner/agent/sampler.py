@@ -50,7 +50,7 @@ class _Watched:
 
 
 class Sampler:
-    """Sampler of machine metrics for an agent, with the previous counters and a running nvidia-smi."""
+    """Sampler of machine metrics, with the previous counters and a running nvidia-smi."""
 
     def __init__(self) -> None:
         self.child = 0  # PID of nvidia-smi, which belongs to no job

@@ -245,7 +245,7 @@ class Agent:
                 self._tell_going(fd, fields[1])
 
     def _take_locks(self, job: Job, locks: list[str]) -> bool:
-        """Take the locks of a job. Return False, and report the job's end, if the job cannot start."""
+        """Take the locks of a job. If that fails, report the job's end and return False."""
         held: list[int] | None = []
         try:
             self._slots.for_every_job()

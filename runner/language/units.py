@@ -74,7 +74,7 @@ def interval(text: str) -> Interval:
 
 
 def money(text: str) -> float:
-    """Parse an amount such as `5 USD`, and return the US dollars.  Raises ValueError with a message for the author."""
+    """Parse an amount such as `5 USD` into US dollars.  Raises ValueError with a message."""
     found = _MONEY.fullmatch(text)
     if found is None:
         raise ValueError(f'"{text}" is not an amount; write US dollars, such as 5 USD or 0.50 USD')
