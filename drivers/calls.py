@@ -19,7 +19,7 @@ SAID = 4096  # bytes of its last words
 async def call(
     argv: Argv, stdin: AsyncIterable[bytes], env: Mapping[str, str], cwd: Path | None = None
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the output of `argv` as it arrives.
+    """Run the program `argv` and yield its output as it arrives.
 
     Raises Rejected with its stderr if it fails, and Unreachable if it was killed.  If the caller gives up or
     the input breaks off, the process group is killed, so that half of an input is never taken for the whole.

@@ -158,7 +158,7 @@ class Ray(Driver):
         return [Offer("ray", "cluster", share, wish.need.nodes, data=data, fetched=time.time())]
 
     async def acquire(self, order: Order) -> Lease:
-        """Create an order's placement group and actors, or find the existing ones of its key."""
+        """Create an order's placement group and actors, or find those with its key."""
         await self._ask(partial(self._create, order))
         return self._lease(order.key)
 
@@ -357,7 +357,7 @@ class Ray(Driver):
         )
 
     def _part(self, have: Resources, wish: Wish) -> Resources:
-        """Return a bundle's share of one node.
+        """Return the share of a node that one bundle of a placement group requests.
 
         This is the configured share, otherwise the peak use of the steps, otherwise the whole node.
         """

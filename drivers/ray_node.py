@@ -139,7 +139,7 @@ class Node:
         return self._folder, ray.util.get_node_ip_address()
 
     async def begin(self, id: str, argv: list[bytes]) -> str:
-        """Start a program.  Return why it cannot be started, or an empty text."""
+        """Start a program.  Return an error message, or an empty text on success."""
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
@@ -233,7 +233,7 @@ def over(root: str, name: str) -> bool:
 
 
 def at_home(path: str) -> str:
-    """Return a path relative to the login's home directory as an absolute path."""
+    """Convert a path relative to the login's home directory to an absolute path."""
     return os.path.join(os.path.expanduser("~"), path)
 
 

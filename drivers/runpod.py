@@ -236,7 +236,7 @@ class Runpod(cloud.Deadman[RunpodClient]):
         }
 
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """Connect to the pod once its SSH server accepts our key and shows the right host key."""
+        """Connect to the pod once its SSH server accepts the login key and the host key matches."""
         found = await self._alive(lease)
         if found.status != "RUNNING" or found.address is None:
             return None
@@ -250,7 +250,7 @@ class Runpod(cloud.Deadman[RunpodClient]):
         return await harmless(self._wire.show(lease.id)) is None
 
     async def start(self, lease: Lease, until: datetime) -> None:
-        """Start a stopped pod for as long as it was ordered, until its lease is prolonged.
+        """Start a stopped pod.  It stops after its ordered time, unless its lease is prolonged.
 
         If other pods use its GPUs meanwhile, RunPod starts the pod without a GPU, which counts as
         lost.  Raises NoCapacity, Denied if the account lacks credit, HostLost.

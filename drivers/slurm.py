@@ -469,7 +469,7 @@ class Slurm(Driver):
         return ""
 
     def _user(self, number: str) -> str:
-        """Return the name of a user id.  If a login node is set, return the id itself."""
+        """Return the user name for a user id.  If a login node is set, return the id itself."""
         with suppress(KeyError, ValueError):
             return number if self._login else pwd.getpwuid(int(number)).pw_name
         return number
@@ -478,7 +478,7 @@ class Slurm(Driver):
         return commands.jobs(await self._ask(commands.squeue(name)))
 
     async def _ask(self, argv: Argv, script: bytes = b"", program: str = "") -> str:
-        """Return the output of a Slurm command.  Raises its complaint as a DriverError.
+        """Run a Slurm command and return its output.  Raises its error output as a DriverError.
 
         `program` is the actual program if `argv` runs it through a shell.
         """
@@ -496,7 +496,7 @@ class Slurm(Driver):
             raise commands.why_refused(program or argv[0], "Socket timed out") from error
 
     async def _run(self, argv: Argv, stdin: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
-        """Run a program here, or on the login node.
+        """Run a program on this machine, or on the login node if set.
 
         Raises DriverError if that node cannot be reached.
         """
@@ -583,7 +583,7 @@ class Slurm(Driver):
 
 
 class SlurmHost(Host):
-    """A node of an allocation."""
+    """A node of a Slurm allocation."""
 
     def __init__(
         self,

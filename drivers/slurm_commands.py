@@ -581,7 +581,7 @@ def key_of(said: str, mark: str) -> str | None:
 
 
 def hopeless(reason: str) -> str:
-    """Explain why a job pending for this reason never starts.  Empty if it may start."""
+    """Explain why a job with this Slurm pending reason never starts.  Empty if it may start."""
     name = reason.partition(",")[0].strip()
     if name.startswith(("AssocGrp", "AssocMax", "QOSMax", "QOSGrp", "QOSMin")):
         return "the account or QOS does not allow this request"
@@ -612,7 +612,7 @@ def model(gres: str) -> str | None:
 
 
 def why_refused(program: str, words: str, known: Iterable[str] = ()) -> DriverError:
-    """Turn a Slurm command's complaint into an error with a remedy.
+    """Convert a Slurm command's error output to an error with a remedy.
 
     `known` holds the partitions.
     """
@@ -664,7 +664,7 @@ def no_partition(name: str, known: Iterable[str]) -> str:
 
 
 def check(options: Sequence[str], container: str) -> str:
-    """Describe the errors in these settings.  Empty if the settings are valid."""
+    """Describe errors in the driver's Slurm settings.  Empty if the settings are valid."""
     if container and container not in CONTAINERS:
         near = get_close_matches(container, CONTAINERS, n=1)
         known = f'did you mean "{near[0]}"?' if near else f"available: {', '.join(CONTAINERS)}"
@@ -683,7 +683,7 @@ def check(options: Sequence[str], container: str) -> str:
 
 
 def seconds(time: str) -> float:
-    """Parse a Slurm time into seconds.  Infinite if the text holds no time.  See `TIME`."""
+    """Parse a Slurm time limit into seconds.  Infinite if the text is no time.  See `TIME`."""
     if not TIME.fullmatch(time):
         return inf
     days, dash, rest = time.rpartition("-")
@@ -695,7 +695,7 @@ def seconds(time: str) -> float:
 
 
 def walltime(time: str, hours: float | None, longest: float) -> str:
-    """Return the minutes to request: the setting, else the wanted time, else the partition's limit.
+    """Return the walltime in minutes to request: setting, wanted time, or the partition's limit.
 
     Empty if the partition has no limit.  A setting is returned as it is, in Slurm's notation.
     """

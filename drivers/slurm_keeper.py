@@ -119,7 +119,7 @@ def _children() -> bool:
 
 
 def _serve(connection: socket.socket, folder: str) -> None:
-    """Run one relay's program and report its end.
+    """Run the program that a relay requests, and report its end to the relay.
 
     When the relay disconnects, the program's process group is killed.
     """

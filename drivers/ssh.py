@@ -201,7 +201,7 @@ class Ssh(Driver):
         await _first_of([each.connect() for each in self._machines.values()])
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
-        """Return the servers that match `wish`: with a free slot first, then the larger first.
+        """Return the servers that match `wish`, free servers first, then larger servers.
 
         If no server can be asked, raises Denied or Unreachable with all reasons.
         """
@@ -319,7 +319,7 @@ class Ssh(Driver):
         return found
 
     async def visit(self) -> AsyncIterator[tuple[str, SshHost | DriverError]]:
-        """Yield every server, or the reason why it cannot be asked, without taking a slot."""
+        """Yield every server's host, or its connection error, without taking a slot."""
         for each in self._machines.values():
             each.ask()
         for name, each in self._machines.items():
@@ -528,7 +528,7 @@ def _route(
     config: _Configured | None,
     depth: int = 0,
 ) -> Route:
-    """Return the route to `[user@]name[:port]`.
+    """Return the SSH route to a server given as `[user@]name[:port]`.
 
     The address takes precedence, then the settings, then the SSH configuration, then defaults.
     Raises Rejected for an invalid address, Denied if the route has too many hops.
@@ -582,7 +582,7 @@ def _parse_address(address: str) -> tuple[str, str, int]:
 
 
 def _split_hops(jump: str) -> list[str]:
-    """Return the servers of a ProxyJump, in the order of the connection."""
+    """Split an SSH ProxyJump value into its servers, in the order of connection."""
     return [hop.strip().removeprefix("ssh://") for hop in jump.split(",") if hop.strip()]
 
 

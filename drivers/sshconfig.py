@@ -247,7 +247,7 @@ def _make_said(
 
 
 def _socket(said: str) -> str | None:
-    """Return the path of the agent's socket that IdentityAgent names.
+    """Return the path of the SSH agent's socket for an IdentityAgent value.
 
     None for `SSH_AUTH_SOCK`, empty for `none`, and the variable's value for `$NAME`.
     """

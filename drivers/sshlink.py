@@ -456,7 +456,7 @@ class _Greeter(asyncssh.SSHClient):
 
 
 class _Session(asyncssh.SSHClientSession[bytes]):
-    """One command's channel, with flow control for its output and its input."""
+    """SSH channel of one command, with flow control for its output and input."""
 
     def __init__(self, room: _Room) -> None:
         self.pid = 0  # process id and group of the command, known when its own output starts
@@ -680,7 +680,7 @@ def _explain_stuck(route: Route, words: bytes) -> str:
 
 
 def _readable(words: bytes) -> str:
-    """Return the end of untrusted output, without terminal control characters."""
+    """Return the last part of untrusted output, without terminal control characters."""
     text = words.decode("utf-8", "replace")[-WORDS:].strip()
     return "".join(
         character if character.isprintable() or character in "\n\t" else "\ufffd"
@@ -763,7 +763,7 @@ class _Keys:
 
 
 def _known_as(route: Route) -> str:
-    """Return the name of a route's host key in known_hosts."""
+    """Return the host name under which known_hosts lists a route's host key."""
     if route.alias:
         return route.alias
     return route.host if route.port == PORT else f"[{route.host}]:{route.port}"

@@ -181,7 +181,7 @@ class Vastai(cloud.Deadman[VastaiClient]):
         raise Rejected(f"Vast.ai rejected the order of {offer.id}: {answer.words}", lease=lease)
 
     async def _open_machine(self, lease: Lease) -> SshHost | None:
-        """Connect to the machine once it accepts our key and shows the right host key."""
+        """Connect to the machine once it accepts the login key and the host key matches."""
         found = await self._alive(lease)
         if found.states[:2] != ("running", "running") or found.address is None:
             return None
@@ -197,7 +197,7 @@ class Vastai(cloud.Deadman[VastaiClient]):
         return await harmless(self._wire.show(lease.id)) is None
 
     async def start(self, lease: Lease, until: datetime) -> None:
-        """Start a stopped machine for as long as it was ordered, until its lease is prolonged.
+        """Start a stopped machine.  It stops after its ordered time, unless its lease is prolonged.
 
         If others use its GPUs meanwhile, Vast.ai still accepts the request, but the machine does
         not start.  Raises HostLost if the machine no longer exists.
@@ -284,7 +284,7 @@ class Vastai(cloud.Deadman[VastaiClient]):
 
 
 def _itself(api: str, keep: bool) -> str:
-    """Return the shell command that makes a machine destroy or stop itself."""
+    """Return the shell command with which a machine destroys or stops itself."""
     method, body = ("PUT", '{"state":"stopped"}') if keep else ("DELETE", "{}")
     return _ITSELF.format(api=api, method=method, body=body, quoted=body.replace('"', '\\"'))
 

@@ -155,12 +155,12 @@ class Web:
 
 
 def printable(text: str) -> str:
-    """Convert untrusted text into one line for a message."""
+    """Convert untrusted text to one printable line for a message."""
     return "".join(letter if letter.isprintable() else " " for letter in text[:300]).strip()
 
 
 def number(row: Fields, *names: str) -> float:
-    """Return the first finite number among the fields `names`, also if written as text.
+    """Return the first finite number among the JSON fields `names`, also if written as text.
 
     Otherwise 0.
     """
@@ -193,7 +193,7 @@ def price(value: object, hours: float = 1.0) -> float | None:
 
 
 def parse_charge(row: Fields, name: str, whose: str) -> float:
-    """Parse a charge in US dollars.
+    """Parse a provider's charge in US dollars.
 
     Raises Unreachable if it cannot be read.  The accrued cost then counts instead.
     """

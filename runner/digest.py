@@ -27,7 +27,7 @@ def of_bytes(data: bytes) -> Digest:
 
 
 def of_file(path: Path) -> str:
-    """Return the SHA-256 of a file; empty if it cannot be read."""
+    """Return the SHA-256 of a file, or an empty text if the file cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -36,7 +36,7 @@ def of_file(path: Path) -> str:
 
 
 def canonical(value: object) -> bytes:
-    """Return the canonical bytes of a JSON-like value.
+    """Encode a JSON-like value as canonical bytes for hashing.
 
     Raises TypeError or ValueError for any other value.
     """
@@ -44,5 +44,5 @@ def canonical(value: object) -> bytes:
 
 
 def of_value(tag: str, value: object) -> Digest:
-    """Return the digest of a value with the record tag `tag`."""
+    """Return the digest of a JSON-like value with the record tag `tag`."""
     return Digest(hashlib.sha256(f"{tag}\0{_encode(value)}".encode()).hexdigest())

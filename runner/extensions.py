@@ -83,7 +83,7 @@ def drivers(wanted: str) -> dict[str, tuple[str, str]]:
 
 
 def driver_faults() -> list[Problem]:
-    """Return a problem for each driver name with several providers."""
+    """Return a problem for each driver name that several packages provide."""
     from drivers import DRIVERS as OURS
 
     owners = {name: ["recipe itself"] for name in OURS}
@@ -95,7 +95,7 @@ def driver_faults() -> list[Problem]:
 
 
 def name_clash(kind: str, name: str, origins: list[str]) -> Problem:
-    """Return the problem of a name with several providers."""
+    """Return the problem for a driver or recipe name that several packages provide."""
     return Problem(
         "name-clash",
         f'the {kind} "{name}" comes from {" and from ".join(origins)}',

@@ -30,7 +30,7 @@ _writers: list[Callable[[str], None]] = []
 
 
 class Log:
-    """Logger of one room. Arguments are formatted only if the record is wanted."""
+    """Logger named `recipe.<room>`. Arguments are formatted only if the record is logged."""
 
     def __init__(self, room: str) -> None:
         self._name = f"recipe.{room}"
@@ -68,7 +68,7 @@ class Log:
 
 
 def mask(masker: Masker) -> None:
-    """Also mask these secrets in all future records."""
+    """Mask these secrets in all future log records."""
     _maskers.append(masker)
 
 
@@ -149,7 +149,7 @@ def _stderr() -> logging.Handler:
 
 
 def _json() -> logging.Formatter:
-    """Return a formatter that writes each record as a JSON line, an event with its own fields."""
+    """Return a log formatter that writes each record, with its event fields, as a JSON line."""
     import json
     import logging
     from datetime import UTC, datetime

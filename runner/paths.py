@@ -28,7 +28,7 @@ TAGS: Final[Mapping[str, str]] = {
 
 
 def temporary_name(name: str, ending: str = "new") -> str:
-    """Return a unique temporary name next to `name`, across threads, processes and machines.
+    """Return a temporary file name next to `name`, unique across threads, processes and machines.
 
     Rename the finished file to `name`.
     """
@@ -86,7 +86,7 @@ def _workspace_of(folder: str, environ: Mapping[str, str]) -> str:
 
 
 def _is_workspace(folder: str, environ: Mapping[str, str]) -> bool:
-    """Return True if a directory has a marker.
+    """Return True if a directory contains a workspace marker.
 
     `/`, the home directory and shared directories such as /tmp never count.
     """
@@ -158,13 +158,13 @@ def is_path(word: str) -> bool:
 
 
 def escapes(path: str) -> bool:
-    """Return True if a relative path leads out of its directory."""
+    """Return True if a relative path leads out of its directory, such as `../a`."""
     plain = posixpath.normpath(path)
     return plain.startswith(("/", "~")) or plain == ".." or plain.startswith("../") or "\0" in path
 
 
 def heads(path: str) -> list[str]:
-    """Return the path and its parents: `a/b/c`, `a/b`, `a`."""
+    """Return a path and its parent paths: `a/b/c`, `a/b`, `a`."""
     found = [path]
     at = path.rfind("/")
     while at > 0:
@@ -174,7 +174,7 @@ def heads(path: str) -> list[str]:
 
 
 def glob(pattern: str) -> Callable[[str], bool]:
-    """Compile a glob to a function that tests a path. `*` and `?` do not match `/`; `**` does."""
+    """Compile a glob to a function that tests paths. `*` and `?` do not match `/`; `**` does."""
     import re
 
     parts = []

@@ -25,7 +25,7 @@ def why_unreadable(found: os.stat_result, most: int = LARGEST) -> str:
 
 
 def whole(path: Path, most: int = LARGEST) -> bytes:
-    """Read a regular file.
+    """Read a whole regular file of bounded size.
 
     Raises OSError, also for other file types and for more than `most` bytes.
     """
@@ -36,7 +36,7 @@ def whole(path: Path, most: int = LARGEST) -> bytes:
 
 
 def parse_json(data: str | bytes) -> Any:
-    """Parse JSON. Raises ValueError, also for excessive nesting."""
+    """Parse a JSON text. Raises ValueError, also for excessive nesting."""
     try:
         return json.loads(data)
     except RecursionError as error:

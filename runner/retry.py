@@ -51,7 +51,7 @@ def retry(
     sleep: Callable[[float], object] = time.sleep,
     on_retry: OnRetry = nothing,
 ) -> T:
-    """Return the result of `do`. Raises its error if the policy gives up."""
+    """Return the result of `do`, with retries. Raises its error when the policy gives up."""
     tried = 0
     while True:
         try:
@@ -70,7 +70,7 @@ async def retry_async(
     sleep: Callable[[float], Awaitable[object]] | None = None,
     on_retry: OnRetry = nothing,
 ) -> T:
-    """Return the result of a coroutine function, with retries like `retry`."""
+    """Await a coroutine function until it succeeds, like `retry`."""
     import asyncio
 
     tried = 0

@@ -93,7 +93,7 @@ class Masker:
         self.learn(secrets)
 
     def learn(self, secrets: Iterable[Secret]) -> None:
-        """Also mask these secrets from now on."""
+        """Add secrets to mask from now on."""
         self._known |= {pair for secret in secrets for pair in _forms(secret.reveal)}
         self._forms: dict[bytes, list[bytes]] = {}  # by prefix, the longest first
         self._heads: dict[
@@ -161,7 +161,7 @@ class Masker:
         return _merge_spans(spans)
 
     def find_begun(self, flat: bytes) -> int:
-        """Return the position from which the end of a text may be the start of a secret."""
+        """Return the position from which the last part of a text may be the start of a secret."""
         first = next(
             (
                 at
@@ -243,7 +243,7 @@ def _merge_spans(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def _places(data: bytes, flat: bytes) -> Callable[[int], int]:
-    """Return a function that maps positions without line ends to positions in the text."""
+    """Return a function that maps positions in the text without line ends to positions in the text."""
     before: list[int] = []
 
     def place(at: int) -> int:

@@ -148,7 +148,7 @@ class Config:
         raise NotFound(f'unknown stack "{name}"', fix=fix)
 
     def on(self, name: str) -> Config:
-        """Return these settings with a stack's driver settings applied. Raises NotFound."""
+        """Return a copy with the driver settings of a stack applied. Raises NotFound."""
         stack = self.stack(name)
         names = self.among(stack.driver) or (stack.driver,)
         said = {each: {**self.driver(each), **stack.settings} for each in names}
@@ -299,7 +299,7 @@ def _read(path: Path, problems: list[Problem]) -> _File | None:
 
 
 def _merge(files: list[_File]) -> Config:
-    """Merge `files`, given in order of precedence."""
+    """Merge the settings of several files, given in order of precedence."""
     collected = _CollectedSettings()
     for file in reversed(files):
         collected.add(file)
@@ -414,7 +414,7 @@ def _split_names(names: str) -> tuple[str, ...]:
 
 
 def _strange_drivers(value: Mapping[str, Any]) -> list[_Fault]:
-    """Report unknown drivers, which would otherwise hide a typing error."""
+    """Report unknown driver names in the settings, because they are probably typing errors."""
     named = [*_driver_tables(value), *_stack_drivers(value), *_any_drivers(value)]
     if not named:
         return []
@@ -444,7 +444,7 @@ def _driver_tables(value: Mapping[str, Any]) -> Iterator[_Named]:
 
 
 def _stack_drivers(value: Mapping[str, Any]) -> Iterator[_Named]:
-    """Yield the drivers of stacks."""
+    """Yield the driver names in the settings of stacks."""
     stacks = value.get("stacks")
     for name, stack in stacks.items() if isinstance(stacks, dict) else ():
         if isinstance(stack, dict) and "driver" in stack:

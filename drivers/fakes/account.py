@@ -222,7 +222,7 @@ class Account(Generic[M]):
         return None if found is None or found.gone is not None else found
 
     def alive(self) -> list[M]:
-        """Return the machines that still exist."""
+        """Return the account's machines that still exist."""
         return [machine for machine in self.machines.values() if machine.gone is None]
 
     def list_machines(self) -> list[M]:

@@ -102,7 +102,7 @@ def _one(word: str, operations: Sequence[str]) -> Fault:
 
 
 def amount(faults: Sequence[Fault], name: str, default: float = 0.0) -> float:
-    """Return the amount of the fault `name`, or `default` if the fault is not set."""
+    """Return the configured value of the fault `name`, or `default` if the fault is not set."""
     return next((fault.value for fault in faults if fault.name == name), default)
 
 

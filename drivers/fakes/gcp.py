@@ -413,7 +413,7 @@ class Lists(Part["Gcp"]):
     """Paginated listings of instances."""
 
     def _page(self, call: Call, rows: list[Instance]) -> tuple[list[Instance], str]:
-        """Return one page of the rows, and the token of the next page.
+        """Return one page of a listing, and the token of the next page.
 
         Raises Refused for an invalid filter or token.
         """

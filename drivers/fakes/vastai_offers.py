@@ -73,7 +73,7 @@ class Ask(NamedTuple):
 
     @property
     def bid(self) -> float:
-        """Minimum bid in US dollars per hour."""
+        """Minimum bid for an interruptible instance in US dollars per hour."""
         return round(self.price * 0.55, 4)
 
     def storage_price(self, disk: float) -> float:

@@ -283,7 +283,7 @@ class World(ABC, Generic[M]):
         return self.problem(400, "invalid_request", "Invalid JSON body")
 
     def amount(self, name: str, default: float = 0.0) -> float:
-        """Return the amount of a fault, or `default` if the fault is not set."""
+        """Return the configured value of a fault, or `default` if the fault is not set."""
         return amount(self.faults, name, default)
 
 

@@ -50,7 +50,7 @@ class Declarations:
                 yield from self._mark_declared(each)
 
     def of_inputs(self, settings: Iterable[Setting]) -> Iterator[Setting]:
-        """Yield the recipe inputs as settings with the `declared` flag, like `of_program`."""
+        """Yield the recipe inputs as settings with `declared` set, like `of_program`."""
         for each in settings:
             yield from self._mark_declared(each)
 

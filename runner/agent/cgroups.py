@@ -48,7 +48,7 @@ def memory() -> tuple[int, str]:
 
 
 def processors() -> tuple[float, str]:
-    """Return the usable processors, possibly a fraction, and the limiting cgroup's directory or ""."""
+    """Return the number of usable CPUs, possibly a fraction, and the limiting cgroup or ""."""
     most = (
         float(
             len(os.sched_getaffinity(0))

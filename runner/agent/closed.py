@@ -370,7 +370,7 @@ def _wait(pid: int) -> int:
 
 
 def _end_leftovers() -> None:
-    """Send SIGTERM to the remaining processes, and wait a second.
+    """Send SIGTERM to the remaining processes of the sandbox, and wait a second.
 
     When this process exits, the kernel kills the others.
     """

@@ -69,7 +69,7 @@ def start_line(
 
 
 def open_journal(over: dict[bytes, bytes], remembered: int) -> tuple[int, dict[bytes, bytes]]:
-    """Open the journal for appending.
+    """Open the agent's journal file for appending.
 
     Return its descriptor and the start lines of unfinished jobs.
 

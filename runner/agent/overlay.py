@@ -73,7 +73,7 @@ def _become(command: Sequence[str]) -> None:
 
 
 def enter(changes: str, inputs: Sequence[tuple[str, str]]) -> None:
-    """Mount each source at its target for this process. Raises OSError."""
+    """Mount each source path at its target path, for this process only. Raises OSError."""
     system = ctypes.CDLL(None, use_errno=True)
     has_user_namespace = _leave_mounts(system)
     for number, (source, target) in enumerate(inputs):
@@ -86,7 +86,7 @@ def enter(changes: str, inputs: Sequence[tuple[str, str]]) -> None:
 
 
 def _leave_mounts(system: ctypes.CDLL) -> bool:
-    """Create a mount namespace, and return True if it required a user namespace."""
+    """Enter a new mount namespace. Return True if this required a user namespace."""
     has_user_namespace = False
     if system.unshare(_NEW_MOUNTS) != 0:
         if ctypes.get_errno() != errno.EPERM:

@@ -6,7 +6,7 @@ import os
 
 
 def processes() -> dict[int, tuple[int, int, int]]:
-    """Return the living processes: PID to parent, process group and session."""
+    """Return the parent, process group and session of each living process, by PID."""
     table = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():

@@ -24,7 +24,7 @@ It does not exist if all clients are alike.
 
 
 def reach(root: str, context: str = "", *, own: bool = False) -> socket.socket | None:
-    """Return a connection to the agent of `root`, starting it if needed.
+    """Connect to the agent of the directory `root`, and start the agent if it is not running.
 
     None while an agent exits or another process starts one. With `own`, None also if the agent was
     not started with the identity `context` of this process. Raises OSError.
@@ -72,7 +72,7 @@ def _read_context(root: str) -> list[str]:
 
 
 def _write_context(root: str, context: str) -> bool:
-    """Record the identity of the agent to start.
+    """Write the identity of the new agent to a file.
 
     Returns True if the previous agent saw other processes, in another container or on another
     machine.

@@ -101,7 +101,7 @@ class Remains:
         return not any(job.orphaned for job in self.ending)
 
     def sweep(self) -> list[Job]:
-        """End leftover processes.
+        """End leftover background processes.
 
         Return the jobs without remaining processes, or with unkillable ones only.
         """
@@ -159,7 +159,7 @@ class Remains:
             kill(pid, SIGKILL)
 
     def _left_behind(self, table: dict[int, tuple[int, int, int]]) -> Iterable[int]:
-        """Yield processes below the agent but not below a running job's first process.
+        """Yield descendants of the agent that do not descend from a running job's first process.
 
         Orphans of a killed agent's jobs, which have no parent here, are included.
         """

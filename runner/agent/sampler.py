@@ -38,7 +38,7 @@ _SIGKILL = 9
 
 
 class _Watched:
-    """A sampled job."""
+    """A job whose progress and GPUs are sampled."""
 
     def __init__(self, log: bytes, locks: bytes, total: bytes, path: bytes) -> None:
         self.path = os.fsdecode(log)[: -len(".log")]
@@ -50,7 +50,7 @@ class _Watched:
 
 
 class Sampler:
-    """The sampler of an agent, with the previous counters and a running nvidia-smi."""
+    """Sampler of machine metrics, with the previous counters and a running nvidia-smi."""
 
     def __init__(self) -> None:
         self.child = 0  # PID of nvidia-smi, which belongs to no job
@@ -302,7 +302,7 @@ def _find_program(program: str, paths: Iterable[str]) -> str:
 
 
 def _cpu_seconds(group: str) -> float:
-    """Return the CPU seconds of a cgroup."""
+    """Return the total CPU seconds used by a cgroup."""
     try:
         return _field(f"{group}/cpu.stat", b"usage_usec") / 1e6
     except ValueError:

@@ -91,7 +91,7 @@ class Agent:
         self._clients.welcome(first)
 
     def serve(self) -> None:
-        """Run until there are no jobs and no clients."""
+        """Run the agent until there are no jobs and no clients."""
         while True:
             self._loop.run_once(self._seconds_to_wait())
             if self._loop.stirred:
@@ -142,7 +142,7 @@ class Agent:
         return LINGER
 
     def _sample(self) -> None:
-        """Sample the host for jobs that have run for a while."""
+        """Sample machine metrics for jobs that have run for a while."""
         now = time.time()
         self._sample_at = time.monotonic() + SAMPLED if self._jobs else None
         watched = [
@@ -245,7 +245,7 @@ class Agent:
                 self._tell_going(fd, fields[1])
 
     def _take_locks(self, job: Job, locks: list[str]) -> bool:
-        """Take the locks of a job. Return False if the job cannot start. Its end is then sent."""
+        """Take the locks of a job. If that fails, report the job's end and return False."""
         held: list[int] | None = []
         try:
             self._slots.for_every_job()
@@ -295,7 +295,7 @@ class Agent:
         self._set_limits(job, timeout, idle, 0.0)
 
     def _set_limits(self, job: Job, timeout: bytes | str, idle: bytes | str, since: float) -> None:
-        """Set the limits of a job, relative to `since` in seconds from now."""
+        """Set the time limits of a job, counted from `since` seconds from now."""
         if timeout or idle:
             now = time.monotonic()
             self._timed.add(job)
@@ -308,7 +308,7 @@ class Agent:
     # --- ending jobs
 
     def _end(self, job: Job, reason: bytes, grace: float) -> None:
-        """Send SIGTERM now and SIGKILL after `grace` seconds.
+        """Send SIGTERM to a job now, and SIGKILL after `grace` seconds.
 
         On repeated calls, the earlier time applies.
         """
@@ -497,7 +497,7 @@ class Agent:
 
 
 def main(root: str, lock: int, listener: int, first: int, blind: int = 0) -> None:
-    """Serve `root` until there are no jobs and no clients.
+    """Run the agent of `root` until there are no jobs and no clients.
 
     `lock` is the held lock of the root, `listener` its socket, `first` the client that started this
     process. `blind` is as in `Agent`.

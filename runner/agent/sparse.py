@@ -98,7 +98,7 @@ def is_zero(data: bytes | memoryview) -> bool:
 
 
 def _is_hole(fd: int, size: int) -> bool:
-    """Return True if the next bytes of a file contain no data that must be overwritten."""
+    """Return True if the next `size` bytes of a file contain no data to overwrite."""
     at = os.lseek(fd, 0, os.SEEK_CUR)
     if at >= os.fstat(fd).st_size:
         return True

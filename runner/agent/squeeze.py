@@ -61,7 +61,7 @@ class Squeezer:
         self._skip = 0
 
     def payload(self, parts: Sequence[bytes | memoryview]) -> tuple[bytes | memoryview, ...]:
-        """Return the payload to send for these bytes."""
+        """Return the transfer payload for these bytes."""
         now = self._clock()
         if now - self._at >= WINDOW:
             used = self._spent()

@@ -33,7 +33,7 @@ def digest_of(path: str | int) -> str:
 
 
 def kind_of(mode: int) -> str:
-    """Return the kind of a file with this mode."""
+    """Return the file type for a file mode, as one letter."""
     if stat.S_ISREG(mode):
         return "x" if mode & stat.S_IXUSR else "f"
     return "d" if stat.S_ISDIR(mode) else "l" if stat.S_ISLNK(mode) else "o"
@@ -99,7 +99,7 @@ def rows(top: str) -> list[Row]:
 
 
 def stamp(found: Iterable[tuple[str, str]], links: Iterable[tuple[str, str]]) -> str:
-    """Return a digest of a tree's paths, kinds (including directories) and link targets."""
+    """Return a digest of a tree's paths, file types (including directories) and link targets."""
     hasher = hashlib.sha256()
     for path, kind in sorted((os.fsencode(path), kind) for path, kind in found):
         hasher.update(kind.encode() + path + b"\0")

@@ -179,7 +179,7 @@ def _decode(data: bytes, name: str) -> str:
 
 
 def _not_utf8(data: bytes, name: str, index: int) -> Problem:
-    """Return the problem of the first invalid UTF-8 byte, at `index`."""
+    """Return the problem for the first invalid UTF-8 byte, at `index`."""
     line = data.count(b"\n", 0, index) + 1
     start = data.rfind(b"\n", 0, index) + 1
     before = data[start:index].decode("utf-8")

@@ -42,7 +42,7 @@ class Source:
     def problem(
         self, code: str, message: str, path: Where, fix: str = "", *, key: bool = False
     ) -> None:
-        """Add a problem, up to `schema.MANY`."""
+        """Report a problem, up to `schema.MANY` problems."""
         if len(self.problems) < schema.MANY:
             self.problems.append(self.document.problem(code, message, path, fix=fix, key=key))
 

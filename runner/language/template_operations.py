@@ -68,7 +68,7 @@ _ORDERED_TYPES = (NUMBERS | {BOOLEAN}, frozenset({TEXT}), frozenset({LIST}))
 
 
 def calculate(sign: str, left: object, right: object, offset: int) -> object:
-    """Return `left sign right` of two numbers; `+` also joins two texts or two lists.
+    """Evaluate an arithmetic operation on two numbers.  `+` also joins two texts or two lists.
 
     Raises TemplateError for other types, a division by zero, or a result that is too large.
     """
@@ -90,7 +90,7 @@ def calculate(sign: str, left: object, right: object, offset: int) -> object:
 
 
 def _can_join(left: object, right: object) -> bool:
-    """Return whether `+` joins the values: both are text, or both are lists."""
+    """Return True if both values are text or both are lists, so that `+` joins them."""
     if isinstance(left, str):
         return isinstance(right, str)
     return isinstance(left, list) and isinstance(right, list)
@@ -120,7 +120,7 @@ def _unsupported_types(sign: str, left: object, right: object, offset: int) -> T
 
 
 def apply_sign(sign: str, value: object, offset: int) -> object:
-    """Return `-value` or `+value` of a number.  Raises TemplateError for another type."""
+    """Evaluate `-value` or `+value` for a number.  Raises TemplateError for another type."""
     if isinstance(value, Unknown) and value.kinds & NUMBERS:
         return Unknown(value.kinds & NUMBERS)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -132,7 +132,7 @@ def apply_sign(sign: str, value: object, offset: int) -> object:
 
 
 def compare(name: str, left: object, right: object, offset: int) -> bool | None:
-    """Return whether a comparison holds; None if a value is unknown.  Raises TemplateError.
+    """Evaluate a comparison.  None if a value is unknown.  Raises TemplateError.
 
     `name` is jinja2's name: `eq`, `lteq`, `notin`.
     """
@@ -147,7 +147,7 @@ def compare(name: str, left: object, right: object, offset: int) -> bool | None:
 
 
 def _are_comparable(name: str, left: frozenset[str], right: frozenset[str]) -> bool:
-    """Return whether some values of these types can be compared."""
+    """Return True if some values of these types can be compared."""
     if name in ("eq", "ne"):
         return True
     if name in ("in", "notin"):
@@ -258,7 +258,7 @@ def _suffix(path: str) -> str:
 
 
 def _split_suffix(path: str) -> tuple[str, str]:
-    """Split a path's name before its last suffix; `.bashrc` has none."""
+    """Split a file name before its last suffix.  `.bashrc` has no suffix."""
     name = _name(path)
     dot = name.rfind(".")
     return (name[:dot], name[dot:]) if 0 < dot < len(name) - 1 else (name, "")

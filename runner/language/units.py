@@ -25,7 +25,7 @@ _MONEY = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,4})?) USD")
 
 
 def size(text: str) -> int:
-    """Return the bytes in `24GB`, `16GiB`, `1.5TB`.
+    """Parse a size such as `24GB`, `16GiB` or `1.5TB`, and return the bytes.
 
     Raises ValueError with a message for the author.
     """
@@ -38,7 +38,7 @@ def size(text: str) -> int:
 
 
 def duration(text: str) -> float:
-    """Return the seconds in `30s`, `5m`, `1h30m`, `2d`.
+    """Parse a duration such as `30s`, `5m`, `1h30m` or `2d`, and return the seconds.
 
     Raises ValueError with a message for the author.
     """
@@ -56,14 +56,14 @@ def duration(text: str) -> float:
 
 
 class Interval(NamedTuple):
-    """The distance of two events, in seconds or in training steps."""
+    """An interval in seconds or in training steps."""
 
     seconds: float | None = None
     steps: int | None = None
 
 
 def interval(text: str) -> Interval:
-    """Return the interval in `5m` or `500 steps`.
+    """Parse an interval such as `5m` or `500 steps`.
 
     Raises ValueError with a message for the author.
     """
@@ -74,7 +74,7 @@ def interval(text: str) -> Interval:
 
 
 def money(text: str) -> float:
-    """Return the US dollars in `5 USD`.  Raises ValueError with a message for the author."""
+    """Parse an amount such as `5 USD` into US dollars.  Raises ValueError with a message."""
     found = _MONEY.fullmatch(text)
     if found is None:
         raise ValueError(f'"{text}" is not an amount; write US dollars, such as 5 USD or 0.50 USD')
@@ -82,7 +82,7 @@ def money(text: str) -> float:
 
 
 def size_text(size: int) -> str:
-    """Return the shortest exact text of `size` bytes: `24GB`, `16GiB`, `1001B`."""
+    """Format `size` bytes as the shortest exact text, such as `24GB`, `16GiB` or `1001B`."""
     for unit, factor in sorted(_SIZES.items(), key=lambda item: -item[1]):
         if unit != "KB" and size and size % factor == 0:
             return f"{size // factor}{unit}"
@@ -90,7 +90,7 @@ def size_text(size: int) -> str:
 
 
 def about(size: float) -> str:
-    """Return bytes rounded to about three digits: `812 B`, `1.5 MB`, `24.0 GB`."""
+    """Format bytes with about three digits, such as `812 B`, `1.5 MB` or `24.0 GB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < 1000:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
@@ -99,7 +99,7 @@ def about(size: float) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a duration with the largest units first: `1h30m` for 5400."""
+    """Format seconds as a duration, such as `1h30m` for 5400."""
     rest = round(Fraction(seconds).limit_denominator(10**6), 6)
     parts: list[str] = []
     for unit, factor in zip("dhm", _SECONDS, strict=False):
@@ -112,7 +112,7 @@ def duration_text(seconds: float) -> str:
 
 
 def money_text(dollars: float) -> str:
-    """Return `5 USD` or `0.50 USD`; fractions of a cent are kept."""
+    """Format an amount such as `5 USD` or `0.50 USD`, including fractions of a cent."""
     if dollars == int(dollars):
         return f"{int(dollars)} USD"
     text = f"{dollars:.4f}"

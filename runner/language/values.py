@@ -11,7 +11,7 @@ Where: TypeAlias = "tuple[str | int, ...]"
 
 
 def is_finite(value: float) -> bool:
-    """Return whether a number fits a finite float; integers of more than 308 digits do not."""
+    """Return True if a number fits a finite float.  Integers of more than 308 digits do not."""
     try:
         return math.isfinite(value)
     except OverflowError:
@@ -19,5 +19,5 @@ def is_finite(value: float) -> bool:
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
-    """Return whether a value is a number; booleans are not."""
+    """Return True if a value is a number, not a boolean."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -49,7 +49,7 @@ def _scalar_too_long(index: int) -> LimitError:
 
 
 class _Feed:
-    """A text that the parser reads in chunks.
+    """A YAML text that the parser reads in chunks.
 
     `check` is called with the index of each chunk before it is read, and may raise LimitError.
     """
@@ -225,7 +225,7 @@ class YamlReader:
             return text
 
     def _put_key(self, event: Any, value: object, start: int, end: int) -> None:
-        """Set the key of the next value."""
+        """Set the mapping key for the next value."""
         level = self._level
         keys = cast("dict[str, int]", level.keys)
         is_merge = value == "<<" and not event.style
@@ -264,7 +264,7 @@ class YamlReader:
         self._level = _Level(node, bool(event.flow_style), value, keys, key)
 
     def _close(self, event: Any) -> None:
-        """Close the innermost collection, and put it into its parent."""
+        """Close the innermost list or mapping, and add it to its parent."""
         places, level = self.places, self._level
         # A block ends with its last node: the parser has read on to the next token.
         end = event.end_mark.index if level.is_flow else places.ends[-1]
@@ -308,7 +308,7 @@ class YamlReader:
         return value
 
     def _put(self, value: object) -> None:
-        """Put a collection or an alias into the innermost collection."""
+        """Add a list, mapping or alias to the innermost open collection."""
         level = self._level
         if level.keys is None:
             level.value.append(value)
@@ -325,7 +325,7 @@ class YamlReader:
             self.problems.append(Problem(code, message, self.locate(start, end), fix))
 
     def _report_syntax(self, mistake: Mistake) -> None:
-        """Report a mistake, once per kind and line."""
+        """Report a syntax mistake, once per kind and line."""
         line = self.locate(mistake.start, mistake.end).line
         for known in self.problems:
             if known.code == mistake.code and known.where and known.where.line == line:

@@ -303,7 +303,7 @@ class Follower:
         ]
 
     def put(self, messages: Iterable[Message]) -> None:
-        """Queue messages for this client; `wake` sends them.
+        """Queue messages for this client, to be sent by `wake`.
 
         A client with too many unsent bytes is dropped.
         """
@@ -356,7 +356,7 @@ class Follower:
             self.tell("alive", at=moment(time.time()))
 
     async def take(self) -> list[bytes]:
-        """Wait for unsent messages and return them.
+        """Wait for queued messages and return them.
 
         Return an empty list after the end of the stream.
         """
@@ -575,7 +575,7 @@ class Feed:
 
     @property
     def streams(self) -> int:
-        """Number of open streams."""
+        """Number of open live streams."""
         return len(self._followers)
 
     # -- who follows

@@ -45,7 +45,7 @@ class MadeShare(ShareView):
 
 
 def _active_links(room: InRoom, run: str) -> list[Token]:
-    """Return the active links to a run."""
+    """Return the active share links to a run."""
     return [
         each
         for each in room.tokens.all()

@@ -135,7 +135,7 @@ def read_code(found: Survey, n: int) -> tuple[list[str], list[str]]:
 
 @lru_cache(maxsize=256)
 def _read_module(path: str, content: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the imports and configuration keywords of one Python file. `content` is only a cache key."""
+    """Return the imports and configuration keywords of one file. `content` is for the cache key."""
     import ast
 
     from ...language.python_reader import of_tree
