@@ -9,7 +9,6 @@ import stat
 import sys
 from contextlib import suppress
 from pathlib import Path
-from types import ModuleType
 from typing import TextIO
 
 from drivers import install_line
@@ -91,8 +90,12 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.verb == "ui":
         return page(args.workspace, _run_fragment(args), port=args.port, opens=args.opens)
-    serving = _load_server()
-    where = serving.Listening(args.address, args.port, args.certificate, args.key, args.insecure)
+    _require_server()
+    from ...server import serving
+
+    where = serving.ServerAddress(
+        args.address, args.port, args.certificate, args.key, args.insecure
+    )
     with suppress(KeyboardInterrupt):
         serving.serve(
             args.workspace,
@@ -104,16 +107,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _load_server() -> ModuleType:
+def _require_server() -> None:
     """Import the server and handle SIGTERM like Ctrl-C.  Raises Infrastructure without the server."""
     try:
-        from ...server import serving
+        from ...server import serving  # noqa: F401  (checked here, used by the callers)
     except ModuleNotFoundError as error:
         raise Infrastructure(
             f"the server requires {error.name}, which is not installed", fix=install_line("server")
         ) from error
     signal.signal(signal.SIGTERM, _raise_interrupt)
-    return serving
 
 
 def page(workspace: Path, place: str, *, port: int = 0, opens: bool = True) -> int:
@@ -121,7 +123,9 @@ def page(workspace: Path, place: str, *, port: int = 0, opens: bool = True) -> i
 
     `place` is appended to the page's address, for example `&run=ID`.
     """
-    serving = _load_server()
+    _require_server()
+    from ...server import serving
+
     if (found := serving.find_server(workspace)) is not None:
         address, token = found
         _open_page(address, token, place, opens)
@@ -136,7 +140,7 @@ def page(workspace: Path, place: str, *, port: int = 0, opens: bool = True) -> i
             flush=True,
         )
 
-    where = serving.Listening("127.0.0.1", port)
+    where = serving.ServerAddress("127.0.0.1", port)
     with suppress(KeyboardInterrupt):
         serving.serve(workspace, where, ready, with_worker=True, for_owner=True)
     return 0
