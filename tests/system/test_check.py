@@ -100,11 +100,12 @@ def test_a_warning_points_at_the_input_whatever_the_tool_calls_it_and_is_no_fail
     code, out, _ = check(space)
     assert code == 0
     assert (
-        "recipe.yaml:7:3: warning: 100 steps, and a checkpoint every 500: there is none to resume from"
+        "recipe.yaml:7:3: warning: 100 steps with a checkpoint every 500: an interrupted training would have no checkpoint to resume from"
         in out
     )
     assert (
-        "    often:      {type: integer" in out and "fix: save at least four times in a run" in out
+        "    often:      {type: integer" in out
+        and "fix: set `save_every` to at most a quarter of `max_steps`" in out
     )
     assert check(space, "--strict")[0] == 3
     assert check(space, "often=10", "--strict")[0] == 0
@@ -339,7 +340,7 @@ def test_what_a_used_recipe_is_given_is_put_right_where_it_is_given(space: Space
         "recipe: outer@1\nsummary: x\ninputs: {often: {type: integer, default: 1}}\nsteps:\n  inside:\n    uses: ./inner.yaml\n    with: {often: 700}\n"
     )
     code, out, _ = check(space, "--fix")
-    assert code == 0 and "recipe.yaml:5:3: warning: 100 steps, and a checkpoint every 700" in out
+    assert code == 0 and "recipe.yaml:5:3: warning: 100 steps with a checkpoint every 700" in out
     assert "write: in step inside: with: {often: 25}\n" in out and "type:" not in out
 
 
@@ -361,7 +362,7 @@ def test_this_machines_gpu_is_asked_for_what_it_can(space: Space, tmp_path: Path
     finding = found(space, "precision=bf16", "often=10", PATH=path)["bf16-before-ampere"]
     assert (
         finding["severity"] == "error"
-        and "Tesla T4 (compute capability 7.5) has no bf16" in finding["message"]
+        and "Tesla T4 (compute capability 7.5) does not support bf16" in finding["message"]
     )
     assert "precision=fp16" in check(space, "precision=bf16", "often=10", "--fix", PATH=path)[1]
     assert found(space, "precision=bf16", "often=10") == {}, "no GPU here: not checked"
@@ -381,7 +382,7 @@ def test_a_card_of_ones_own_is_known_by_what_its_file_says(space: Space, tmp_pat
     )
     config = {"XDG_CONFIG_HOME": str(tmp_path)}
     assert (
-        "ACME Trainer (compute capability 7.5) has no bf16"
+        "ACME Trainer (compute capability 7.5) does not support bf16"
         in found(space, "precision=bf16", "often=10", **config)["bf16-before-ampere"]["message"]
     )
     (tmp_path / "recipe" / "hardware.yaml").write_text(
@@ -513,7 +514,9 @@ def test_code_is_read_for_what_it_imports_and_passes(space: Space) -> None:
         "trl 1.16.0 has no trl.PPOTrainer" in rules["removed-trainers"]["message"]
         and "rlhf@1" in rules["removed-trainers"]["fix"]
     )
-    assert "transformers 5.23.0 has no warmup_ratio" in rules["removed-arguments"]["message"]
+    assert (
+        "transformers 5.23.0 has no argument warmup_ratio" in rules["removed-arguments"]["message"]
+    )
     space.write("lock.txt", "trl==0.11.0 --hash=sha256:00\ntransformers==4.46.0 --hash=sha256:00\n")
     assert found(space) == {}
 
@@ -532,7 +535,7 @@ def test_what_an_earlier_run_left_is_known(space: Space) -> None:
     )
     assert space.command("run", "./recipe.yaml", "often=10")[0] == 1
     rules = found(space, "often=10", "max_steps=200")
-    assert "which was 100 and is 200" in rules["schedule-changed"]["message"]
+    assert "which was 100 and is now 200" in rules["schedule-changed"]["message"]
     assert rules["xet-download"]["severity"] == "note"
     assert "schedule-changed" not in found(space, "often=10")
 
@@ -563,7 +566,7 @@ def test_the_hub_is_asked_whether_there_is_such_a_model_and_who_may_read_it(
         in found(space, "base=gated/model", "often=10", **env)["gated-without-token"]["message"]
     )
     assert (
-        "this account may not read it"
+        "its account has no access to the model"
         in found(space, "base=gated/model", "often=10", **env | {"HF_TOKEN": "hf_x"})[
             "gated-not-accepted"
         ]["message"]
@@ -600,7 +603,7 @@ def test_what_the_hubs_cache_has_is_known_without_the_hub(space: Space, tmp_path
     rules = found(
         space, "base=black-forest-labs/FLUX.1-dev", "often=10", HF_HOME=str(tmp_path / "hf")
     )
-    assert "has a vision part" in rules["model-not-text-only"]["message"]
+    assert "is a vision-language model" in rules["model-not-text-only"]["message"]
 
 
 BY_NAME = """\

@@ -357,8 +357,8 @@ def test_flux_is_put_on_a_card_of_24_gb_with_its_base_in_8_bits(
     told = recipe("check", "mine.yaml", "dataset=./images", "base_storage=same")
     assert (
         told.code == 3
-        and "takes about 29.4 to 33.0 GB" in told.out
-        and "base_storage=nf4, a smaller resolution" in told.out
+        and "needs about 29.4 to 33.0 GB" in told.out
+        and "base_storage=nf4, lower the resolution" in told.out
     )
     # What is given stays, and a card that is too small for all is refused with those that are not.
     said = recipe(

@@ -200,7 +200,8 @@ def test_a_run_of_a_part_is_refused_where_the_whole_would_fail(
     base = HOME / "fixtures" / "tiny-sdxl"
     assert main(["run", "flux-lora", "--preset", "smoke", "--until", "text", f"base={base}"]) == 3
     assert (
-        "is a StableDiffusionXLPipeline; trained here is a FluxPipeline" in capsys.readouterr().err
+        "is a StableDiffusionXLPipeline, and this recipe trains a FluxPipeline"
+        in capsys.readouterr().err
     )
 
 
