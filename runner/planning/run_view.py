@@ -364,7 +364,7 @@ def apply_move(step: StepView, move: StateChange) -> StepView:
 
 
 def _end_attempt(step: StepView, move: StateChange) -> StepView:
-    """Return the view of a step after the end of its attempt."""
+    """Return the step's view, updated with the end of its attempt."""
     if move.reason == BUSY:  # the attempt never began
         return step._replace(attempts=max(0, step.attempts - 1), began=None)
     took = move.data.get("seconds")

@@ -193,7 +193,7 @@ class Client:
         finally:
             self._asked.pop(number, None)
         if found["problem"]:
-            raise Denied(f"cannot hold a lock: {found['problem']}")
+            raise Denied(f"cannot check which slots of the host are free: {found['problem']}")
         return found["locks"].split()
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:

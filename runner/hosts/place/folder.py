@@ -33,7 +33,7 @@ The interval is in seconds.
 
 
 class Folder:
-    """The directory of recipe on the local disk."""
+    """recipe's store on the local disk, for steps that run on this machine."""
 
     def __init__(self, ws: Workspace) -> None:
         self._ws = ws
