@@ -784,7 +784,7 @@ TABLE: dict[str, tuple[list[dict[str, Any]], str, str]] = {
     '`{"prompt": "P", "completion": "C"}`': ([{"prompt": "P ", "completion": "C"}], f"P C{END}", f"C{END}"),
     '`{"messages": [user Q, assistant A]}`': (
         [{"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]}], ANSWERED, "A<|im_end|>\n"),
-    "a turn with `weight: 0`, `train: false`, `loss: false`": (
+    "a turn with `weight: 0`, `train: false` or `loss: false`": (
         [marked(mark) for mark in MARKS], f"{ASKED}<|im_start|>assistant\nB<|im_end|>\n{ANSWERED}", "A<|im_end|>\n"),
     '`{"instruction": "I", "output": "A"}`': ([{"instruction": "Q", "output": "A"}], ANSWERED, "A<|im_end|>\n"),
     '`{"conversations": [human Q, gpt A]}`': (
@@ -792,12 +792,12 @@ TABLE: dict[str, tuple[list[dict[str, Any]], str, str]] = {
 }  # fmt: skip
 """The rows of the first table: rows of data, what is read of each, and what is learned."""
 FILES = {
-    "`train.jsonl`, any other name": ("learned", ["train.jsonl", "rows-7.jsonl", "contest.jsonl", "sub/part.jsonl"]),
+    "`train.jsonl`, or any other name": ("learned", ["train.jsonl", "rows-7.jsonl", "contest.jsonl", "sub/part.jsonl"]),
     "`test`, `validation`, `val`, `dev`, `eval`, `holdout`, `unseen` as a word of the name, or as the folder": (
         "held out", ["testset.jsonl", "hold_out.jsonl", "unseen.jsonl", "test_data/a.jsonl", "Validation-Set/a.jsonl", "test.jsonl", "my-validation.jsonl", "val_2.jsonl", "dev.jsonl", "eval.jsonl", "test/part.jsonl", "validation/a.jsonl"]),
-    "`README.txt`, `LICENSE`, `requirements.txt`, hidden files, one JSON object": (
+    "`README.txt`, `LICENSE`, `requirements.txt`, hidden files, JSON files with a single object": (
         "left out", ["README.txt", "LICENSE", "requirements.txt", ".hidden.jsonl", "info.json"]),
-    "other endings": ("left out", ["notes.md", "picture.png", "rows.xml"]),
+    "files with other extensions": ("left out", ["notes.md", "picture.png", "rows.xml"]),
 }  # fmt: skip
 """The rows of the second table: what becomes of files, and names of some."""
 
@@ -810,8 +810,10 @@ def first_cells(head: str) -> list[str]:
 
 
 def test_each_row_of_the_tables_has_its_case() -> None:
-    assert first_cells("| row | read | learned |") == list(TABLE)
-    assert first_cells("| file in a folder | |") == list(FILES)
+    assert first_cells(
+        "| row | tokens that the model reads | tokens that the model is trained on |"
+    ) == list(TABLE)
+    assert first_cells("| file in the dataset directory | use |") == list(FILES)
 
 
 @pytest.mark.parametrize("cell", TABLE)

@@ -118,7 +118,7 @@ def test_a_newer_format_is_refused_and_an_older_one_migrated(
 
 def test_the_page_about_the_format_names_its_version() -> None:
     page = Path(__file__).parents[2] / "docs" / "workspace-format.md"
-    assert f"Format version {len(NOW)}." in page.read_text()
+    assert f"version {len(NOW)} of the format." in page.read_text()
 
 
 def test_a_migration_that_fails_changes_nothing(
@@ -279,7 +279,7 @@ for n in range(4):
     content = objects.take(out)
     objects.copy_to(content, w / f"out{n}")
     cache.note(f"out{n}", content)
-    store.runs.group("r", fence, [Move("step", f"s{n}", "QUEUED", "RUNNING"), Move("step", f"s{n}", "RUNNING", "DONE")], steps=[StepRow("r", f"s{n}", "DONE", f"k{n}")], changes=Changes(traces=[Trace(f"k{n}", "t@1", f"s{n}", "r", 1.0, 1.0, (Made("o", f"out{n}", content),))], files=cache.changes(), objects=objects.seals.changes(), published=[Published(f"out{n}", content, "", "r", f"s{n}", "t@1")]))
+    store.runs.group("r", fence, [Move("step", f"s{n}", "QUEUED", "RUNNING"), Move("step", f"s{n}", "RUNNING", "DONE")], steps=[StepRow("r", f"s{n}", "DONE", f"k{n}")], changes=Changes(traces=[Trace(f"k{n}", "t@1", f"s{n}", "r", 1.0, 1.0, (CachedOutput("o", f"out{n}", content),))], files=cache.changes(), objects=objects.seals.changes(), published=[PublishedFile(f"out{n}", content, "", "r", f"s{n}", "t@1")]))
 store.runs.group("r", fence, [Move("run", "r", "ACTIVE", "COMPLETED")], run_state=("COMPLETED", ""))
 """
 
