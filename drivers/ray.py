@@ -129,33 +129,33 @@ class Ray(Driver):
         `excluded` then holds the reason.
         """
         nodes = [_resources(node) for node in await self._ask(ray.nodes) if node["Alive"]]
-        one = wish._replace(need=replace(wish.need, nodes=1))
-        fitting = [
-            have
-            for have in nodes
-            if all(machine.enough(each, one) for each in (have, self._part(have, wish)))
-            and self._holds(have)
-        ]
-        if not fitting or len(fitting) < wish.need.nodes:
-            what = (
-                f"{len(fitting)} matching nodes, but {wish.need.nodes} are requested"
-                if fitting
-                else "no matching node"
-            )
-            self.excluded = {f"the Ray cluster has {what}": len(nodes) or 1}
+        matching = [node for node in nodes if self._matches(node, wish)]
+        if len(matching) < max(1, wish.need.nodes):
+            self.excluded = {_describe_shortage(len(matching), wish.need.nodes): len(nodes) or 1}
             return []
         self.excluded = {}
-        share = min(
-            (self._part(have, wish) for have in fitting),
-            key=lambda each: (each.gpus or 0, each.cpus or 0.0, each.memory or 0),
+        share = min((self._part(node, wish) for node in matching), key=_size)
+        bundle = self._bundle(share, wish)
+        data = {name: f"{amount:.15g}" for name, amount in bundle.items() if amount}
+        return [Offer("ray", "cluster", share, wish.need.nodes, data=data, fetched=time.time())]
+
+    def _matches(self, node: Resources, wish: Wish) -> bool:
+        """Return whether a node, and the part of it to reserve, satisfy the need of one node."""
+        of_one_node = wish._replace(need=replace(wish.need, nodes=1))
+        return (
+            machine.enough(node, of_one_node)
+            and machine.enough(self._part(node, wish), of_one_node)
+            and self._holds(node)
         )
-        bundle = {"CPU": share.cpus or 0.0, "GPU": share.gpus or 0}
+
+    def _bundle(self, share: Resources, wish: Wish) -> dict[str, float]:
+        """Return the resources to reserve on each node, by their names in Ray."""
+        bundle: dict[str, float] = {"CPU": share.cpus or 0.0, "GPU": share.gpus or 0}
         if self._share.memory or wish.together.memory:
             bundle["memory"] = share.memory or 0
         if wish.need.gpu and share.gpu:
             bundle[GPU + share.gpu] = 0.001
-        data = {name: f"{amount:.15g}" for name, amount in bundle.items() if amount}
-        return [Offer("ray", "cluster", share, wish.need.nodes, data=data, fetched=time.time())]
+        return bundle
 
     async def acquire(self, order: Order) -> Lease:
         """Create an order's placement group and actors, or find those with its key."""
@@ -444,6 +444,17 @@ def _dial(address: str) -> None:
 
 def _names(lease: str, nodes: int) -> list[str]:
     return [f"{lease}/{index}" for index in range(nodes)]
+
+
+def _describe_shortage(matching: int, requested: int) -> str:
+    if not matching:
+        return "the Ray cluster has no matching node"
+    return f"the Ray cluster has {matching} matching nodes, but {requested} are requested"
+
+
+def _size(resources: Resources) -> tuple[int, float, int]:
+    """Return a sort key: GPUs, then CPUs, then memory."""
+    return resources.gpus or 0, resources.cpus or 0.0, resources.memory or 0
 
 
 def _resources(node: Mapping[str, Any]) -> Resources:
