@@ -189,7 +189,9 @@ def to_json(value: object, offset: int) -> object:
     try:
         text = json.dumps(sort_names(value), ensure_ascii=False, sort_keys=True, allow_nan=False)
     except ValueError:
-        raise TemplateError("the value contains NaN or an infinite number, which JSON cannot represent", offset, 6) from None
+        raise TemplateError(
+            "the value contains NaN or an infinite number, which JSON cannot represent", offset, 6
+        ) from None
     if len(text) > LONGEST_TEXT:
         raise too_long(offset, 6)
     return text

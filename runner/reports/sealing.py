@@ -16,7 +16,7 @@ from ..errors import CannotRun
 VARIABLE: Final = "RECIPE_KEY_FILE"
 LEAST: Final = 32
 """Minimum bytes of a key file."""
-HOW: Final = f"head -c 32 /dev/urandom > key; chmod 600 key; export {VARIABLE}=$PWD/key"
+HOW: Final = f"openssl rand -out key 32; chmod 600 key; export {VARIABLE}=$PWD/key"
 _MARK: Final = "aesgcm:"
 _NONCE: Final = 12
 

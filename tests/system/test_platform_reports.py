@@ -265,7 +265,7 @@ def test_a_platforms_job_is_reported_with_its_own_token_which_is_nowhere_in_clea
             assert (
                 rest.ask("POST", "/api/training/execute", job)
                 .json()["error"]["fix"]
-                .startswith("head -c 32")
+                .startswith("openssl rand")
             )
             key.write_bytes(b"k" * 32)
             assert [

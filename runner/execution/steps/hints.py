@@ -149,6 +149,10 @@ def explain_unset(
     name: str, spec: StepSpec, environ: Mapping[str, str], dotenv: Collection[str] = ()
 ) -> str:
     """Explain how to pass a missing environment variable to a step."""
+    if name == "RECIPE_METRICS":
+        return (
+            f"recipe sets {name} only for steps with `metrics: true`: add this key to {spec.step}"
+        )
     if listed := next((each for each in spec.secrets if each.variable == name), None):
         return f'{name} is the secret "{listed.input}", and {listed.source} is not set in your shell: export it'
     secret = name in spec.unlisted or is_tokenlike(name, environ.get(name) or "*" * 16)

@@ -45,6 +45,13 @@ def test_a_missing_variable_is_named_with_the_line_to_add(log: str) -> None:
     )
 
 
+def test_a_missing_metrics_variable_is_declared_by_the_step() -> None:
+    assert (
+        hint(FROZEN.format("RECIPE_METRICS"))
+        == "recipe sets RECIPE_METRICS only for steps with `metrics: true`: add this key to train"
+    )
+
+
 def test_of_a_secret_that_the_recipe_declares_the_input_is_named() -> None:
     log = FROZEN.format("WANDB_API_KEY")
     found = find_hint(Exit(1), log, SPEC._replace(unlisted={"WANDB_API_KEY": "key"}), HERE, SHELL)
