@@ -22,6 +22,12 @@ def test_a_preset_s_limit_on_money_is_shown(space: Space) -> None:
     assert "limits: cost 7 USD" in space.command("plan", "--preset", "large")[1]
 
 
+def test_a_dry_run_shows_the_lower_of_two_limits_on_money(space: Space) -> None:
+    space.recipe("limits: {cost: 7 USD}\nsteps: {s: {run: echo}}\n")
+    assert "limits: cost 5 USD" in space.command("run", "-n", "--max-cost", "5")[1]
+    assert "limits: cost 7 USD" in space.command("run", "-n", "--max-cost", "9")[1]
+
+
 def test_a_plan_without_a_limit_on_money_does_not_speak_of_it(space: Space) -> None:
     space.recipe("steps: {s: {run: echo}}\n")
     assert "USD" not in space.command("plan")[1]

@@ -322,9 +322,15 @@ def settings_of(args: argparse.Namespace) -> Settings:
         args.out if isinstance(args.out, str) else "",
         stack=args.stack,
         keep_alive=args.keep_alive,
-        limits={"cost": args.max_cost} if args.max_cost is not None else {},
+        limits=_limits_of(args),
         stop_early=getattr(args, "goal", None),
     )
+
+
+def _limits_of(args: argparse.Namespace) -> dict[str, float]:
+    """Return the limits that the flags set."""
+    cost = getattr(args, "max_cost", None)  # only the verbs that run have the flag
+    return {} if cost is None else {"cost": cost}
 
 
 def _rental_lines(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
@@ -526,7 +532,8 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
         facts = {**as_json(ws, found, expected), "findings": _findings_json(verdict, found)}
         print(json.dumps(facts, indent=2))
         return
-    print(as_text(ws, found, expected, commands=args.print_commands, quiet=args.quiet))
+    cost = lower_limits(found.plan.settings.limits, _limits_of(args)).cost
+    print(as_text(ws, found, expected, cost, commands=args.print_commands, quiet=args.quiet))
     if not args.quiet:
         for warning in empty_warnings(ws, found):
             print(f"warning: {safe_ids(warning)}")
@@ -588,9 +595,18 @@ def execute_and_print(
 
 
 def as_text(
-    ws: Workspace, found: Survey, expected: dict[str, float], *, commands: bool, quiet: int
+    ws: Workspace,
+    found: Survey,
+    expected: dict[str, float],
+    cost: float | None,
+    *,
+    commands: bool,
+    quiet: int,
 ) -> str:
-    """Format the plan, one line per step followed by all reasons."""
+    """Format the plan, one line per step followed by all reasons.
+
+    `cost` is the cost limit in USD.
+    """
     lines = []
     reasons = reasons_by_node(ws, found)
     estimated = _estimate_steps(ws, found)
@@ -612,7 +628,6 @@ def as_text(
         lines += [f"{'':9}{detail}" for detail in details]
     for later in found.later:
         lines += [f"maybe    {later.shown}", f"{'':9}{later.why}"]
-    cost = found.plan.settings.limits.cost
     if cost is not None and found.todo:
         lines.append(f"limits: cost {money_text(cost)}")
     lines.append(f"{found.plan.recipe}: {describe_counts(count_verdicts(found))}")
