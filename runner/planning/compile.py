@@ -400,34 +400,33 @@ class _Compiler:
     def _set_output_paths(self, scope: Scope, draft: NodeDraft) -> None:
         """Render the output paths of a step instance."""
         for n, output in enumerate(draft.step.outputs):
-            path = self._output_path(scope, draft, output, n)
+            path = self._output_path(scope, draft, output)
+            if path is None:
+                path = f"invalid/{draft.id}/{n}"
+                draft.unsound.add(output.name)
             draft.outputs[output.name] = (path, output_flags(output))
             if path != UNKNOWN_PATH:
                 scope.makers[path] = (draft.step.id, output.name)
 
-    def _output_path(self, scope: Scope, draft: NodeDraft, output: Output, n: int) -> str:
-        """Return the rendered path of output number `n` of a step instance.
-
-        An invalid path is reported and replaced by a unique one.
-        """
+    def _output_path(self, scope: Scope, draft: NodeDraft, output: Output) -> str | None:
+        """Return the rendered path of an output of a step instance, or report why it is invalid."""
         step = draft.step
         where = (*step.origin, "outputs", output.name)
-        invalid = f"invalid/{draft.id}/{n}"
         if self._report_late_names(scope, output.path, where):
-            return invalid
+            return None
         names = {"inputs": draft.inputs, "matrix": draft.matrix}
         value, sound = self.sketch.try_render(scope, output.path, names, where)
         if isinstance(value, Unknown):
             return UNKNOWN_PATH
         if not sound:
-            return invalid
+            return None
         wrong = "is null" if value is None else explain_unfit(str(value))
         if not wrong:
             return posixpath.normpath(str(value))
         if value != output.path:  # find_misplaced_paths reports literal paths
             message = f'output "{output.name}" of "{step.id}" {wrong}'
             self.sketch.problem(scope.recipe, "path-escape", message, where, fix=BELOW)
-        return invalid
+        return None
 
     def _report_late_names(self, scope: Scope, path: str, where: Where) -> bool:
         """Report names in an output path that have no value at compile time.
