@@ -76,6 +76,8 @@ uv does not read pip's settings.
 """
 INDEXES_OF_UV = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL")
 """Environment variables of uv that set a package index."""
+INDEXES_OF_PIP = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
+"""Environment variables of pip that set a package index."""
 TRIES = 3
 """Attempts of an installer when connections break.  Files in its cache are not downloaded again."""
 QUIETLY = ("--disable-pip-version-check", "--no-input")
@@ -183,7 +185,7 @@ class Pip:
         ) or (missing and self.broken):
             return IndexUnreachable(
                 f"cannot reach the package index ({self.index})",
-                "check the network and `pip config list`, then run again",
+                _index_fix(INDEXES_OF_PIP, "pip.conf"),
             )
         if missing:
             return missing_package(missing[1], self.meant)
@@ -272,7 +274,7 @@ class Uv:
         ):
             return IndexUnreachable(
                 f"cannot reach the package index ({url})",
-                "check the network, UV_DEFAULT_INDEX and `pip config list`, then run again",
+                _index_fix((*INDEXES_OF_UV, *INDEXES_OF_PIP), "~/.config/uv/uv.toml or pip.conf"),
             )
         if got := re.search(r"In `--require-hashes` mode, .*(?:found|for): ([^\n]+)", output):
             return BuildError(
@@ -523,6 +525,12 @@ def _read_pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
 def _is_there(place: str) -> bool:
     path = place.removeprefix("file://")
     return not path.startswith("/") or os.path.exists(path)
+
+
+def _index_fix(variables: Sequence[str], files: str) -> str:
+    """Return the remedy for an unreachable index.  It names only settings that reach this installer."""
+    place = ", ".join(name for name in variables if os.environ.get(name))
+    return f"check the network and the package index in {place or f'{files} of the machine'}, then run again"
 
 
 def _report_progress(home: str, installer: Pip | Uv, over: threading.Event) -> None:

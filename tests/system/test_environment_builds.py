@@ -420,6 +420,32 @@ def test_an_index_that_does_not_answer_is_named_without_its_password(
         in said
     )
     assert said.count("trying again") == 2 and "secret" not in said and "Traceback" not in said
+    assert "fix: check the network and the package index in PIP_INDEX_URL, then run again" in said
+
+
+@pytest.mark.parametrize("program", ["", "uv"])
+def test_an_index_that_no_variable_of_the_host_names_is_one_of_its_files(
+    tmp_path: Path, index: Index, program: str
+) -> None:
+    """The variables of the user's shell do not reach the installer on a host."""
+    (tmp_path / "lock.txt").write_text(index.wheel("tinyword"))
+    (tmp_path / ".config/pip").mkdir(parents=True)
+    (tmp_path / ".config/pip/pip.conf").write_text(
+        "[global]\nindex-url = http://127.0.0.1:9/simple\nretries = 1\n"
+    )
+    made = subprocess.run(
+        [sys.executable, "-I", BUILDER, "made", "lock.txt", uv.find_uv() if program else ""],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    fix = json.loads(made.stdout.splitlines()[-1])["fix"]
+    files = "~/.config/uv/uv.toml or pip.conf" if program else "pip.conf"
+    assert (
+        fix == f"check the network and the package index in {files} of the machine, then run again"
+    )
 
 
 def test_a_file_that_is_not_the_locked_one_is_named_and_nothing_is_left(
