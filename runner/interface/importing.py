@@ -372,7 +372,9 @@ def _sky_resources(asked: Value, look: list[str], gpus: set[str]) -> Table:
     if accelerators := _list_accelerators(asked.get("accelerators")):
         first, *others = accelerators
         if others:
-            look.append(f"requesting {first}, the first of the accelerators {', '.join(accelerators)}")
+            look.append(
+                f"requesting {first}, the first of the accelerators {', '.join(accelerators)}"
+            )
         found |= _sky_gpus(first, look, gpus)
     for theirs, ours, unit in (
         ("cpus", "cpus", ""),
