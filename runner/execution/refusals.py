@@ -342,12 +342,9 @@ def find_signed_addresses(
     With a signed URL, a host reads the bucket itself instead of through this machine. Empty if a
     driver's `secrets` is "deny".
     """
-    from ..hosts.renting.several import driver_names
+    from ..hosts.renting.several import denying_drivers
 
-    if any(
-        ws.config.driver(name).get("secrets", "send") == "deny"
-        for name in driver_names(ws.config, driver)
-    ):
+    if denying_drivers(ws.config, driver):
         return set()
     addresses = {
         taken.address for n in nodes for taken in found.plan.nodes[n].takes if taken.in_bucket

@@ -633,6 +633,7 @@ class HostPool:
         if not self._opened:
             await self.local.aclose()
         if leases is None:
+            await closing_lost
             return
         if not (leave and self.is_priced):
             await self._release_leases(leases)

@@ -66,15 +66,27 @@ def driver_names(config: Config, name: str) -> tuple[str, ...]:
     return alternatives(config, name) or (name,)
 
 
+def denying_drivers(config: Config, name: str) -> tuple[str, ...]:
+    """Return the drivers behind `name` with `secrets = "deny"`.  If there is one, no machine of the run gets secrets."""
+    return tuple(
+        each
+        for each in driver_names(config, name)
+        if config.driver(each).get("secrets", "send") == "deny"
+    )
+
+
 def data_notice(config: Config, name: str) -> str:
     """Return a notice that names the possible recipients of a run's data and secrets; empty for a single driver."""
     names = alternatives(config, name)
     if not names:
         return ""
     *most, last = names
-    withheld = any(config.driver(each).get("secrets", "send") == "deny" for each in names)
-    what = "the run's data" if withheld else "the run's data and secrets"
-    return f"{what} may be sent to machines of {', '.join(most)}{' or ' if most else ''}{last}"
+    to = f"may be sent to machines of {', '.join(most)}{' or ' if most else ''}{last}"
+    tables = " and ".join(f"[drivers.{each}]" for each in denying_drivers(config, name))
+    if not tables:
+        return f"the run's data and secrets {to}"
+    why = f'`secrets = "deny"` in {tables}'
+    return f"the run's data {to}; its secrets are sent to none of them ({why})"
 
 
 class JointDriver(Driver):
