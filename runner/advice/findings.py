@@ -116,14 +116,27 @@ def _locate_origin(origin: Origin, source: Document, instance: str, step: str) -
         return None  # the step is in a used recipe, not in this file
     tree = source.value if isinstance(source.value, dict) else {}
     if origin.kind == "input":
-        inputs = tree.get("inputs")
-        if isinstance(inputs, dict) and origin.name in inputs:
-            return source.locate(("inputs", origin.name), key=True)
-        return None
+        return _locate_input(origin, source, tree)
     if origin.kind == "argument":
         return _locate_argument(origin, source, tree, step)
+    return _locate_key(origin, source, tree, step)
+
+
+def _locate_input(origin: Origin, source: Document, tree: Mapping[str, Any]) -> Location | None:
+    inputs = tree.get("inputs")
+    if isinstance(inputs, dict) and origin.name in inputs:
+        return source.locate(("inputs", origin.name), key=True)
+    return None
+
+
+def _locate_key(
+    origin: Origin, source: Document, tree: Mapping[str, Any], step: str
+) -> Location | None:
+    """Return the location of a key in a file below a step's `files`, or None."""
     keys = _find_keys(_block(tree, step, "files").get(origin.file), origin.name)
-    return source.locate(("steps", step, "files", origin.file, *keys), key=True) if keys else None
+    if not keys:
+        return None
+    return source.locate(("steps", step, "files", origin.file, *keys), key=True)
 
 
 def _block(tree: Mapping[str, Any], step: str, name: str) -> Any:

@@ -75,10 +75,9 @@ class Hardware:
 
     def find(self, word: str) -> GpuModel:
         """Return the GPU model with this name or driver name.  Raises NotFound."""
-        plain = _plain(word)
-        for gpu in self.gpus:
-            if plain in (_plain(gpu.name), *map(_plain, gpu.names)):
-                return gpu
+        named = self._find_named(word)
+        if named is not None:
+            return named
         names = [gpu.name for gpu in self.gpus]
         raise NotFound(
             f'unknown GPU "{word}"',
@@ -102,17 +101,21 @@ class Hardware:
         Without an exact name, the offer's memory in bytes and the longest matching short name
         decide.
         """
+        named = self._find_named(word)
+        if named is not None or memory is None:
+            return named
         plain = _plain(word)
-        exact = [gpu for gpu in self.gpus if plain in map(_plain, (gpu.name, *gpu.names))]
-        if exact:
-            return exact[0]
-        if memory is None:
-            return None
         alike = [gpu for gpu in self.gpus if gpu.has_memory(memory, tolerance=0.08)]
         contained = [gpu for gpu in alike if _plain(gpu.asked) in plain]
-        longest = max((len(_plain(gpu.asked)) for gpu in contained), default=0)
-        best = [gpu for gpu in contained if len(_plain(gpu.asked)) == longest]
-        return best[0] if len(best) == 1 else None
+        return _find_most_specific(contained)
+
+    def _find_named(self, word: str) -> GpuModel | None:
+        """Return the first GPU model with this name or driver name, or None."""
+        plain = _plain(word)
+        for gpu in self.gpus:
+            if plain in map(_plain, (gpu.name, *gpu.names)):
+                return gpu
+        return None
 
     def estimate_usable(self, size: int) -> int:
         """Estimate the usable bytes of a GPU from its nominal memory size.
@@ -121,6 +124,13 @@ class Hardware:
         """
         alike = [gpu.usable for gpu in self.gpus if gpu.has_memory(size)]
         return min(alike, default=round(size * 0.97))
+
+
+def _find_most_specific(gpus: Sequence[GpuModel]) -> GpuModel | None:
+    """Return the GPU model with the longest short name; None unless exactly one has it."""
+    longest = max((len(_plain(gpu.asked)) for gpu in gpus), default=0)
+    best = [gpu for gpu in gpus if len(_plain(gpu.asked)) == longest]
+    return best[0] if len(best) == 1 else None
 
 
 def read(data: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]] | None = None) -> Hardware:

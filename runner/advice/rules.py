@@ -423,13 +423,21 @@ def _name_settings(
     """Return the names of a rule's settings, changed settings first."""
     given = [path for name in rule.given for path in _paths("{{ " + name + " }}")]
     asked = _paths(rule.when)
-    read = (_SETTING.fullmatch(key) for key, value in found.items() if value is not None)
-    names = [*rule.fix.get("settings", {}), *_setting_names(given)]
+    names = [*rule.fix.get("settings", {})]
+    names += _setting_names(given)
     names += [_SUBJECTS[path[0]] for path in asked if path[0] in _SUBJECTS]
-    names += [match[1] or match[2] for match in read if match is not None]
+    names += _known_setting_names(found)
     names += _setting_names(asked)
     item = scope.get("item")
-    return [*names, item] if isinstance(item, str) else names
+    if isinstance(item, str):
+        names.append(item)
+    return names
+
+
+def _known_setting_names(found: Mapping[str, object]) -> list[str]:
+    """Return the names of the settings whose values a condition read."""
+    matches = (_SETTING.fullmatch(key) for key, value in found.items() if value is not None)
+    return [match[1] or match[2] for match in matches if match is not None]
 
 
 def _paths(template: str) -> list[tuple[str, ...]]:

@@ -167,9 +167,12 @@ def _layout(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str | 
     if {"instruction", "output"} <= set(columns):
         return "alpaca" if any(row.get("input") for row in rows) else None
     turns = [turn for row in rows for turn in _turns(row, ("conversations", "messages"))]
-    if turns and all("from" in turn and "value" in turn for turn in turns):
+    if turns and all(turn.keys() >= _SHAREGPT_KEYS for turn in turns):
         return "sharegpt"
     return None
+
+
+_SHAREGPT_KEYS: Final = {"from", "value"}
 
 
 def _has_tools(row: Mapping[str, Any]) -> bool:
@@ -250,15 +253,23 @@ def _count_tokens(rows: Sequence[Mapping[str, Any]], model: Path | None) -> list
         text = " ".join(text for value in values for text in _texts(value))
         return len(tokenizer.encode(text).ids)
 
-    lengths = []
-    for row in rows:
-        # Other columns do not count, unless no column has a usual name.
-        learnt = {name: value for name, value in row.items() if name in _LEARNT} or row
-        answers = [learnt[name] for name in _ANSWERS if name in learnt] or [""]
-        rest = [value for name, value in learnt.items() if name not in _ANSWERS]
-        # The length of a preference pair is the prompt plus the longer answer.
-        lengths.append(max(count([*rest, answer]) for answer in answers))
-    return lengths
+    return [max(map(count, _training_sequences(row))) for row in rows]
+
+
+def _training_sequences(row: Mapping[str, Any]) -> list[list[object]]:
+    """Return the column values of each training sequence in a row.
+
+    A preference pair has two sequences, the prompt with each of the answers.
+    """
+    learnt = _learnt_columns(row)
+    prompt = [value for name, value in learnt.items() if name not in _ANSWERS]
+    answers = [learnt[name] for name in _ANSWERS if name in learnt] or [""]
+    return [[*prompt, answer] for answer in answers]
+
+
+def _learnt_columns(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the columns with usual names of training data, or else all columns."""
+    return {name: value for name, value in row.items() if name in _LEARNT} or row
 
 
 def _longest_text(rows: Sequence[Mapping[str, Any]], model: Path | None) -> int | None:
