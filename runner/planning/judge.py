@@ -441,12 +441,20 @@ def _without_lost(value: object, lost: Collection[str], gone: Collection[object]
 
     An output of a skipped step becomes null.
     """
-    if isinstance(value, str):
-        return None if value in gone else value
-    if not isinstance(value, list):
-        return value
-    left = [item for item in value if item not in lost]
-    is_skipped = bool(value) and not left and all(item in gone for item in value)
+    if isinstance(value, list):
+        return _list_without_lost(value, lost, gone)
+    if isinstance(value, str) and value in gone:
+        return None
+    return value
+
+
+def _list_without_lost(
+    items: list[object], lost: Collection[str], gone: Collection[object]
+) -> list[object] | None:
+    left = [item for item in items if item not in lost]
+    if left or not items:
+        return left
+    is_skipped = all(item in gone for item in items)
     return None if is_skipped else left
 
 

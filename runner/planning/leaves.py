@@ -106,7 +106,9 @@ class LeafReader:
                 self._note_step(mention)
         elif root == "state":
             self._note_state(mention, rest)
-        elif root in ("inputs", "outputs", "matrix"):
+        elif root == "inputs":
+            self._note_input(mention, rest)
+        elif root in ("outputs", "matrix"):
             self._note_value(mention, root, rest)
         else:
             known = ["inputs", "steps", "outputs", "state", "matrix", *LATE_NAMES]
@@ -135,14 +137,17 @@ class LeafReader:
         elif not rest[1:]:
             self.reads[f"state.{rest[0]}"] = self._state[rest[0]]
 
+    def _note_input(self, mention: _Mention, rest: tuple[str, ...]) -> None:
+        if rest and self._is_secret(rest[0]):
+            self._report_secret(mention, rest[0])
+        else:
+            self._note_value(mention, "inputs", rest)
+
     def _note_value(self, mention: _Mention, root: str, rest: tuple[str, ...]) -> None:
         """Record a template's use of an input, output or axis.
 
         A namespace alone means all its names.
         """
-        if root == "inputs" and rest and self._is_secret(rest[0]):
-            self._report_secret(mention, rest[0])
-            return
         known = self._names[root]
         if rest and rest[0] not in known:
             self._unknown(mention, mention.name, [f"{root}.{name}" for name in known])

@@ -310,13 +310,19 @@ def _record_instances(scope: Scope, step: Step, instances: list[Instance]) -> No
     scope.inner[step.id] = [draft for instance in instances for draft in instance.drafts]
     scope.made[step.id] = instances
     results = [instance.outputs for instance in instances]
-    first = results[0] if results else {}
     if step.matrix is None:
-        scope.results[step.id] = dict(first)
+        scope.results[step.id] = dict(results[0]) if results else {}
         return
     scope.many.add(step.id)
-    common = [name for name in first if all(name in outputs for outputs in results)]
-    scope.results[step.id] = {name: [outputs[name] for outputs in results] for name in common}
+    scope.results[step.id] = _join_outputs(results)
+
+
+def _join_outputs(results: Sequence[Mapping[str, Tree]]) -> dict[str, Tree]:
+    """Return the values of the outputs that all results have, as lists by name."""
+    if not results:
+        return {}
+    common = [name for name in results[0] if all(name in outputs for outputs in results)]
+    return {name: [outputs[name] for outputs in results] for name in common}
 
 
 def _of_metrics(ref: Reference) -> bool:

@@ -136,31 +136,51 @@ def _reason(
 
 def _workers_for(run: WaitingRun, takers: Sequence[Taker]) -> tuple[_Refusal | None, list[Taker]]:
     """Return the workers that accept a run, or the reason why none does."""
-    of_store = [taker for taker in takers if taker.store == run.store]
-    if not of_store:
-        return _no_worker_of_store(run.store), []
-    of_driver = [taker for taker in of_store if taker.driver in ("", run.driver)]
-    if not of_driver:
-        words = f"no running worker accepts the driver {run.driver}"
-        return (WaitKind.DRIVER, words, f"start one with `recipe worker --driver {run.driver}`"), []
-    labelled = [taker for taker in of_driver if run.labels.items() <= taker.labels.items()]
-    if not labelled:
-        return _no_worker_with(run.labels), []
-    return None, labelled
+    fitting = list(takers)
+    for is_met, refuse in _REQUIREMENTS:
+        fitting = [taker for taker in fitting if is_met(run, taker)]
+        if not fitting:
+            return refuse(run), []
+    return None, fitting
 
 
-def _no_worker_of_store(store: str) -> _Refusal:
-    if not store:
+def _uses_store(run: WaitingRun, taker: Taker) -> bool:
+    return taker.store == run.store
+
+
+def _accepts_driver(run: WaitingRun, taker: Taker) -> bool:
+    return taker.driver in ("", run.driver)
+
+
+def _has_labels(run: WaitingRun, taker: Taker) -> bool:
+    return run.labels.items() <= taker.labels.items()
+
+
+def _no_worker_of_store(run: WaitingRun) -> _Refusal:
+    if not run.store:
         return WaitKind.STORE, "no running worker works in its directory", START
-    words = f"no running worker uses the shared store {store}"
+    words = f"no running worker uses the shared store {run.store}"
     return WaitKind.STORE, words, "start one with `recipe worker --workspace`"
 
 
-def _no_worker_with(labels: Mapping[str, str]) -> _Refusal:
-    written = [f"{name}={value}" for name, value in sorted(labels.items())]
+def _no_worker_of_driver(run: WaitingRun) -> _Refusal:
+    words = f"no running worker accepts the driver {run.driver}"
+    return WaitKind.DRIVER, words, f"start one with `recipe worker --driver {run.driver}`"
+
+
+def _no_worker_with_labels(run: WaitingRun) -> _Refusal:
+    written = [f"{name}={value}" for name, value in sorted(run.labels.items())]
     words = f"no eligible worker has the labels {', '.join(written)}"
     flags = " ".join(f"--label {label}" for label in written)
     return WaitKind.LABELS, words, f"start one with `recipe worker {flags}`"
+
+
+_REQUIREMENTS: Final = (
+    (_uses_store, _no_worker_of_store),
+    (_accepts_driver, _no_worker_of_driver),
+    (_has_labels, _no_worker_with_labels),
+)
+"""Conditions for a worker to accept a run, each with the reason if no worker meets it."""
 
 
 def _able(run: WaitingRun, takers: Sequence[Taker], busy: Counter[tuple[str, str]]) -> list[Taker]:
