@@ -25,6 +25,9 @@ _GOES_ON = frozenset(
 )
 
 
+_FINISHED = frozenset({State.DONE, State.FRESH, State.SKIPPED})
+
+
 class ClaimedRun(NamedTuple):
     """Run that this process has claimed, with the step states stored by an earlier worker."""
 
@@ -102,19 +105,18 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
 def close_finished(ws: Workspace, found: Survey, left: Sequence[RunRow]) -> None:
     """Complete interrupted runs of this recipe file and plan whose steps are all finished."""
     for row in left:
-        if (
-            row.data.get("source") != str(found.source)
-            or row.plan != found.plan.digest
-            or row.due is not None
-            or not row.fence
-            or row.request
-        ):
+        is_same_plan = row.data.get("source") == str(found.source) and row.plan == found.plan.digest
+        is_interrupted = row.due is None and row.fence and not row.request
+        if not (is_same_plan and is_interrupted and _are_steps_finished(ws, row.id)):
             continue
-        steps = ws.store.runs.steps(row.id).values()
-        if not all(State(step.state) in (State.DONE, State.FRESH, State.SKIPPED) for step in steps):
-            continue
-        if (fence := ws.store.runs.claim(row.id, f"process {os.getpid()}")) is not None:
+        fence = ws.store.runs.claim(row.id, f"process {os.getpid()}")
+        if fence is not None:
             settle(ws.store.runs, row.id, fence, "COMPLETED", "resumed")
+
+
+def _are_steps_finished(ws: Workspace, run: str) -> bool:
+    steps = ws.store.runs.steps(run).values()
+    return all(State(step.state) in _FINISHED for step in steps)
 
 
 def fail_if_poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
