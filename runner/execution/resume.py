@@ -10,6 +10,7 @@ from ..digest import of_value
 from ..errors import Busy
 from ..failures import RunFailure
 from ..planning.plan import ALLOW_FAILURE
+from ..planning.run_view import SUCCEEDED
 from ..planning.schedule import FINAL, SpentRetries, State, budget_used
 from ..planning.step import NOTHING
 from ..storage.records.runs import AttemptRow, RunRow, RunState, StepRow, settle
@@ -23,9 +24,6 @@ LOOKED_AT = 10
 _GOES_ON = frozenset(
     {State.WAITING, State.READY, State.QUEUED, State.RUNNING, State.DONE, State.FRESH}
 )
-
-
-_FINISHED = frozenset({State.DONE, State.FRESH, State.SKIPPED})
 
 
 class ClaimedRun(NamedTuple):
@@ -107,16 +105,16 @@ def close_finished(ws: Workspace, found: Survey, left: Sequence[RunRow]) -> None
     for row in left:
         is_same_plan = row.data.get("source") == str(found.source) and row.plan == found.plan.digest
         is_interrupted = row.due is None and row.fence and not row.request
-        if not (is_same_plan and is_interrupted and _are_steps_finished(ws, row.id)):
+        if not (is_same_plan and is_interrupted and _have_steps_succeeded(ws, row.id)):
             continue
         fence = ws.store.runs.claim(row.id, f"process {os.getpid()}")
         if fence is not None:
             settle(ws.store.runs, row.id, fence, "COMPLETED", "resumed")
 
 
-def _are_steps_finished(ws: Workspace, run: str) -> bool:
+def _have_steps_succeeded(ws: Workspace, run: str) -> bool:
     steps = ws.store.runs.steps(run).values()
-    return all(State(step.state) in _FINISHED for step in steps)
+    return all(State(step.state) in SUCCEEDED for step in steps)
 
 
 def fail_if_poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:
