@@ -59,7 +59,16 @@ from .renting.kept import KeptLeases
 from .renting.lease_upkeep import LeaseUpkeep
 from .renting.leases import create_driver, lease_of, need_of, offer_of
 from .renting.money import DOWNLOAD_SECONDS
-from .renting.needs import Spot, StepTotals, least_of, market_of, need_for, wish_for
+from .renting.needs import (
+    Spot,
+    StepTotals,
+    join_markets,
+    join_min_seconds,
+    market_of,
+    min_seconds_of,
+    need_for,
+    wish_for,
+)
 from .renting.offering import describe_excluded
 from .renting.several import SeveralLeases, alternatives, data_notice
 from .renting.totals import CostModel, History
@@ -689,15 +698,12 @@ class HostPool:
         for name, leases in by_driver.items():
             if not leases.driver.traits.images:
                 self.box = _container_settings(settings[name])
-        on_demand = all(market_of(given) == "on-demand" for given in settings.values())
-        self.spot = Spot("on-demand" if on_demand else "any")
+        self.spot = Spot(join_markets(settings.values()))
         joined = SeveralLeases(self.name, by_driver, self.ws.config)
         joined.say = self.say
         joined.stack = next(iter(by_driver.values())).stack
-        minimums = [least_of(given) for given in settings.values()]
-        minimum = max((seconds for seconds in minimums if seconds is not None), default=None)
         term = min(leases.budget.term for leases in by_driver.values())
-        self._apply_limits(joined, minimum, term)
+        self._apply_limits(joined, join_min_seconds(settings.values()), term)
         idle = min(float(given.get("idle", IDLE)) for given in settings.values())
         self.inventory = Inventory(idle, ends=True)
         return joined
@@ -728,7 +734,7 @@ class HostPool:
         self.inventory = Inventory(float(settings.get("idle", IDLE)), ends=driver.traits.priced)
         leases.say = self.say
         term = timedelta(hours=float(settings.get("term", TERM.total_seconds() / 3600)))
-        self._apply_limits(leases, least_of(settings), term)
+        self._apply_limits(leases, min_seconds_of(settings), term)
         leases.keep_alive, leases.settings = self.keep_alive, settings
         if self.stack:
             leases.use_stack(self.ws.config.stacks[self.stack])
