@@ -56,7 +56,7 @@ from .drafts import (
     plain_value,
     resource_spec,
 )
-from .leaves import LeafReader, take
+from .leaves import LeafReader, add_files
 from .mentions import mentions_step, templates
 from .path_rules import BELOW, WORKSPACE, explain_unfit, find_misplaced_paths
 from .patterns import (
@@ -505,7 +505,7 @@ class _Compiler:
         for where, leaf in templates(draft.step, own.env):
             reader.read(leaf, where)
         for value in draft.matrix.values():
-            take(draft, value)
+            add_files(draft, value)
         return reader
 
     def _author_half(
@@ -615,7 +615,7 @@ class _Compiler:
             where = (*step.origin, "deps", n)
             value, exclude = self._render_dep(scope, draft, dep, where)
             if _is_step_output(dep, value):
-                take(draft, value)
+                add_files(draft, value)
                 continue
             if value is None or isinstance(value, Unknown):
                 continue

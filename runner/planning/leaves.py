@@ -158,7 +158,7 @@ class LeafReader:
     def _read_values(self, root: str, values: Mapping[str, Tree]) -> None:
         for name, value in values.items():
             self.reads.setdefault(f"{root}.{name}", value)
-            take(self._draft, value)
+            add_files(self._draft, value)
 
     def _is_secret(self, name: str) -> bool:
         spec = self._scope.recipe.inputs.get(name)
@@ -217,11 +217,11 @@ class LeafReader:
         if mention.in_key:
             # The key includes the paths and their order, because contents alone do not tell which file is which.
             self.reads[f"steps.{id}.{name}"] = value
-            take(self._draft, value)
+            add_files(self._draft, value)
         elif value is not None:
             self._draft.after.extend(self._scope.group(id))
             if mention.part == "deps" and mention.asks:
-                take(self._draft, value)
+                add_files(self._draft, value)
 
     def _note_same(self, mention: _Mention) -> None:
         """Record a template's use of `steps.ID.same.NAME`, a result of the matching instance."""
@@ -251,7 +251,7 @@ class LeafReader:
         self.outputs.setdefault(id, {}).setdefault(SAME, {})[name] = plain_value(value)
         if mention.in_key:
             self.reads[f"steps.{id}.same.{name}"] = value
-            take(self._draft, value)
+            add_files(self._draft, value)
         else:
             self._draft.after.extend(found.drafts)
 
@@ -267,11 +267,11 @@ class LeafReader:
         )
 
 
-def take(draft: NodeDraft, value: Tree) -> None:
+def add_files(draft: NodeDraft, value: Tree) -> None:
     """Add the files in a template value to the dependencies or sources of a step instance."""
     if isinstance(value, list):
         for item in value:
-            take(draft, item)
+            add_files(draft, item)
     elif isinstance(value, PathValue):
         if value.kind == "step":
             draft.upstream[value.name] = (*value.address, "")

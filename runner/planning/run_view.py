@@ -14,7 +14,7 @@ from ..failures import of_step
 from ..language.values import is_number
 from .causes import REMEDIES
 from .ids import bare
-from .schedule import BUSY, FINAL, State, word
+from .schedule import BUSY, FINAL, State, describe_run_state
 
 SUCCEEDED: Final = frozenset({State.DONE, State.FRESH, State.SKIPPED})
 """Final states of a step that did not fail."""
@@ -511,7 +511,7 @@ def _word(
     happened = len(steps) + sum(standing.others.values()) + _count_restored(standing)
     if standing.total is None or standing.total > happened:
         phases.add((State.WAITING, ""))  # a step without events
-    return word(begun, failure=run.failure, steps=phases, leases=leases, claimed=live)
+    return describe_run_state(begun, failure=run.failure, steps=phases, leases=leases, claimed=live)
 
 
 def _standing_of(

@@ -188,7 +188,7 @@ PHASES: Final[Mapping[str, str]] = {
 """Stored form of the phases of a RUNNING step on a host with its own disk."""
 
 
-def word(
+def describe_run_state(
     run: str,
     *,
     failure: str,

@@ -182,7 +182,7 @@ class UsesCompiler:
             late = [
                 ref
                 for ref in self.sketch.references(scope, leaf, place)
-                if _of_metrics(ref) or ref.path[0] in LATE_NAMES
+                if _is_metrics_reference(ref) or ref.path[0] in LATE_NAMES
             ]
             for ref in late:
                 self._late(
@@ -216,7 +216,11 @@ class UsesCompiler:
         if step.when is None:
             return True
         place = (*step.origin, "when")
-        late = [ref for ref in self.sketch.references(scope, step.when, place) if _of_metrics(ref)]
+        late = [
+            ref
+            for ref in self.sketch.references(scope, step.when, place)
+            if _is_metrics_reference(ref)
+        ]
         for ref in late:
             self._late(
                 scope, step, ref, place, "use this value in the `when` of a step with a command"
@@ -325,6 +329,6 @@ def _join_outputs(results: Sequence[Mapping[str, Tree]]) -> dict[str, Tree]:
     return {name: [outputs[name] for outputs in results] for name in common}
 
 
-def _of_metrics(ref: Reference) -> bool:
+def _is_metrics_reference(ref: Reference) -> bool:
     """Return whether a reference has the form `steps.ID.metrics`."""
     return ref.path[0] == "steps" and ref.path[2:3] == ("metrics",)

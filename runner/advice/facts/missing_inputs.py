@@ -171,16 +171,16 @@ def _check_member(data: bytes, name: str) -> tuple[str, tuple[str, ...] | None]:
         return f"is not valid Python: {error}", None
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     if name in classes:
-        return "", tuple(dict.fromkeys(_bases(classes[name], classes)))
+        return "", tuple(dict.fromkeys(_find_bases(classes[name], classes)))
     if any(isinstance(node, ast.FunctionDef) and node.name == name for node in tree.body):
         return "", ()
-    if {name, "*"} & _names_in(tree):
+    if {name, "*"} & _collect_names(tree):
         return "", None
     existing = f" (it has {', '.join(classes)})" if classes else ""
     return f"is not in that file{existing}", None
 
 
-def _names_in(tree: ast.Module) -> set[str | None]:
+def _collect_names(tree: ast.Module) -> set[str | None]:
     """Return every name that a file reads, assigns, defines or imports."""
     import ast
 
@@ -189,12 +189,12 @@ def _names_in(tree: ast.Module) -> set[str | None]:
     }
 
 
-def _bases(made: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Iterator[str]:
+def _find_bases(made: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Iterator[str]:
     from ast import unparse
 
     for base in made.bases:
         word = unparse(base)
         if word in classes and classes[word].lineno < made.lineno:
-            yield from _bases(classes[word], classes)
+            yield from _find_bases(classes[word], classes)
         elif word != "object":
             yield word
