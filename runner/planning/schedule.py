@@ -188,7 +188,7 @@ PHASES: Final[Mapping[str, str]] = {
 """Stored form of the phases of a RUNNING step on a host with its own disk."""
 
 
-def word(
+def describe_run_state(
     run: str,
     *,
     failure: str,
@@ -477,17 +477,12 @@ class Scheduler:
 
         A cancelled run cancels them at once, otherwise they are cancelled once no step runs.
         """
-        counts = self._board.counts
         if not self._giving_up:
             return
-        if counts[_S.RUNNING] and not self._cancelling:
+        if self._board.counts[_S.RUNNING] and not self._cancelling:
             return
-        if not any(counts[state] for state in _NOT_STARTED):
-            return  # avoids a loop over all steps
         reason = self._cancelling or self._draining or "a step failed"
-        for node in self._board.nodes.values():
-            if node.state in _NOT_STARTED:
-                self._board.move(node, _S.CANCELLED, moves, reason)
+        self._board.cancel_unstarted(moves, reason)
 
     @property
     def _giving_up(self) -> bool:
@@ -613,6 +608,13 @@ class _Board:
                 self.follow([node], moves)
                 return
 
+    def cancel_unstarted(self, moves: list[Move], reason: str) -> None:
+        if not any(self.counts[state] for state in _NOT_STARTED):
+            return  # avoids a loop over all steps
+        for node in self.nodes.values():
+            if node.state in _NOT_STARTED:
+                self.move(node, _S.CANCELLED, moves, reason)
+
 
 class _Room:
     """Free amounts of all resource pools, the queued steps, and the reservation."""
@@ -690,12 +692,15 @@ class _Room:
         reserved = self._reserved
         if reserved is not None and (reserved is started or not reserved.queue):
             self._reserved = None
-        for shape in self._shapes.values():
-            is_waiting = shape is not started and shape.queue
-            if is_waiting and shape.is_short_of(started, self._free):
-                shape.passed += 1
-                if shape.passed >= _PATIENCE and self._reserved is None:
-                    self._reserved = shape
+        for shape in self._overtaken_by(started):
+            shape.passed += 1
+            if shape.passed >= _PATIENCE and self._reserved is None:
+                self._reserved = shape
+
+    def _overtaken_by(self, started: _Shape) -> list[_Shape]:
+        """Return the waiting shapes that lack a pool of a started step."""
+        waiting = [shape for shape in self._shapes.values() if shape is not started and shape.queue]
+        return [shape for shape in waiting if shape.is_short_of(started, self._free)]
 
     def _shape(self, node: _Node) -> _Shape:
         """Return the queue of all steps that request the same pool amounts as this step."""

@@ -20,8 +20,8 @@ from runner.planning.schedule import (
     Task,
     backoff,
     budget_used,
+    describe_run_state,
     priorities,
-    word,
 )
 
 CAPACITY = {"cpus": 2.0, "gpus": 1.0}
@@ -510,7 +510,10 @@ def test_people_see_one_word(
     claimed: bool,
     seen: str,
 ) -> None:
-    assert word(run, failure=failure, steps=steps, leases=leases, claimed=claimed) == seen
+    assert (
+        describe_run_state(run, failure=failure, steps=steps, leases=leases, claimed=claimed)
+        == seen
+    )
 
 
 def test_a_host_that_joins_a_run_gives_room_for_its_steps_and_their_pools() -> None:
