@@ -142,10 +142,15 @@ class Masker:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, (int, float)):
-            return value if (shown := self.text(str(value))) == str(value) else shown
+            return self._mask_number(value)
         if isinstance(value, Mapping):
             return {self.value(name): self.value(inner) for name, inner in value.items()}
         return [self.value(inner) for inner in value]
+
+    def _mask_number(self, value: float) -> float | str:
+        text = str(value)
+        masked = self.text(text)
+        return value if masked == text else masked
 
     def find_spans(self, flat: bytes) -> list[tuple[int, int]]:
         """Return the spans of secrets in a text without line ends, with overlaps merged."""
