@@ -166,9 +166,13 @@ def _choice(spec: Input, value: object) -> Tree:
     for choice in known:
         if isinstance(value, str) and _spells(value, choice):
             return choice
-    words = [text_of(choice) for choice in known]
-    near = did_you_mean(value, words) if isinstance(value, str) else ""
-    raise BadValue("not-allowed", f"must be {join_or(words)}, not {show(value)}", near)
+    raise _wrong_choice(known, value)
+
+
+def _wrong_choice(choices: Sequence[Tree], value: object) -> BadValue:
+    words = [text_of(choice) for choice in choices]
+    fix = did_you_mean(value, words) if isinstance(value, str) else ""
+    return BadValue("not-allowed", f"must be {join_or(words)}, not {show(value)}", fix)
 
 
 def _spells(text: str, choice: Tree) -> bool:

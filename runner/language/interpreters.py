@@ -8,7 +8,7 @@ cause a warning.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, takewhile
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -329,7 +329,7 @@ def source(words: Sequence[CommandWord]) -> SourceWords:
             own = _values_of_env(command[:at]) if head == "env" else []
             found = _add(found, SourceWords(_base(word.text), [*own, *read.words], read.input))
             is_waiting = False
-        elif any(_is_code(each.text, program) for each in read.words):
+        elif _has_code(read.words, program):
             found = _add(found, SourceWords(_base(word.text), read.words))
     return found
 
@@ -409,23 +409,38 @@ def _is_code(text: str, program: _Program) -> bool:
     return text in _CODE_AT_LENGTH or re.match(f"-[A-Za-z]*[{program.code}]", text) is not None
 
 
+def _has_code(words: Iterable[CommandWord], program: _Program) -> bool:
+    """Return True if any of the words is an option whose argument is code."""
+    return any(_is_code(word.text, program) for word in words)
+
+
 def _reads_input(name: str, command: Sequence[CommandWord]) -> bool:
     """Return True if a command such as `source` or `su` evaluates its input."""
+    operands = command[1:]
     match name:
         case "source" | ".":
-            return any(_INPUT.fullmatch(word.text) for word in command[1:])
+            return _has_input_path(operands)
         case "su":
-            return not any(_is_code(word.text, _SHELL) for word in command[1:])
+            return not _has_code(operands, _SHELL)
         case "parallel":
             return True
         case "xargs":
-            return any(_program(word.text) for word in command)
+            return any(_program(word.text) for word in operands)
         case "ssh":
             return _inner_reads_input(command[_skip_host(command) :])
         case _:
-            options = (part for word in command[1:] for part in word.text.split())
-            starts_shell = any(option in ("-s", "-i") for option in options)
-            return starts_shell or _inner_reads_input(command[1:])
+            return _starts_shell(operands) or _inner_reads_input(operands)
+
+
+def _has_input_path(words: Iterable[CommandWord]) -> bool:
+    """Return True if any of the words is the path of the standard input."""
+    return any(_INPUT.fullmatch(word.text) for word in words)
+
+
+def _starts_shell(operands: Iterable[CommandWord]) -> bool:
+    """Return True if `sudo` or `doas` has an option that starts a shell."""
+    options = (part for word in operands for part in word.text.split())
+    return any(option in ("-s", "-i") for option in options)
 
 
 def _inner_reads_input(carried: Sequence[CommandWord]) -> bool:

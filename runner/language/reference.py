@@ -134,9 +134,15 @@ def _kind(root: Schema, schema: Schema) -> str:
         return str(schema["title"])
     if "anyOf" in schema:
         return " or ".join(_kind(root, branch) for branch in schema["anyOf"])
+    return " or ".join(_types(schema))
+
+
+def _types(schema: Schema) -> list[str]:
+    """Return the words for the types of a schema."""
     types = schema.get("type", ())
-    types = [types] if isinstance(types, str) else types
-    return " or ".join(_TYPES[word] for word in types)
+    if isinstance(types, str):
+        return [_TYPES[types]]
+    return [_TYPES[word] for word in types]
 
 
 def _cell(text: str) -> str:

@@ -165,19 +165,34 @@ def _spans_of_lines(source: str, lines: Sequence[_Line], *, is_folded: bool) -> 
         line = lines[row]
         spans += [(index, index + 1) for index in range(line.start, line.end)]
         following = row + 1
-        while is_folded and following < len(lines) and lines[following].is_empty:
-            following += 1
+        if is_folded:
+            following = _skip_empty(lines, following)
         if following < len(lines):
-            breaks = [each.line_break for each in lines[row:following]]
-            # One break between two flush lines is a space, and the first of several goes.  Next
-            # to a deeper line, or in a literal, each stays.
-            stays = not is_folded or line.is_empty or len(breaks) == 1
-            if stays or _is_deeper(source, line) or _is_deeper(source, lines[following]):
-                spans += breaks
-            else:
-                spans += breaks[1:]
+            spans += _spans_of_breaks(source, lines[row : following + 1])
         row = following
     return spans
+
+
+def _skip_empty(lines: Sequence[_Line], row: int) -> int:
+    """Return the row of the next line with text, or the number of lines."""
+    while row < len(lines) and lines[row].is_empty:
+        row += 1
+    return row
+
+
+def _spans_of_breaks(source: str, lines: Sequence[_Line]) -> list[Span]:
+    """Return the source spans of the line breaks from the first of some lines to the last.
+
+    A single break is kept, as a line feed or a space. Of several breaks between two flush lines,
+    folding removes the first.
+    """
+    first, last = lines[0], lines[-1]
+    breaks = [line.line_break for line in lines[:-1]]
+    if len(breaks) == 1 or first.is_empty:
+        return breaks
+    if _is_deeper(source, first) or _is_deeper(source, last):
+        return breaks
+    return breaks[1:]
 
 
 def _is_deeper(source: str, line: _Line) -> bool:

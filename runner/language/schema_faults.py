@@ -343,6 +343,13 @@ def _fix_indentation(path: Where) -> str:
 
 # -- values of a wrong type --
 
+_TRUTH_WORDS = frozenset(("yes", "no", "on", "off", "true", "false"))
+_FIXES_OF_ENTRY: Mapping[str | int, str] = {
+    "steps": "write the command under `run:`",
+    "inputs": "write {type: string}, for instance",
+}
+"""Fix of a text in the place of an entry, by section of the recipe."""
+
 
 def _wrong_type(path: Where, wanted: str, schema: Schema, value: object) -> SchemaFault:
     if value is None:
@@ -392,14 +399,11 @@ def _fix_of_text(value: str, path: Where, schema: Schema) -> str:
     if types & {"integer", "number"}:
         return "write it without quotes" if re.fullmatch(r"[-+]?[0-9.]+", value) else ""
     if "boolean" in types:
-        is_truth_word = value.lower() in ("yes", "no", "on", "off", "true", "false")
-        return "write true or false" if is_truth_word else ""
+        return "write true or false" if value.lower() in _TRUTH_WORDS else ""
     if "array" in types:
         return f"write a list, [{_shorten(value)}]"
-    if len(path) == 2 and path[0] == "steps":
-        return "write the command under `run:`"
-    if len(path) == 2 and path[0] == "inputs":
-        return "write {type: string}, for instance"
+    if len(path) == 2:
+        return _FIXES_OF_ENTRY.get(path[0], "")
     return ""
 
 
@@ -457,17 +461,16 @@ def _describe(path: Where) -> str:
 
 def _describe_value(value: object) -> str:
     """Format a value briefly for messages."""
-    if isinstance(value, bool):
-        return str(value).lower()
     if value is None:
         return "null"
-    if isinstance(value, str):
-        return f'the text "{_shorten(value)}"' if value else "an empty text"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, (int, float)):
         return f"the number {value}" if abs(value) < 1e30 else "a number far too large"
-    if isinstance(value, list):
-        return "a list" if value else "an empty list"
-    return "a mapping" if value else "an empty mapping"
+    if isinstance(value, str):
+        return f'the text "{_shorten(value)}"' if value else "an empty text"
+    noun = "list" if isinstance(value, list) else "mapping"
+    return f"a {noun}" if value else f"an empty {noun}"
 
 
 def _shorten(value: object) -> str:

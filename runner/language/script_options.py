@@ -18,6 +18,16 @@ _OPEN_CALLS: Final = frozenset({"add_subparsers", "set_defaults", "CLI", "Lightn
 _PRIVATE_NAMES: Final = frozenset({"_actions", "_option_string_actions"})
 _VALUES: Final = {"store": (1, 1), "append": (1, 1), "extend": (1, _MANY)}
 _NARGS: Final = {"?": (0, 1), "+": (1, _MANY), "None": (1, 1)}
+_CONDITIONAL: Final = (
+    ast.IfExp,
+    ast.BoolOp,
+    ast.Lambda,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+)
+"""Expressions whose parts may not be evaluated."""
 _BARE: Final = frozenset(
     {"store_true", "store_false", "store_const", "append_const", "count", "help", "version"}
 )
@@ -54,8 +64,7 @@ class ScriptOptions(NamedTuple):
         if not flag.startswith("--") or not self.abbreviations:
             return None
         for option in self.options:
-            long = [each for each in option.flags if each.startswith("--")]
-            if any(each.startswith(flag) for each in long):
+            if any(each.startswith(flag) for each in option.flags):
                 return option
         return None
 
@@ -183,14 +192,9 @@ class _Reader:
             self._call(node, scope, known, certain)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             self._visit(self._resolve_name(node.id, scope.file), False)
-        perhaps = (ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp)
-        certain = certain and not isinstance(node, (*perhaps, ast.GeneratorExp))
-        for child in ast.iter_child_nodes(node):
-            for each in _expressions(child):
-                if not (isinstance(node, ast.Call) and each is node.func):
-                    self._expression(each, scope, known, certain)
-                elif isinstance(each, ast.Attribute):
-                    self._expression(each.value, scope, known, certain)
+        certain = certain and not isinstance(node, _CONDITIONAL)
+        for part in _parts_of(node):
+            self._expression(part, scope, known, certain)
 
     def _call(self, node: ast.Call, scope: _Scope, known: Mapping[str, str], certain: bool) -> None:
         word = _name(node.func)
@@ -203,8 +207,7 @@ class _Reader:
         elif word.startswith("parse_known"):
             self._strict = False
         elif word.startswith("parse_") and word.endswith("args"):
-            if node.args and not _is_command_line(node.args[0]):
-                raise _Open
+            _check_parsed_words(node.args)
         elif word not in _GROUPS:
             self._follow(node, scope, certain)
 
@@ -353,6 +356,17 @@ def _expressions(node: ast.AST) -> Iterator[ast.expr]:
         yield from _expressions(child)
 
 
+def _parts_of(node: ast.expr) -> Iterator[ast.expr]:
+    """Yield the expressions inside an expression. The call `a.b(c)` has the parts `a` and `c`."""
+    called = node.func if isinstance(node, ast.Call) else None
+    for child in ast.iter_child_nodes(node):
+        for part in _expressions(child):
+            if part is not called:
+                yield part
+            elif isinstance(part, ast.Attribute):
+                yield part.value
+
+
 def _is_main(test: ast.expr) -> bool:
     return isinstance(test, ast.Compare) and "__main__" in ast.unparse(test)
 
@@ -378,6 +392,12 @@ def _changes_argv(function: ast.expr) -> bool:
     if not isinstance(function, ast.Attribute):
         return False
     return function.attr in _CHANGES_OF_WORDS and _is_argv(function.value)
+
+
+def _check_parsed_words(arguments: Sequence[ast.expr]) -> None:
+    """Raise _Open if a parser's method, such as `parse_args`, reads other words than sys.argv."""
+    if arguments and not _is_command_line(arguments[0]):
+        raise _Open
 
 
 def _is_command_line(node: ast.expr) -> bool:

@@ -139,16 +139,15 @@ class _Words:
 
     def take(self, word: GivenWord) -> bool:
         """Check the next word. Return False if the remaining words cannot be checked."""
-        text = word.text
         if word.free:
-            self._take_free(text)
+            self._take_free(word.text)
             return True
-        flag, is_joined, value = text.partition("=")
-        if text == "--" or ("{{" in flag and text.startswith("-")):
+        flag, equals_sign, value = word.text.partition("=")
+        if word.text == "--" or (flag.startswith("-") and "{{" in flag):
             self.anything = True
             return False
-        if text.startswith("-") and text != "-" and not _NEGATIVE.match(text) and " " not in flag:
-            self._take_flag(flag, word, value if is_joined else None)
+        if _is_flag(word.text):
+            self._take_flag(flag, word, value if equals_sign else None)
         else:
             self._take_value(word)
         return True
@@ -239,6 +238,13 @@ class _Words:
 
     def _say(self, message: str, word: GivenWord, fix: str = "") -> None:
         self.found.append(WordFault(message, word.where, fix, word.text))
+
+
+def _is_flag(text: str) -> bool:
+    """Return True if argparse reads a word as a flag, not as a value."""
+    if not text.startswith("-") or text == "-" or _NEGATIVE.match(text):
+        return False
+    return " " not in text.partition("=")[0]
 
 
 def _is_number(text: str, kind: str) -> bool:
