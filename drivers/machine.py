@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from typing import TypeVar
 
 from .base import Argv, Need, Resources, Wish
 from .devices import PATIENCE
+
+_Amount = TypeVar("_Amount", int, float)
 
 ENOUGH = 0.93
 """Drivers and error correction keep some of a card's memory: what was sold as 24 GB may show this share of it."""
@@ -129,13 +131,29 @@ def enough(have: Resources, wish: Wish) -> bool:
     need = wish.need
     if need.nodes != 1 or need.market == "spot":
         return False
-    wanted = replace(need, disk=max(need.disk or 0, wish.disk or 0))
-    pairs = (
-        (getattr(wanted, name), getattr(have, name))
-        for name in ("cpus", "memory", "gpus", "gpu_memory", "disk")
+    if need.gpu and not _is_model(have.gpu, need.gpu):
+        return False
+    amounts = (
+        (need.cpus, have.cpus),
+        (need.memory, have.memory),
+        (need.gpus, have.gpus),
+        (need.gpu_memory, have.gpu_memory),
+        (max(need.disk or 0, wish.disk or 0), have.disk),
     )
-    same = not need.gpu or (have.gpu is not None and need.gpu.lower() in have.gpu.lower())
-    return same and all(amount is None or amount <= (there or 0) for amount, there in pairs)
+    return all(wanted is None or wanted <= (there or 0) for wanted, there in amounts)
+
+
+def _is_model(gpu: str | None, wanted: str) -> bool:
+    """Return True if the name of a GPU contains the wanted model."""
+    return gpu is not None and wanted.lower() in gpu.lower()
+
+
+def limit(have: _Amount | None, wanted: _Amount | None) -> _Amount | None:
+    """Return the wanted amount of a resource, up to the available amount.
+
+    Without a wanted amount, return all that is available.
+    """
+    return min(have, wanted) if have and wanted else have
 
 
 def cuda(image: str) -> tuple[int, int] | None:

@@ -128,7 +128,7 @@ class Ray(Driver):
 
         `excluded` then holds the reason.
         """
-        nodes = [_resources(node) for node in await self._ask(ray.nodes) if node["Alive"]]
+        nodes = await self._find_nodes()
         matching = [node for node in nodes if self._matches(node, wish)]
         if len(matching) < max(1, wish.need.nodes):
             self.excluded = {_describe_shortage(len(matching), wish.need.nodes): len(nodes) or 1}
@@ -229,19 +229,22 @@ class Ray(Driver):
 
     async def about(self) -> Sequence[tuple[str, str]]:
         """Describe the cluster for `recipe doctor`.  Raises Denied if its Ray version differs."""
-        nodes = [_resources(node) for node in await self._ask(ray.nodes) if node["Alive"]]
-        gpus = sorted({have.gpu for have in nodes if have.gpu})
+        nodes = await self._find_nodes()
+        processors = sum(have.cpus or 0 for have in nodes)
+        gpus = sum(have.gpus or 0 for have in nodes)
+        models = sorted({have.gpu for have in nodes if have.gpu})
         return [
             ("ray", str(ray.__version__)),
             ("namespace", self._namespace),
             ("nodes", f"{len(nodes)}"),
-            ("processors", f"{sum(have.cpus or 0 for have in nodes):g}"),
-            (
-                "GPUs",
-                f"{sum(have.gpus or 0 for have in nodes)}"
-                + (f" ({', '.join(gpus)})" if gpus else ""),
-            ),
+            ("processors", f"{processors:g}"),
+            ("GPUs", f"{gpus} ({', '.join(models)})" if models else f"{gpus}"),
         ]
+
+    async def _find_nodes(self) -> list[Resources]:
+        """Return the resources of each node of the cluster that is alive."""
+        nodes = await self._ask(ray.nodes)
+        return [_resources(node) for node in nodes if node["Alive"]]
 
     async def answer(self, ref: Awaitable[_T]) -> _T:
         """Await the reply of a Ray actor or task. Raises DriverError."""
@@ -362,15 +365,12 @@ class Ray(Driver):
         This is the configured share, otherwise the peak use of the steps, otherwise the whole node.
         """
         wanted, share = wish.together, self._share
-        cpus, memory = (
-            share.cpus or (wanted.cpus and ceil(wanted.cpus)),
-            share.memory or wanted.memory,
-        )
-        gpus = share.gpus if share.gpus is not None else wanted.gpus
+        cpus = share.cpus or (wanted.cpus and ceil(wanted.cpus))
+        gpus = wanted.gpus if share.gpus is None else share.gpus
         return replace(
             have,
-            cpus=min(have.cpus or 0.0, cpus) if cpus else have.cpus,
-            memory=min(have.memory or 0, memory) if memory else have.memory,
+            cpus=machine.limit(have.cpus, cpus),
+            memory=machine.limit(have.memory, share.memory or wanted.memory),
             gpus=have.gpus if gpus is None else min(have.gpus or 0, gpus),
         )
 

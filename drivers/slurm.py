@@ -552,33 +552,32 @@ class Slurm(Driver):
         """
         wanted = wish.together
         cpus = self._pattern.cpus or (wanted.cpus and ceil(wanted.cpus))
-        gpus = have.gpus or 0
-        if self._pattern.gres:
-            gpus = commands.gpus(self._pattern.gres)
-        elif wanted.gpus is not None:
-            gpus = min(gpus, wanted.gpus)
-        part = bool(cpus and wanted.memory and not self._pattern.memory)
+        memory = wanted.memory if cpus and not self._pattern.memory else None
         return Resources(
-            cpus=min(have.cpus or 0.0, cpus) if cpus else have.cpus,
-            memory=min(have.memory or 0, wanted.memory or 0) if part else have.memory,
-            gpus=gpus,
+            cpus=machine.limit(have.cpus, cpus),
+            memory=machine.limit(have.memory, memory),
+            gpus=self._share_of_gpus(have.gpus or 0, wanted.gpus),
             gpu=have.gpu,
             disk=have.disk,
         )
 
+    def _share_of_gpus(self, have: int, wanted: int | None) -> int:
+        """Return an allocation's GPUs on one node: as configured, otherwise as the steps need."""
+        if self._pattern.gres:
+            return commands.gpus(self._pattern.gres)
+        return have if wanted is None else min(have, wanted)
+
     def _request_share(self, share: Resources, wish: Wish) -> dict[str, object]:
         """Return the sbatch options for the share of a node that the settings leave open."""
+        pattern, wanted = self._pattern, wish.together
         asked: dict[str, object] = {}
-        if share.gpus and not self._pattern.gres:
-            asked["gres"] = (
-                f"gpu:{share.gpu}:{share.gpus}"
-                if wish.need.gpu and share.gpu
-                else f"gpu:{share.gpus}"
-            )
-        if wish.together.cpus and not self._pattern.cpus:
+        if share.gpus and not pattern.gres:
+            model = share.gpu if wish.need.gpu else None
+            asked["gres"] = commands.request_gpus(share.gpus, model)
+        if wanted.cpus and not pattern.cpus:
             asked["cpus"] = int(share.cpus or 1)
-            if wish.together.memory and not self._pattern.memory:
-                asked["memory"] = f"{ceil((share.memory or 0) / (1 << 20))}M"
+            if wanted.memory and not pattern.memory:
+                asked["memory"] = commands.request_memory(share.memory or 0)
         return asked
 
 

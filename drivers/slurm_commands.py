@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from math import ceil, inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 from .base import (
@@ -26,6 +26,8 @@ from .base import (
     Unsure,
     suggest,
 )
+
+_Amount = TypeVar("_Amount", int, float)
 
 OURS = (
     *(
@@ -588,6 +590,16 @@ def hopeless(reason: str) -> str:
     return NEVER.get(name, "")
 
 
+def request_gpus(count: int, model: str | None) -> str:
+    """Return the GRES string that requests GPUs, of one model or of any."""
+    return f"gpu:{model}:{count}" if model else f"gpu:{count}"
+
+
+def request_memory(size: int) -> str:
+    """Return a size in bytes as Slurm reads it, in MiB."""
+    return f"{ceil(size / (1 << 20))}M"
+
+
 def gpus(gres: str) -> int:
     """Count the GPUs in a GRES string such as `gpu:a100:4(S:0-1),gpu:2`."""
     found = 0
@@ -670,15 +682,21 @@ def check(options: Sequence[str], container: str) -> str:
         known = f'did you mean "{near[0]}"?' if near else f"available: {', '.join(CONTAINERS)}"
         return f'unknown container engine "{container}": {known}'
     for option in options:
-        name = option.partition("=")[0] if option.startswith("--") else option[:2]
-        if (
-            any(ours.startswith(name) for ours in OURS) and len(name) > 1 and name != "--"
-        ):  # sbatch accepts abbreviated option names
-            return (
-                f'`options` cannot contain "{option}": use the setting in [drivers.slurm] instead'
-            )
-        if not name.startswith("-"):
-            return f'"{option}" in `options` is not an sbatch option: write it as one word, such as "--reservation=NAME"'
+        wrong = _check_option(option)
+        if wrong:
+            return wrong
+    return ""
+
+
+def _check_option(option: str) -> str:
+    """Describe the error in one of the configured sbatch options, or return ""."""
+    name = option.partition("=")[0] if option.startswith("--") else option[:2]
+    is_named = len(name) > 1 and name != "--"
+    # sbatch accepts abbreviated option names.
+    if is_named and any(ours.startswith(name) for ours in OURS):
+        return f'`options` cannot contain "{option}": use the setting in [drivers.slurm] instead'
+    if not name.startswith("-"):
+        return f'"{option}" in `options` is not an sbatch option: write it as one word, such as "--reservation=NAME"'
     return ""
 
 
@@ -720,14 +738,20 @@ def pause(age: float) -> float:
 
 def least(found: Sequence[NodeGroup]) -> Resources:
     """Return the resources common to all nodes of several groups."""
-    each = [group.have for group in found]
+    haves = [group.have for group in found]
+    models = {have.gpu for have in haves}
     return Resources(
-        cpus=min((have.cpus or 0.0 for have in each), default=0.0),
-        memory=min((have.memory or 0 for have in each), default=0),
-        gpus=min((have.gpus or 0 for have in each), default=0),
-        gpu=each[0].gpu if len({have.gpu for have in each}) == 1 else None,
-        disk=min((have.disk or 0 for have in each), default=0),
+        cpus=float(_smallest(have.cpus for have in haves)),
+        memory=_smallest(have.memory for have in haves),
+        gpus=_smallest(have.gpus for have in haves),
+        gpu=models.pop() if len(models) == 1 else None,
+        disk=_smallest(have.disk for have in haves),
     )
+
+
+def _smallest(amounts: Iterable[_Amount | None]) -> _Amount:
+    """Return the smallest of some amounts. An unknown amount counts as 0."""
+    return min((amount or 0 for amount in amounts), default=0)
 
 
 def _number(text: str) -> int:

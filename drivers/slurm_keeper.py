@@ -217,9 +217,14 @@ def _follow(connection: int, printed: int, said: int) -> tuple[bytes, str]:
 
     The second value is empty if the keeper disconnected.
     """
-    words, end, open_ = b"", None, [connection, printed, said]
+    words, end = b"", ""
+    open_ = [connection, printed, said]
     while connection in open_ or (end and open_):
-        ready, _, _ = select.select(open_, [], [], None if end is None else 0)
+        # Once the program has ended, read only existing output: its child processes may keep the
+        # outputs open.
+        ready, _, _ = select.select(open_, [], [], None if connection in open_ else 0)
+        if not ready:
+            break
         for fd in ready:
             more = os.read(fd, 1 << 17)
             if fd == connection:
@@ -230,9 +235,7 @@ def _follow(connection: int, printed: int, said: int) -> tuple[bytes, str]:
                 words = (words + more)[-WORDS:]
             if not more or fd == connection:
                 open_.remove(fd)
-        if end is not None and not ready:
-            break  # child processes may keep the outputs open
-    return words, end or ""
+    return words, end
 
 
 def _write(data: bytes) -> None:

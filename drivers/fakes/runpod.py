@@ -652,23 +652,27 @@ def _bad_mounts(mounts: object) -> list[str]:
     held = document(mounts)
     if not isinstance(mounts, dict) or held.keys() - {"persistent", "network"} or len(held) > 1:
         return ["mounts: give persistent or network"]
-    disk, volumes = document(held.get("persistent")), held.get("network")
-    if "persistent" in held and not (
-        disk.keys() == {"size", "path"}
-        and _whole(disk["size"], 10)
-        and isinstance(disk["path"], str)
-    ):
+    if "persistent" in held and not _is_disk(document(held["persistent"])):
         return ["mounts.persistent: size must be at least 10"]
-    shaped = isinstance(volumes, list) and all(
-        document(each).keys() == {"volumeId", "path"}
-        and all(isinstance(word, str) for word in document(each).values())
-        for each in volumes
-    )
-    return (
-        []
-        if "network" not in held or shaped
-        else ["mounts.network: must be a list of volumeId and path"]
-    )
+    if "network" in held and not _are_volumes(held["network"]):
+        return ["mounts.network: must be a list of volumeId and path"]
+    return []
+
+
+def _is_disk(mount: Document) -> bool:
+    if mount.keys() != {"size", "path"}:
+        return False
+    return _whole(mount["size"], 10) and isinstance(mount["path"], str)
+
+
+def _are_volumes(mounts: object) -> bool:
+    return isinstance(mounts, list) and all(_is_volume(document(each)) for each in mounts)
+
+
+def _is_volume(mount: Document) -> bool:
+    if mount.keys() != {"volumeId", "path"}:
+        return False
+    return all(isinstance(value, str) for value in mount.values())
 
 
 def _whole(value: object, least: int) -> bool:
