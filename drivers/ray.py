@@ -134,7 +134,7 @@ class Ray(Driver):
             self.excluded = {_describe_shortage(len(matching), wish.need.nodes): len(nodes) or 1}
             return []
         self.excluded = {}
-        share = min((self._part(node, wish) for node in matching), key=_size)
+        share = min((self._part(node, wish) for node in matching), key=_size_key)
         bundle = self._bundle(share, wish)
         data = {name: f"{amount:.15g}" for name, amount in bundle.items() if amount}
         return [Offer("ray", "cluster", share, wish.need.nodes, data=data, fetched=time.time())]
@@ -143,8 +143,8 @@ class Ray(Driver):
         """Return whether a node, and the part of it to reserve, satisfy the need of one node."""
         of_one_node = wish._replace(need=replace(wish.need, nodes=1))
         return (
-            machine.enough(node, of_one_node)
-            and machine.enough(self._part(node, wish), of_one_node)
+            machine.satisfies(node, of_one_node)
+            and machine.satisfies(self._part(node, wish), of_one_node)
             and self._holds(node)
         )
 
@@ -186,7 +186,7 @@ class Ray(Driver):
         self.waits = ""
         if lease.id not in self._hosts:
             found = []
-            for name in _names(lease.id, len(bundles)):
+            for name in _actor_names(lease.id, len(bundles)):
                 actor = await self._ask(partial(self._actor, name))
                 if actor is None:
                     raise HostLost(f"the Ray actor {name} no longer exists")
@@ -210,7 +210,7 @@ class Ray(Driver):
         left = await asyncio.gather(
             *(
                 self._leave(name, group, index, state)
-                for index, name in enumerate(_names(lease.id, len(bundles)))
+                for index, name in enumerate(_actor_names(lease.id, len(bundles)))
             )
         )
         if not all(left):
@@ -252,7 +252,7 @@ class Ray(Driver):
             async with asyncio.timeout(LONGEST):
                 return await ref
         except (RayError, TimeoutError) as error:
-            raise foreign(error) from error
+            raise translate_error(error) from error
 
     async def _ask(self, question: Callable[[], _T]) -> _T:
         """Run a blocking Ray call in a thread, connecting to the cluster first.
@@ -267,7 +267,7 @@ class Ray(Driver):
                     if self._address == "auto"
                     else self._address
                 )
-                _dial(address)
+                _check_address(address)
                 logging.getLogger("ray").setLevel(logging.CRITICAL)
                 ray.init(
                     address, namespace=self._namespace, log_to_driver=False, configure_logging=False
@@ -278,14 +278,14 @@ class Ray(Driver):
             async with asyncio.timeout(LONGEST):
                 return await asyncio.to_thread(ask)
         except (RayError, OSError, TimeoutError, RuntimeError, ValueError) as error:
-            raise foreign(error) from error
+            raise translate_error(error) from error
 
     def _create(self, order: Order) -> None:
         name, bundle = (
             self._installation.mark(order.key),
             {name: float(amount) for name, amount in order.offer.data.items()},
         )
-        group, names = self._find_group(name)[0], _names(name, order.offer.nodes)
+        group, names = self._find_group(name)[0], _actor_names(name, order.offer.nodes)
         if group is None:
             strategy = "STRICT_SPREAD" if order.offer.nodes > 1 else "PACK"
             group = placement_group(
@@ -432,7 +432,7 @@ class RayHost(Host):
         """Do nothing: the host holds no connection between calls."""
 
 
-def _dial(address: str) -> None:
+def _check_address(address: str) -> None:
     """Check that the cluster's address accepts connections.
 
     Raises OSError if nothing listens.  Ray itself would retry for minutes.
@@ -442,7 +442,7 @@ def _dial(address: str) -> None:
         socket.create_connection((host, int(port)), DIALS).close()
 
 
-def _names(lease: str, nodes: int) -> list[str]:
+def _actor_names(lease: str, nodes: int) -> list[str]:
     return [f"{lease}/{index}" for index in range(nodes)]
 
 
@@ -452,7 +452,7 @@ def _describe_shortage(matching: int, requested: int) -> str:
     return f"the Ray cluster has {matching} matching nodes, but {requested} are requested"
 
 
-def _size(resources: Resources) -> tuple[int, float, int]:
+def _size_key(resources: Resources) -> tuple[int, float, int]:
     """Return a sort key: GPUs, then CPUs, then memory."""
     return resources.gpus or 0, resources.cpus or 0.0, resources.memory or 0
 
@@ -469,7 +469,7 @@ def _resources(node: Mapping[str, Any]) -> Resources:
     )
 
 
-def foreign(error: Exception) -> DriverError:
+def translate_error(error: Exception) -> DriverError:
     """Translate an error of Ray into a driver error with a remedy."""
     words = " ".join(str(error).split())[:500] or type(error).__name__
     if isinstance(error, RayTaskError):

@@ -230,7 +230,7 @@ class SshLink:
             session.give_room()
         if session.failure is not None:
             raise session.failure
-        _judge(session, noise, mark, argv, self.route)
+        _check_end(session, noise, mark, argv, self.route)
 
     async def aclose(self) -> None:
         """Close the connection.  The next call opens another."""
@@ -639,7 +639,7 @@ def _frame_command(argv: Argv) -> tuple[bytes, bytes]:
     return f"\x1e{one}{other} ".encode(), command
 
 
-def _judge(session: _Session, noise: bytes, mark: bytes, argv: Argv, route: Route) -> None:
+def _check_end(session: _Session, noise: bytes, mark: bytes, argv: Argv, route: Route) -> None:
     """Raise DriverError if the connection was lost or the command failed."""
     before, found, words = bytes(session.words).rpartition(mark)
     has_ended = session.code is not None or session.signal

@@ -159,10 +159,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
     candidates = list(known)
     found = get_close_matches(word, candidates, n=3, cutoff=0.6)
-    return next((each for each in found if _alike(word, each)), "")
+    return next((each for each in found if _are_similar(word, each)), "")
 
 
-def _alike(word: str, other: str) -> bool:
+def _are_similar(word: str, other: str) -> bool:
     """Return True if two words are similar apart from common parts: `steps.trian` and `steps.e` are
     not, and neither are `./nope.yaml` and `./p2.yaml`.
     """

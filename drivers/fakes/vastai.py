@@ -468,7 +468,7 @@ class Vastai(World[Instance]):
                 ask_id=number_of,
             )
         price = call.fields.get("price")
-        if wrong := _bad_order(call):
+        if wrong := _check_order(call):
             return self.problem(400, "invalid_args", wrong, ask_id=ask.id)
         if price is not None and not 0.001 <= number(price) <= 128:
             return self.problem(
@@ -639,7 +639,7 @@ class Vastai(World[Instance]):
 _DATE: Final = "2026-01-01T00:00:00Z"
 
 
-def _bad_order(call: Call) -> str:
+def _check_order(call: Call) -> str:
     """Return the error in the body of an order, or "" if the body is valid."""
     image, label = call.text("image"), call.text("label")
     env = call.fields.get("env")

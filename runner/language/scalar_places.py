@@ -53,7 +53,7 @@ def _spans(source: str) -> list[Span]:
         elif char in " \t\r\n" and (fold := _BREAKS.match(source, index)):
             # White space around a line break goes; one break is a space, each further one a line
             # feed.
-            breaks = _breaks(fold)
+            breaks = _spans_of_fold(fold)
             spans += breaks[1:] or breaks
             index = fold.end()
         else:
@@ -62,7 +62,7 @@ def _spans(source: str) -> list[Span]:
     return spans
 
 
-def _breaks(fold: re.Match[str]) -> list[Span]:
+def _spans_of_fold(fold: re.Match[str]) -> list[Span]:
     """Return the span of each line break in a fold of a scalar."""
     start = fold.start()
     found = _BREAK.finditer(fold.group())
@@ -76,7 +76,7 @@ def _read_escape(source: str, index: int, spans: list[Span]) -> int:
         # An escaped break joins the lines; following blank lines remain line feeds.
         fold = _BREAKS.match(source, index + 1)
         assert fold
-        spans += _breaks(fold)[1:]
+        spans += _spans_of_fold(fold)[1:]
         return fold.end()
     stop = index + 2 + _LONG_ESCAPES.get(name, 0)
     spans.append((index, stop))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .document import Document
 
-__all__ = ["MANY", "Schema", "SchemaFault", "check", "faults", "load", "locate_fault"]
+__all__ = ["MANY", "Schema", "SchemaFault", "check", "find_faults", "load", "locate_fault"]
 
 MANY = 200
 """Maximum number of reported problems."""
@@ -29,7 +29,7 @@ MANY = 200
 
 def check(document: Document) -> list[Problem]:
     """Return every schema violation of a document as a problem."""
-    return [locate_fault(document, fault) for fault in faults(document.value)]
+    return [locate_fault(document, fault) for fault in find_faults(document.value)]
 
 
 def locate_fault(document: Document, fault: SchemaFault) -> Problem:
@@ -42,7 +42,7 @@ def locate_fault(document: Document, fault: SchemaFault) -> Problem:
     return document.problem(fault.code, message, fault.path, fix=fix, key=fault.key)
 
 
-def faults(value: object) -> list[SchemaFault]:
+def find_faults(value: object) -> list[SchemaFault]:
     """Return schema violations of a plain value, at most MANY."""
     if isinstance(value, dict) and isinstance(value.get("steps"), dict) and value["steps"]:
         suspects = _suspects(value["steps"])
@@ -50,11 +50,11 @@ def faults(value: object) -> list[SchemaFault]:
             return []
         # Without suspects, one valid step replaces all: the schema must not see an empty mapping.
         value = {**value, "steps": suspects or {"s": {"run": "x"}}}
-    found = _find_faults(value)
+    found = _collect_faults(value)
     return sorted(found, key=lambda fault: [str(part) for part in fault.path])[:MANY]
 
 
-def _find_faults(value: object) -> Collection[SchemaFault]:
+def _collect_faults(value: object) -> Collection[SchemaFault]:
     """Return the distinct faults that jsonschema finds. The search ends after more than MANY."""
     found: dict[SchemaFault, None] = {}
     for error in _validator().iter_errors(value):
