@@ -279,7 +279,7 @@ async def check_as_sold(offer: Offer, need: Need, host: Host, image: str, cuda: 
     `image` is the driver's default image, `cuda` its CUDA version if the name has none.
     """
     facts = machine.facts(await ask_program(host.call, machine.question(".", machine.GPUS)))
-    if short := machine.less(offer.resources, need, facts, need.image or image, cuda):
+    if short := machine.describe_shortfall(offer.resources, need, facts, need.image or image, cuda):
         raise UnusableMachine(f"the machine has less than offered: {short}", LeaseFailure.LACKS)
 
 

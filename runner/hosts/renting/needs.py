@@ -149,4 +149,4 @@ def covers(offer: Offer, need: Need) -> bool:
     """Return whether an offered machine fits a need."""
     if need.market not in (offer.market, "any"):
         return False
-    return machine.enough(offer.resources, Wish(replace(need, market="any")))
+    return machine.satisfies(offer.resources, Wish(replace(need, market="any")))
