@@ -14,13 +14,14 @@ import time
 
 from . import objects, trees
 from .regular import is_regular, open_regular
+from .tree_hash import hash_file, hash_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .request import AgentRequest
-    from .trees import Row
+    from .tree_hash import Row
 
 
 AWAITED = 2.0
@@ -111,11 +112,9 @@ def _output(at: str, inside: tuple[str, ...]) -> tuple[str, list[Row]]:
         return "o", []
     try:
         if kind == "d":
-            return "d", trees.rows(at)
+            return "d", hash_tree(at)
         return (
-            (kind, [("", kind, os.stat(at).st_size, trees.digest_of(at))])
-            if kind in "fx"
-            else ("o", [])
+            (kind, [("", kind, os.stat(at).st_size, hash_file(at))]) if kind in "fx" else ("o", [])
         )
     except FileNotFoundError:
         if os.path.lexists(at):

@@ -19,6 +19,7 @@ import os
 import time
 
 from . import sparse, trees
+from .tree_hash import hash_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -305,7 +306,7 @@ def survey(request: AgentRequest, folder: str, names: Sequence[str]) -> list[lis
         path = f"{folder}/{name}"
         try:
             kind = trees.kind_of(os.lstat(path).st_mode)
-            found.append([kind, trees.digest_of(path)] if kind in "fx" else ["", ""])
+            found.append([kind, hash_file(path)] if kind in "fx" else ["", ""])
         except (FileNotFoundError, NotADirectoryError):
             found.append(["", ""])
     return found

@@ -18,7 +18,8 @@ from drivers.base import Unreachable
 
 from ...agent import sparse
 from ...agent.neighbours import copy
-from ...agent.trees import below, digest_of, remove
+from ...agent.tree_hash import hash_file
+from ...agent.trees import below, remove
 from ...errors import Corrupt, DiskFull, Infrastructure
 from ...language.units import about
 from ...storage.content.files import Entry, no_space
@@ -174,7 +175,7 @@ class OutputDownload:
         """Verify an existing file and record its missing ranges: none, all, or, for a large file, some chunks."""
         path = self._local_path(entry)
         size = os.lstat(path).st_size
-        if size == entry.size and await asyncio.to_thread(digest_of, path) == entry.value:
+        if size == entry.size and await asyncio.to_thread(hash_file, path) == entry.value:
             del self._missing[entry.path]
             del self._holes[entry.path]
             return
@@ -211,7 +212,7 @@ class OutputDownload:
 
         async def judge(entry: Entry) -> None:
             if (
-                hashed[entry.path] or await asyncio.to_thread(digest_of, self._local_path(entry))
+                hashed[entry.path] or await asyncio.to_thread(hash_file, self._local_path(entry))
             ) == entry.value:
                 del self._missing[entry.path]
                 del self._holes[entry.path]
