@@ -19,7 +19,7 @@ import os
 import time
 
 from . import sparse, trees
-from .tree_hash import hash_file
+from .tree_hash import hash_file, kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -305,7 +305,7 @@ def survey(request: AgentRequest, folder: str, names: Sequence[str]) -> list[lis
     for name in names:
         path = f"{folder}/{name}"
         try:
-            kind = trees.kind_of(os.lstat(path).st_mode)
+            kind = kind_of(os.lstat(path).st_mode)
             found.append([kind, hash_file(path)] if kind in "fx" else ["", ""])
         except (FileNotFoundError, NotADirectoryError):
             found.append(["", ""])

@@ -143,6 +143,13 @@ def _scan_directory(scan: TreeScan, folder: str, prefix: str, here: str) -> list
     return inner
 
 
+def kind_of(mode: int) -> str:
+    """Return the file type for a file mode, as one letter."""
+    if stat.S_ISREG(mode):
+        return "x" if mode & stat.S_IXUSR else "f"
+    return "d" if stat.S_ISDIR(mode) else "l" if stat.S_ISLNK(mode) else "o"
+
+
 def hash_tree(top: str) -> list[Row]:
     """Return the sorted rows of a tree, with the digests of its files. Raises OSError."""
     scan = scan_tree(top)

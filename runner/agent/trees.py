@@ -7,6 +7,7 @@ import os
 import stat
 
 from . import sparse
+from .tree_hash import kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,13 +15,6 @@ if TYPE_CHECKING:
 
 BLOCK = 1 << 18
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-
-
-def kind_of(mode: int) -> str:
-    """Return the file type for a file mode, as one letter."""
-    if stat.S_ISREG(mode):
-        return "x" if mode & stat.S_IXUSR else "f"
-    return "d" if stat.S_ISDIR(mode) else "l" if stat.S_ISLNK(mode) else "o"
 
 
 def below(top: str) -> Iterator[tuple[str, str]]:

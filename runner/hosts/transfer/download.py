@@ -22,6 +22,7 @@ from ...agent.tree_hash import hash_file
 from ...agent.trees import below, remove
 from ...errors import Corrupt, DiskFull, Infrastructure
 from ...language.units import about
+from ...planning.step import MISSING
 from ...storage.content.files import Entry, no_space
 from ..link.read_range import hash_chunks
 from ..link.wire import (
@@ -42,13 +43,20 @@ LEAST, FILES = 1 << 20, 4096
 
 @dataclass(frozen=True, slots=True)
 class HashedOutput:
-    """The digest and manifest of an output.  Without `content`, `problem` is the reason, or is empty if the output does not exist."""
+    """The digest and manifest of an output on a host.  Without `content`, `problem` is the reason, or is empty if the output does not exist."""
 
     content: str = ""
     entries: tuple[Entry, ...] = ()
     """A tree's manifest; for a file, one entry with an empty path."""
     size: int = 0
     problem: str = ""
+    kind: str = MISSING
+    """The kind of the path, as returned by `agent/outputs.py`."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the output is an empty file or directory."""
+        return bool(self.content) and not (self.entries if self.content[0] == "t" else self.size)
 
 
 class _Span(NamedTuple):
