@@ -213,7 +213,9 @@ class Place:
             return TaskResult(
                 exit,
                 attempt.collect(
-                    task.outputs, self.ws.objects, [state.path for state in task.states]
+                    task.outputs,
+                    self.ws.objects,
+                    {state.path: str(state.local_path) for state in task.states},
                 ),
             )
         except OutputProblem as error:
