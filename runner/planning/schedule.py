@@ -283,6 +283,22 @@ class Scheduler:
         self._board.room.let_past(node)
         return move
 
+    def make_room(self, id: str, resting: Collection[str] = ()) -> bool:
+        """Free the slot and the pools of a RUNNING step whose command succeeded, before its `end`.
+
+        Returns False, and frees nothing, if no queued step could start, or only one that is less
+        urgent than a dependent of the step.  `resting` are the steps that `startable` leaves out.
+        """
+        board, node = self._board, self._board.nodes[id]
+        if self.is_held or not board.counts[_S.QUEUED]:
+            return False
+        board.vacate(node)
+        chosen = board.room.choose(1, resting)
+        if chosen and not node.has_waiting_dependent_before(board.nodes[chosen[0]]):
+            return True
+        board.occupy(node)
+        return False
+
     def end(self, id: str, outcome: AttemptOutcome) -> list[Move]:
         """Record the result of a RUNNING step's attempt, and return all state changes.
 
@@ -385,7 +401,7 @@ class Scheduler:
     @property
     def room(self) -> int:
         """Number of further steps that can run in parallel."""
-        return self._jobs - self._board.counts[_S.RUNNING]
+        return self._jobs - self._board.counts[_S.RUNNING] + self._board.vacated
 
     @property
     def is_held(self) -> bool:
@@ -505,6 +521,8 @@ class _Board:
         self.counts = dict.fromkeys(State, 0)
         self.hard_failures = 0
         """Number of FAILED steps without `allow_failure`."""
+        self.vacated = 0
+        """Number of RUNNING steps without a slot, because their commands have ended."""
         self.ready = _Queue()
 
     def move(
@@ -534,7 +552,22 @@ class _Board:
         elif state is _S.QUEUED:
             self.room.leave(node)
         elif state is _S.RUNNING:
+            self.vacate(node)
+            self.vacated -= 1
+            node.is_vacated = False
+
+    def vacate(self, node: _Node) -> None:
+        """Free the slot and the pools of a RUNNING step, unless they are free already."""
+        if not node.is_vacated:
+            node.is_vacated = True
+            self.vacated += 1
             self.room.give_back(node)
+
+    def occupy(self, node: _Node) -> None:
+        """Take back the slot and the pools that `vacate` freed."""
+        node.is_vacated = False
+        self.vacated -= 1
+        self.room.take(node)
 
     def enter(self, node: _Node) -> None:
         """Update counters and queues for a step that entered its current state."""
@@ -726,6 +759,7 @@ class _Node:
         "above",
         "below",
         "failures",
+        "is_vacated",
         "order",
         "passed",
         "preemptions",
@@ -739,6 +773,7 @@ class _Node:
     def __init__(self, task: Task, order: int, state: State, used: SpentRetries | None) -> None:
         self.order = order
         self.state = state
+        self.is_vacated = False
         self.failures = used.failures if used else 0
         self.preemptions = used.preemptions if used else 0
         self.below: list[_Node] = []
@@ -751,6 +786,13 @@ class _Node:
         self.shape: _Shape | None = None
         self.above: list[_Node] = []
         self.unmet = 0  # number of unfinished dependencies
+
+    def has_waiting_dependent_before(self, other: _Node) -> bool:
+        """Return whether a dependent that waits only for this step is more urgent than `other`."""
+        return any(
+            below.state is _S.WAITING and below.unmet == 1 and below.rank < other.rank
+            for below in self.below
+        )
 
     @property
     def passes(self) -> bool:
