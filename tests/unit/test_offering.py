@@ -12,8 +12,10 @@ from drivers.base import Denied, Need, Offer, Rejected, Resources, Wish
 from drivers.cloud import About, Filters, InstallationKeys, public, why_excluded
 from drivers.machine import Facts, describe_shortfall, find_cuda_version
 from runner.hosts.renting.offering import EGRESS_UNKNOWN, Shelf, cost_to_confirm
+from runner.hosts.renting.several import data_notice
 from runner.hosts.renting.totals import CostModel
 from runner.interface.shelves import as_json, describe_choice, lines
+from runner.settings import Config
 from runner.storage.workspace import Workspace
 
 CARD = Resources(
@@ -234,3 +236,17 @@ def test_a_secret_of_the_installation_that_cannot_be_used_says_what_to_do(
         path.write_text(secret)
     with pytest.raises(Denied, match=way):
         InstallationKeys.of(str(path))
+
+
+def test_the_notice_of_several_providers_says_which_setting_withholds_the_secrets() -> None:
+    any_of = "any:vastai,runpod,gcp"
+    to = "may be sent to machines of vastai, runpod or gcp"
+    assert data_notice(Config(), any_of) == f"the run's data and secrets {to}"
+    assert data_notice(Config(), "vastai") == ""
+    one = Config(drivers={"runpod": {"secrets": "deny"}, "gcp": {"secrets": "send"}})
+    assert data_notice(one, any_of) == (
+        f"the run's data {to}; its secrets are sent to none of them "
+        '(`secrets = "deny"` in [drivers.runpod])'
+    )
+    two = Config(drivers={"runpod": {"secrets": "deny"}, "gcp": {"secrets": "deny"}})
+    assert data_notice(two, any_of).endswith("in [drivers.runpod] and [drivers.gcp])")
