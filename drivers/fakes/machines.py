@@ -60,23 +60,37 @@ class Machines:
 
     async def follow(self) -> None:
         """Start processes of new machines, end those of stopped machines, and update keys, once."""
-        boots = {
-            name: boot
-            for name, machine in self._world.account.machines.items()
-            if machine.up and (boot := self._world.boot(machine)) is not None
-        }
-        for name in [name for name in self._running if name not in boots]:
+        boots = self._find_boots()
+        stopped = [name for name in self._running if name not in boots]
+        for name in stopped:
             await self._end(name)
         for name, boot in boots.items():
-            place = self._root / name
-            if name not in self._running:
-                await self._begin(name, place, boot)
-            _write(place / "keys", "".join(f"{key}\n" for key in boot.keys))
-            if boot.swept:
-                (place / "home" / ".ssh" / "authorized_keys").unlink(missing_ok=True)
+            await self._update(name, self._root / name, boot)
+        self._remove_gone()
+
+    def _find_boots(self) -> dict[str, Boot]:
+        """Return the boot settings of all machines that should run, by name."""
+        boots: dict[str, Boot] = {}
         for name, machine in self._world.account.machines.items():
-            if machine.gone is not None and (self._root / name).exists():
-                shutil.rmtree(self._root / name, ignore_errors=True)
+            boot = self._world.boot(machine) if machine.up else None
+            if boot is not None:
+                boots[name] = boot
+        return boots
+
+    async def _update(self, name: str, place: Path, boot: Boot) -> None:
+        """Start a machine's process if it is new, and write the machine's keys."""
+        if name not in self._running:
+            await self._begin(name, place, boot)
+        _write(place / "keys", "".join(f"{key}\n" for key in boot.keys))
+        if boot.swept:
+            (place / "home" / ".ssh" / "authorized_keys").unlink(missing_ok=True)
+
+    def _remove_gone(self) -> None:
+        """Remove the directories of deleted machines."""
+        for name, machine in self._world.account.machines.items():
+            place = self._root / name
+            if machine.gone is not None and place.exists():
+                shutil.rmtree(place, ignore_errors=True)
 
     async def _begin(self, name: str, place: Path, boot: Boot) -> None:
         (place / "home").mkdir(parents=True, exist_ok=True)

@@ -300,17 +300,18 @@ def _estimate_download(
     Return None if not all outputs are stored here. `temporary` outputs do not count. Checkpoint
     bytes are scaled to a step of `seconds`.
     """
-    staying = {name for name, _, flags in found.plan.nodes[n].outputs if flags & TEMPORARY}
-    contents = (
-        [each.content for each in made.outputs if each.name not in staying]
-        if made is not None
-        else None
-    )
-    if made is None or contents is None or not all(map(ws.objects.has, contents)):
+    if made is None:
         return None
+    temporary = {name for name, _, flags in found.plan.nodes[n].outputs if flags & TEMPORARY}
+    contents = [each.content for each in made.outputs if each.name not in temporary]
+    if not all(map(ws.objects.has, contents)):
+        return None
+    size = float(sum(map(ws.objects.size, contents)))
     saved = made.facts.get("checkpoint_bytes")
-    share = seconds / made.seconds if seconds is not None and made.seconds else 1.0
-    return sum(map(ws.objects.size, contents)) + (saved * share if isinstance(saved, int) else 0.0)
+    if isinstance(saved, int):
+        share = seconds / made.seconds if seconds is not None and made.seconds else 1.0
+        size += saved * share
+    return size
 
 
 def _sum(amounts: Sequence[float | None]) -> float | None:
@@ -342,12 +343,9 @@ def find_signed_addresses(
     With a signed URL, a host reads the bucket itself instead of through this machine. Empty if a
     driver's `secrets` is "deny".
     """
-    from ..hosts.renting.several import driver_names
+    from ..hosts.renting.several import denying_drivers
 
-    if any(
-        ws.config.driver(name).get("secrets", "send") == "deny"
-        for name in driver_names(ws.config, driver)
-    ):
+    if denying_drivers(ws.config, driver):
         return set()
     addresses = {
         taken.address for n in nodes for taken in found.plan.nodes[n].takes if taken.in_bucket
@@ -406,39 +404,31 @@ def compose_wish(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) ->
     from ..planning.ids import bare
     from ..planning.plan import LOCAL
 
+    nodes, specs = found.plan.nodes, found.plan.specs()
+    remote = [n for n in found.todo if not nodes[n].flags & LOCAL and not stays(specs[n])]
+    # The number of instances is unknown before `select` is evaluated.
+    is_open = any(specs[n].select is not None for n in remote)
     matrices: dict[str, list[ResourceSpec]] = {}
-    unknown = False
-    for n in found.todo:
-        spec, node = found.plan.specs()[n], found.plan.nodes[n]
-        if not node.flags & LOCAL and not stays(spec):
-            matrices.setdefault(bare(node.id), []).append(spec.resources)
-            unknown = unknown or spec.select is not None  # the number of instances is unknown
-
-    def most(amounts: Sequence[float | None]) -> float:
-        return max((amount or 0.0 for amount in amounts), default=0.0)
+    for n in remote:
+        matrices.setdefault(bare(nodes[n].id), []).append(specs[n].resources)
 
     def together(amount: Callable[[ResourceSpec], float | None]) -> float | None:
-        each = [[amount(wants) for wants in matrix] for matrix in matrices.values()]
-        if unknown or any(None in amounts for amounts in each):
+        if is_open:
             return None
-        return most(
-            [
-                sum(sorted((asked or 0.0 for asked in amounts), reverse=True)[: jobs or None])
-                for amounts in each
-            ]
-        )
+        each = [[amount(wants) for wants in matrix] for matrix in matrices.values()]
+        return _sum_largest_matrix(each, jobs)
 
-    wants = [wants for matrix in matrices.values() for wants in matrix]
     cpus, memory, gpus = (
         together(lambda each: each.cpus),
         together(lambda each: each.memory),
         together(lambda each: each.gpus or 0),
     )
+    wants = [specs[n].resources for n in remote]
     need = Need(
-        cpus=most([each.cpus for each in wants]) or None,
-        memory=int(most([each.memory for each in wants])) or None,
-        gpus=int(most([each.gpus for each in wants])) or None,
-        nodes=max((found.plan.specs()[n].node_count for n in found.todo), default=1),
+        cpus=_find_largest([each.cpus for each in wants]) or None,
+        memory=int(_find_largest([each.memory for each in wants])) or None,
+        gpus=int(_find_largest([each.gpus for each in wants])) or None,
+        nodes=max((specs[n].node_count for n in found.todo), default=1),
     )
     return Wish(
         need,
@@ -447,6 +437,24 @@ def compose_wish(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) ->
             cpus, None if memory is None else int(memory), None if gpus is None else int(gpus)
         ),
     )
+
+
+def _sum_largest_matrix(matrices: Sequence[Sequence[float | None]], jobs: int) -> float | None:
+    """Return the total amount of the largest matrix, or None if an amount is unknown.
+
+    At most `jobs` instances run at once; 0 means all.
+    """
+    totals: list[float | None] = []
+    for amounts in matrices:
+        if None in amounts:
+            return None
+        largest = sorted((amount or 0.0 for amount in amounts), reverse=True)
+        totals.append(sum(largest[: jobs or None]))
+    return _find_largest(totals)
+
+
+def _find_largest(amounts: Sequence[float | None]) -> float:
+    return max((amount or 0.0 for amount in amounts), default=0.0)
 
 
 def _hours_needed(found: Survey) -> float | None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runner.agent import tree_hash
 from runner.storage.content import digest_cache, files, listings
 from runner.storage.content.digest_cache import DigestCache
 from runner.storage.content.files import Content, Unhashable, entries, identity, scan
@@ -406,7 +407,7 @@ def test_a_tree_is_never_stale(
         (tree / f"{n % 2}/{n}").write_text("00")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(digest_cache, "FEW", few)
-        patch.setattr(files, "_MANY", few)
+        patch.setattr(tree_hash, "_MANY", few)
         aged(patch, 3)
         cache = known(folder)
         for number, (edit, n, fresh) in enumerate(edits):

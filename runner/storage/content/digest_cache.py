@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...agent.tree_hash import TreeScan
 from .files import (
     Content,
     Entry,
     FileRow,
     Progress,
-    Sight,
     Unhashable,
     content_id,
     hash_all,
@@ -163,7 +163,7 @@ class DigestCache:
             return tree_id(self._digest_rows(path, sight))
         return self._large().content(path, self._full(path), sight, self.progress)
 
-    def _digest_rows(self, path: str, sight: Sight) -> list[Entry]:
+    def _digest_rows(self, path: str, sight: TreeScan) -> list[Entry]:
         """Return the manifest of a tree, and cache a digest row for each file."""
         known: dict[str, list[str]] = {}
         recall = self._rows.get
