@@ -39,6 +39,10 @@ QUESTIONS = {
     "use my own script": "recipe new",
     "resume a killed training": "recipe resume",
     "metrics artifacts python": "runner.results",
+    "GPU out of memory": "--where gpu_memory=48",
+    "cluster without internet": "--python current",
+    "server refuse path": "roots",
+    "train on several GPUs": "gpus: 2",
 }
 """What a newcomer types into the search, and what the answer has in it."""
 

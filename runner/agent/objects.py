@@ -19,6 +19,7 @@ import os
 import time
 
 from . import sparse, trees
+from .tree_hash import hash_file, kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -304,8 +305,8 @@ def survey(request: AgentRequest, folder: str, names: Sequence[str]) -> list[lis
     for name in names:
         path = f"{folder}/{name}"
         try:
-            kind = trees.kind_of(os.lstat(path).st_mode)
-            found.append([kind, trees.digest_of(path)] if kind in "fx" else ["", ""])
+            kind = kind_of(os.lstat(path).st_mode)
+            found.append([kind, hash_file(path)] if kind in "fx" else ["", ""])
         except (FileNotFoundError, NotADirectoryError):
             found.append(["", ""])
     return found

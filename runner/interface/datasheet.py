@@ -405,18 +405,22 @@ def input_text(spec: Input) -> str:
     """Describe an input's type, default and bounds, and the effect of a change on the cache."""
     if spec.type == "secret":
         return f"secret, from ${spec.env}" + ("" if spec.required else ", optional")
-    notes = [_type_and_default(spec), *_bounds(spec.limits)]
-    if spec.continues:
-        notes.append("raising it continues training")
-    if not spec.key:
-        notes.append("not part of the cache key")
-    if spec.member:
-        notes.append("each FILE.py:NAME" if spec.items else "FILE.py:NAME")
-    if spec.stream:
-        notes.append("streamed")
-    if spec.only:
-        notes.append(f"only {' '.join(spec.only)}")
+    notes = [_type_and_default(spec), *_bounds(spec.limits), *_input_notes(spec)]
     return "; ".join(note for note in notes if note)
+
+
+def _input_notes(spec: Input) -> Iterator[str]:
+    """Describe how an input is used, apart from its type and bounds."""
+    if spec.continues:
+        yield "raising it continues training"
+    if not spec.key:
+        yield "not part of the cache key"
+    if spec.member:
+        yield "each FILE.py:NAME" if spec.items else "FILE.py:NAME"
+    if spec.stream:
+        yield "streamed"
+    if spec.only:
+        yield f"only {' '.join(spec.only)}"
 
 
 def _type_and_default(spec: Input) -> str:
@@ -447,19 +451,26 @@ def _bounds(limits: Mapping[str, Tree]) -> Iterator[str]:
     if isinstance(choices, list):
         yield " | ".join(str(choice) for choice in choices)
     for low, high, unit in _RANGES:
-        if low in limits and high in limits:
-            yield f"{json.dumps(limits[low])} to {json.dumps(limits[high])}{unit}"
-        elif low in limits:
-            yield f"at least {json.dumps(limits[low])}{unit}"
-        if low == "minimum" and "exclusiveMinimum" in limits:
-            yield f"above {json.dumps(limits['exclusiveMinimum'])}"
-        if high in limits and low not in limits:
-            yield f"at most {json.dumps(limits[high])}{unit}"
+        yield from _describe_range(limits, low, high, unit)
     for word, value in limits.items():
         if word in _OTHER_LIMITS:
             yield f"{_OTHER_LIMITS[word]} {_plain(value)}"
     if limits.get("uniqueItems"):
         yield "no duplicates"
+
+
+def _describe_range(limits: Mapping[str, Tree], low: str, high: str, unit: str) -> Iterator[str]:
+    """Describe the lower limit `low` and the upper limit `high` of an input."""
+    has_low = low in limits
+    has_high = high in limits
+    if has_low and has_high:
+        yield f"{json.dumps(limits[low])} to {json.dumps(limits[high])}{unit}"
+    elif has_low:
+        yield f"at least {json.dumps(limits[low])}{unit}"
+    if low == "minimum" and "exclusiveMinimum" in limits:
+        yield f"above {json.dumps(limits['exclusiveMinimum'])}"
+    if has_high and not has_low:
+        yield f"at most {json.dumps(limits[high])}{unit}"
 
 
 def _plain(value: Tree) -> str:
@@ -513,16 +524,11 @@ def _environment(sheet: Sheet) -> Iterator[tuple[str, str]]:
     recipe = sheet.recipe
     own: list[Recipe | Step] = [recipe, *recipe.steps.values()]
     all_parts: list[Recipe | Step | Preset] = [*own, *recipe.presets.values()]
-    pythons = [part.python for part in all_parts if part.python]
-    described_locks = [
-        f"{name}: {sheet.locks[name]}" if name in sheet.locks else name for name in locks(recipe)
-    ]
-    passed = _join_distinct(name for part in own for name in part.pass_env)
     rows = [
-        ("python", "; ".join(described_locks)),
-        ("python version", _join_distinct(python.version for python in pythons)),
+        ("python", _describe_locks(sheet)),
+        ("python version", _join_distinct(_python_versions(all_parts))),
         ("image", _join_distinct(part.image for part in all_parts)),
-        ("passed on", f"{passed}: from your environment" if passed else ""),
+        ("passed on", _describe_pass_env(own)),
         ("env_file", _join_distinct(path for part in own for path in part.env_files)),
         ("setup", f"{len(recipe.setup)} commands on each host" if recipe.setup else ""),
         ("code", _join_distinct(_checkouts(own))),
@@ -530,9 +536,30 @@ def _environment(sheet: Sheet) -> Iterator[tuple[str, str]]:
     yield from ((name, text) for name, text in rows if text)
 
 
+def _describe_locks(sheet: Sheet) -> str:
+    """Return the names of the locks, with their short descriptions if known."""
+    return "; ".join(
+        f"{name}: {sheet.locks[name]}" if name in sheet.locks else name
+        for name in locks(sheet.recipe)
+    )
+
+
+def _describe_pass_env(parts: Iterable[Recipe | Step]) -> str:
+    """Return the environment variables that steps get from the caller; empty without any."""
+    passed = _join_distinct(name for part in parts for name in part.pass_env)
+    return f"{passed}: from your environment" if passed else ""
+
+
 def _join_distinct(texts: Iterable[str | None]) -> str:
     """Join the texts in order, without duplicates and empty texts."""
     return ", ".join(dict.fromkeys(text for text in texts if text))
+
+
+def _python_versions(parts: Iterable[Recipe | Step | Preset]) -> Iterator[str | None]:
+    """Yield the Python version of each part with a `python` key; None for the default version."""
+    for part in parts:
+        if part.python:
+            yield part.python.version
 
 
 def _checkouts(parts: Iterable[Recipe | Step]) -> Iterator[str]:

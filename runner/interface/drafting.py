@@ -159,16 +159,25 @@ def _files_and_metrics(
     script: Script, names: dict[str, str], kind: Callable[[str], str], outputs: Sequence[str]
 ) -> Iterator[str]:
     """Yield the lines of the step from `deps` to `metrics`."""
-    deps = [path.rstrip("/") for path in script.reads if kind(path.rstrip("/"))]
+    read_paths = [path.rstrip("/") for path in script.reads]
+    deps = [_yaml(path) for path in read_paths if kind(path)]
     if deps:
-        yield f"    deps: [{', '.join(map(_yaml, deps))}]"
+        yield f"    deps: [{', '.join(deps)}]"
     states = [option for option in script.options if option.role == "state"]
-    if states:
-        yield "    state:"
-        yield from (_state(option, names) for option in states)
-    if outputs:
-        yield "    outputs:"
-        yield from outputs
+    yield from _section("state", [_state(option, names) for option in states])
+    yield from _section("outputs", outputs)
+    yield from _metrics(script)
+
+
+def _section(key: str, lines: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of a key of the step; nothing for a section without lines."""
+    if lines:
+        yield f"    {key}:"
+        yield from lines
+
+
+def _metrics(script: Script) -> Iterator[str]:
+    """Yield the line of `metrics`, if the script reports or prints metrics."""
     if script.metrics is True:
         yield "    metrics: true"
     elif script.metrics:
@@ -267,8 +276,14 @@ def _default(option: Option, kind: Callable[[str], str]) -> str | None:
     if not option.default:
         return None
     value = ast.literal_eval(option.default)
-    if option.role == "input" and (not option.model or kind(str(value))):
+    is_hub_name = option.model and not kind(str(value))
+    if option.role == "input" and not is_hub_name:
         return _default_path(value, kind)
+    return _default_value(option, value)
+
+
+def _default_value(option: Option, value: object) -> str:
+    """Return a default that is not a path as YAML."""
     if option.choices:
         return _text(str(value))
     if isinstance(value, bool):
@@ -402,24 +417,36 @@ def _outputs(script: Script, names: dict[str, str]) -> Iterator[str]:
             continue
         value = ast.literal_eval(option.default) if option.default else None
         place = posixpath.normpath(value).lstrip("/.") if isinstance(value, str) else ""
-        place = place or names[option.name]
-        yield f"      {names[option.name]}: {_yaml(place + ('/' if option.folder else ''))}"
+        name = names[option.name]
+        yield _output_line(name, place or name, is_folder=option.folder)
 
 
 def _literal_outputs(script: Script, names: dict[str, str]) -> Iterator[str]:
     """Yield the output lines of literal paths inside the workspace."""
     taken = set(names.values())
-    folders = [path for path in script.writes if path.endswith("/")]
     for path in script.writes:
-        bare = posixpath.normpath(path)
-        is_inside_other = any(bare.startswith(folder) for folder in folders if folder != path)
-        if bare.startswith(("/", "..")) or is_inside_other:
+        if not _is_output_path(path, script.writes):
             continue
-        name = _output_name(bare)
+        place = posixpath.normpath(path)
+        name = _output_name(place)
         if not name[:1].isalpha() or name in taken:
             name = f"file_{name}"
         taken.add(name)
-        yield f"      {name}: {_yaml(bare + ('/' if path.endswith('/') else ''))}"
+        yield _output_line(name, place, is_folder=path.endswith("/"))
+
+
+def _is_output_path(path: str, written: Sequence[str]) -> bool:
+    """Return True for a path inside the workspace and outside all other written directories."""
+    place = posixpath.normpath(path)
+    if place.startswith(("/", "..")):
+        return False
+    other_folders = [each for each in written if each.endswith("/") and each != path]
+    return not any(place.startswith(folder) for folder in other_folders)
+
+
+def _output_line(name: str, place: str, *, is_folder: bool) -> str:
+    path = f"{place}/" if is_folder else place
+    return f"      {name}: {_yaml(path)}"
 
 
 def _output_name(path: str) -> str:

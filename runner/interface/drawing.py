@@ -141,16 +141,20 @@ def align_curves(
     curves: Sequence[Curve], most: int = POINTS
 ) -> tuple[list[float], list[list[float | None]]]:
     """Resample curves to common x values.  With too many points, keep the minimum and maximum of each interval, so that spikes stay visible."""
-    every = sorted({x for curve in curves for x, _ in curve})
-    if len(every) <= most:
-        index = {x: n for n, x in enumerate(every)}
-        rows = [_place(((index[x], y) for x, y in curve), len(every)) for curve in curves]
-        return every, rows
-    low, parts = every[0], max(most // 2, 1)
-    width = (every[-1] - low) / parts or 1.0
-    # Two x values in each interval, a quarter of its width from its ends.
-    xs = [low + (n / 2 + 0.25) * width for n in range(2 * parts)]
-    return xs, [_place(_extremes(curve, low, width, parts), 2 * parts) for curve in curves]
+    xs = sorted({x for curve in curves for x, _ in curve})
+    if len(xs) <= most:
+        index = {x: n for n, x in enumerate(xs)}
+        return xs, [_place(((index[x], y) for x, y in curve), len(xs)) for curve in curves]
+    low = xs[0]
+    parts = max(most // 2, 1)
+    width = (xs[-1] - low) / parts or 1.0
+    rows = [_place(_extremes(curve, low, width, parts), 2 * parts) for curve in curves]
+    return _points_of_intervals(low, width, parts), rows
+
+
+def _points_of_intervals(low: float, width: float, parts: int) -> list[float]:
+    """Return two x values per interval, each a quarter of its width from one of its ends."""
+    return [low + (n / 2 + 0.25) * width for n in range(2 * parts)]
 
 
 def _place(points: Iterable[tuple[int, float]], size: int) -> list[float | None]:

@@ -13,7 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from ..language.python_reader import of_tree
 from . import script_hydra
@@ -102,6 +102,8 @@ _METHODS: Final = frozenset(
 """`Path` methods whose arguments are not paths."""
 _SAME: Final = frozenset({"absolute", "as_posix", "expanduser", "resolve"})
 """`Path` methods that return the same path."""
+_OTHER_OWNERS: Final = frozenset({"os", "torch", "np", "json", "self"})
+"""Names whose attributes are not options."""
 _KEYWORDS: Final = frozenset(
     {
         "path",
@@ -253,10 +255,8 @@ def _note_no_options(source: str, notes: list[str]) -> None:
 def _words(tree: ast.Module) -> tuple[str, ...]:
     """Return the command words before the options, such as `fit` for LightningCLI."""
     for call in _calls(tree):
-        name = (
-            call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-        )
-        if name == "LightningCLI" and not any(each.arg == "run" for each in call.keywords):
+        has_run = any(each.arg == "run" for each in call.keywords)
+        if _called_name(call) == "LightningCLI" and not has_run:
             return ("fit",)
     return ()
 
@@ -270,7 +270,7 @@ def _used(tree: ast.Module, options: Sequence[Option], parameters: set[str]) -> 
     idle: frozenset[str] = frozenset()
     for _ in range(2):
         use = _Use(tree, options, idle)
-        use.aliases |= {name: (name, False) for name in parameters}
+        use.aliases |= {name: _Origin(name) for name in parameters}
         use.visit(tree)
         idle = frozenset(use.called_off - use.called)
     return use
@@ -278,6 +278,13 @@ def _used(tree: ast.Module, options: Sequence[Option], parameters: set[str]) -> 
 
 def _is_method(call: ast.Call, name: str) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr == name
+
+
+def _called_name(call: ast.Call) -> str:
+    """Return the name of the called function or method; empty for other expressions."""
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""
 
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:
@@ -456,20 +463,40 @@ class _Touched:
         return self.read or self.written
 
 
+class _Origin(NamedTuple):
+    """The option or the literal at the start of a path expression."""
+
+    source: str | ast.Constant  # name of the option, or the literal
+    is_below: bool = False  # the path is below the origin
+
+
+class _Access(NamedTuple):
+    """The use of paths by a call."""
+
+    word: str  # name of the called function
+    reads: bool
+    writes: bool
+    places: Sequence[ast.expr]
+
+    @property
+    def is_of_folders(self) -> bool:
+        return self.word in _LISTERS | _MAKERS
+
+
 class _Use(ast.NodeVisitor):
     """Visitor that collects the uses of each path, for options by name and for literal paths."""
 
     def __init__(self, tree: ast.AST, options: Sequence[Option], idle: Set[str]) -> None:
         self.names = {option.name for option in options}
-        self.defaults = Defaults(options, self._base)
+        self.defaults = Defaults(options, self._origin)
         self.asked: set[str] = set()
         """Options tested in conditions."""
         self.called, self.called_off = set[str](), set[str]()
         self.texts_off: list[str] = []
         self._idle, self._off = idle, 0  # depth of code that is off by default
         self.done: dict[str, _Touched] = {}
-        self.once = _assigned_once(tree)
-        self.aliases: dict[str, tuple[Any, bool]] = {}
+        self.once = _names_assigned_once(tree)
+        self.aliases: dict[str, _Origin] = {}
         self.written: dict[str, ast.expr] = {}  # the path expression assigned to each name
         self.texts_read: list[str] = []
         self.texts_written: list[str] = []
@@ -492,173 +519,186 @@ class _Use(ast.NodeVisitor):
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self.generic_visit(node)
-        self._name(node.targets, node.value)
+        self._remember_aliases(node.targets, node.value)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         self.generic_visit(node)
         if node.value is not None:
-            self._name([node.target], node.value)
+            self._remember_aliases([node.target], node.value)
 
-    def _name(self, targets: list[ast.expr], value: ast.expr) -> None:
-        base = self._base(value)
+    def _remember_aliases(self, targets: list[ast.expr], value: ast.expr) -> None:
+        """Remember the variables that an assignment sets to a path."""
+        origin = self._origin(value)
+        if origin is None:
+            return
+        is_literal = isinstance(origin.source, ast.Constant)
         for target in targets:
-            if (
-                base is not None
-                and (name := _dotted_name(target))
-                and name not in self.names
-                and (name in self.once or not isinstance(base[0], ast.Constant))
-            ):
-                self.aliases[name] = base
+            name = _dotted_name(target)
+            if not name or name in self.names:
+                continue
+            if name in self.once or not is_literal:
+                self.aliases[name] = origin
                 self.written[name] = value
 
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
-        func = node.func
-        word = (
-            func.attr
-            if isinstance(func, ast.Attribute)
-            else func.id
-            if isinstance(func, ast.Name)
-            else ""
-        )
+        word = _called_name(node)
         (self.called_off if self._off else self.called).add(word)
-        owner = (
-            func.value
-            if isinstance(func, ast.Attribute) and self._base(func.value) is not None
-            else None
-        )
-        places = [
-            *node.args,
-            *(keyword.value for keyword in node.keywords if keyword.arg in _KEYWORDS),
-        ]
-        reads, writes = word in _READERS or word in _LISTERS, word in _WRITERS or word in _MAKERS
+        access = self._access(node, word)
+        if not (access.reads or access.writes):
+            return
+        for place in access.places:
+            origin = self._origin(place)
+            if origin is not None:
+                self._touch(origin, place, access)
+
+    def _access(self, node: ast.Call, word: str) -> _Access:
+        """Return the use of paths by a call of the function or method `word`."""
+        owner = self._path_with_method(node)
         if word == "open":
-            modes = [
-                *(node.args[:1] if owner is not None else node.args[1:2]),
-                *(keyword.value for keyword in node.keywords if keyword.arg == "mode"),
-            ]
-            mode = next((text_of(each) for each in modes), "r")
-            reads, writes = not set(mode) & set("wax"), bool(set(mode) & set("wax+"))
-            places = [owner] if owner is not None else node.args[:1]
-        elif word in (
-            "rename",
-            "replace",
-        ):  # renames a checkpoint; str.replace, with literal arguments, is excluded
-            writes, places = (
-                True,
-                [
-                    arg
-                    for arg in node.args
-                    if (base := self._base(arg)) is not None
-                    and not isinstance(base[0], ast.Constant)
-                ],
-            )
-        elif word in _METHODS and owner is not None:
-            places = [owner]
-        if not (reads or writes):
+            return _access_by_open(node, owner)
+        if word in ("rename", "replace"):
+            # A checkpoint is renamed. `str.replace`, with literal arguments, is excluded.
+            renamed = [each for each in node.args if self._starts_with_option(each)]
+            return _Access(word, reads=False, writes=True, places=renamed)
+        reads = word in _READERS | _LISTERS
+        writes = word in _WRITERS | _MAKERS
+        if word in _METHODS and owner is not None:
+            return _Access(word, reads, writes, [owner])
+        named = [keyword.value for keyword in node.keywords if keyword.arg in _KEYWORDS]
+        return _Access(word, reads, writes, [*node.args, *named])
+
+    def _path_with_method(self, node: ast.Call) -> ast.expr | None:
+        """Return `path` for a call `path.method()`; None if it is not a known path."""
+        if isinstance(node.func, ast.Attribute) and self._origin(node.func.value) is not None:
+            return node.func.value
+        return None
+
+    def _starts_with_option(self, node: ast.expr) -> bool:
+        origin = self._origin(node)
+        return origin is not None and not isinstance(origin.source, ast.Constant)
+
+    def _touch(self, origin: _Origin, place: ast.expr, access: _Access) -> None:
+        """Add an access to the uses of a path."""
+        if isinstance(origin.source, ast.Constant):
+            self._touch_literal(str(origin.source.value), access)
+        else:
+            self._touch_option(origin.source, place, access, is_below=origin.is_below)
+
+    def _touch_literal(self, text: str, access: _Access) -> None:
+        """Add a literal path to the texts. Text that does not look like a path is left out."""
+        path = text.rstrip("/")
+        is_folder = access.is_of_folders or text.endswith("/")
+        if is_folder:
+            path += "/"
+        elif not _PATH.fullmatch(re.sub(r"(?<=\w) (?=\w)", "_", path)):
             return
-        for place in places:
-            if (base := self._base(place)) is not None:
-                self._touch(base, place, reads, writes, word)
+        if access.reads:
+            self.texts_read.append(path)
+        elif self._off:
+            self.texts_off.append(path)
+        else:
+            self.texts_written.append(path)
 
-    def _touch(
-        self, base: tuple[Any, bool], place: ast.expr, reads: bool, writes: bool, word: str
-    ) -> None:
-        origin, below = base
-        if isinstance(origin, ast.Constant):
-            path = str(origin.value).rstrip("/")
-            folder = (
-                "/"
-                if word in _MAKERS or word in _LISTERS or str(origin.value).endswith("/")
-                else ""
-            )
-            if not folder and not _PATH.fullmatch(re.sub(r"(?<=\w) (?=\w)", "_", path)):
-                return
-            if reads:
-                self.texts_read.append(path + folder)
-            elif writes:
-                (self.texts_off if self._off else self.texts_written).append(path + folder)
-            return
-        touched = self.done.setdefault(origin, _Touched())
-        touched.read |= reads
-        touched.written |= writes
-        touched.made |= writes and not self._off
-        touched.folder |= below or word in _LISTERS or word in _MAKERS
-        touched.model |= word == "from_pretrained"
-        place = self.written.get(_dotted_name(place), place)
-        if writes and below and (pattern := _pattern(place)):
-            touched.patterns.append(pattern)
+    def _touch_option(self, name: str, place: ast.expr, access: _Access, *, is_below: bool) -> None:
+        touched = self.done.setdefault(name, _Touched())
+        touched.read |= access.reads
+        touched.written |= access.writes
+        touched.made |= access.writes and not self._off
+        touched.folder |= is_below or access.is_of_folders
+        touched.model |= access.word == "from_pretrained"
+        if access.writes and is_below:
+            pattern = _pattern(self.written.get(_dotted_name(place), place))
+            if pattern:
+                touched.patterns.append(pattern)
 
-    def _base(self, node: ast.expr) -> tuple[Any, bool] | None:
-        """Return the origin of a path expression, and whether the path is below the origin.
-
-        The origin is the name of an option or a literal. Returns None for other expressions.
-        """
+    def _origin(self, node: ast.expr) -> _Origin | None:
+        """Return the origin of a path expression; None for other expressions."""
         if isinstance(node, ast.Attribute):
-            if (
-                isinstance(node.value, ast.Name)
-                and node.attr in self.names
-                and node.value.id not in ("os", "torch", "np", "json", "self")
-            ):
-                return node.attr, False
-            if node.attr == "parent" and (base := self._base(node.value)) is not None:
-                return base
-            return self.aliases.get(_dotted_name(node))
+            return self._origin_of_attribute(node)
         if isinstance(node, ast.Name):
             return self.aliases.get(node.id)
         if isinstance(node, ast.Constant):
-            return (node, False) if isinstance(node.value, str) else None
+            return _Origin(node) if isinstance(node.value, str) else None
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
             return self._below(node.left, node.right)
-        if (
-            isinstance(node, ast.JoinedStr)
-            and node.values
-            and isinstance(node.values[0], ast.FormattedValue)
-        ):
-            first, rest = node.values[0].value, node.values[1:]
-            base = self._base(first)
-            joined = (
-                base is None
-                or not isinstance(base[0], ast.Constant)
-                or text_of(next(iter(rest), None)).startswith("/")
-            )
-            return self._below(first, *rest) if joined else None
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            if node.func.attr in _SAME and not node.args:
-                return self._base(node.func.value)
-            if node.func.attr == "joinpath":
-                return self._below(node.func.value, *node.args)
-        if isinstance(node, ast.Call) and node.args:
-            word = (
-                node.func.attr
-                if isinstance(node.func, ast.Attribute)
-                else node.func.id
-                if isinstance(node.func, ast.Name)
-                else ""
-            )
-            if word == "join" or (word == "Path" and len(node.args) > 1):
-                return self._below(*node.args)
-            if word in _WRAPPERS:
-                return self._base(node.args[0])
+        if isinstance(node, ast.JoinedStr):
+            return self._origin_of_f_string(node)
+        if isinstance(node, ast.Call):
+            return self._origin_of_call(node)
         return None
 
-    def _below(self, node: ast.expr, *parts: ast.expr) -> tuple[Any, bool] | None:
-        """Return the origin of a path joined from `node` and `parts`, as `_base` does.
+    def _origin_of_attribute(self, node: ast.Attribute) -> _Origin | None:
+        """Return the origin of `args.option`, of `path.parent` or of an alias."""
+        owner = node.value.id if isinstance(node.value, ast.Name) else None
+        if owner is not None and owner not in _OTHER_OWNERS and node.attr in self.names:
+            return _Origin(node.attr)
+        if node.attr == "parent":
+            origin = self._origin(node.value)
+            if origin is not None:
+                return origin
+        return self.aliases.get(_dotted_name(node))
+
+    def _origin_of_f_string(self, node: ast.JoinedStr) -> _Origin | None:
+        """Return the origin of an f-string whose first part is a variable."""
+        if not node.values or not isinstance(node.values[0], ast.FormattedValue):
+            return None
+        start, rest = node.values[0].value, node.values[1:]
+        origin = self._origin(start)
+        if origin is not None and isinstance(origin.source, ast.Constant):
+            # Only a slash after a literal directory makes a path below it.
+            text_after = text_of(rest[0] if rest else None)
+            if not text_after.startswith("/"):
+                return None
+        return self._below(start, *rest)
+
+    def _origin_of_call(self, node: ast.Call) -> _Origin | None:
+        """Return the origin of a call that makes a path, such as `os.path.join` or `Path`."""
+        if isinstance(node.func, ast.Attribute):
+            if node.func.attr in _SAME and not node.args:
+                return self._origin(node.func.value)
+            if node.func.attr == "joinpath":
+                return self._below(node.func.value, *node.args)
+        if not node.args:
+            return None
+        word = _called_name(node)
+        if word == "join" or (word == "Path" and len(node.args) > 1):
+            return self._below(*node.args)
+        return self._origin(node.args[0]) if word in _WRAPPERS else None
+
+    def _below(self, node: ast.expr, *parts: ast.expr) -> _Origin | None:
+        """Return the origin of a path joined from `node` and `parts`.
 
         For a literal directory, the origin is the joined path, or the directory if a part varies.
         """
-        base = self._base(node)
-        if base is None or not isinstance(base[0], ast.Constant):
-            return (base[0], True) if base is not None else None
-        if base[1]:
-            return base  # the part below the directory varies
-        folder, texts = str(base[0].value).rstrip("/"), [text_of(part).strip("/") for part in parts]
+        origin = self._origin(node)
+        if origin is None:
+            return None
+        if not isinstance(origin.source, ast.Constant):
+            return _Origin(origin.source, is_below=True)
+        if origin.is_below:
+            return origin  # the part below the directory varies
+        folder = str(origin.source.value).rstrip("/")
+        texts = [text_of(part).strip("/") for part in parts]
         if all(texts):
-            return ast.Constant("/".join([folder, *texts])), False
-        return ast.Constant(f"{folder}/"), True
+            return _Origin(ast.Constant("/".join([folder, *texts])))
+        return _Origin(ast.Constant(f"{folder}/"), is_below=True)
 
 
-def _assigned_once(tree: ast.AST) -> set[str]:
+def _access_by_open(node: ast.Call, owner: ast.expr | None) -> _Access:
+    """Return the use of `open(path, mode)`, or of `path.open(mode)` with `path` as `owner`."""
+    if owner is not None:
+        places, modes = [owner], node.args[:1]
+    else:
+        places, modes = node.args[:1], node.args[1:2]
+    named = [keyword.value for keyword in node.keywords if keyword.arg == "mode"]
+    mode = next((text_of(each) for each in [*modes, *named]), "r")
+    reads = set(mode).isdisjoint("wax")
+    writes = not set(mode).isdisjoint("wax+")
+    return _Access("open", reads, writes, places)
+
+
+def _names_assigned_once(tree: ast.AST) -> set[str]:
     """Return the names that are assigned exactly once in a script and are not parameters."""
     counts: Counter[str] = Counter()
     parameters: set[str] = set()
@@ -673,13 +713,15 @@ def _assigned_once(tree: ast.AST) -> set[str]:
 
 def _dotted_name(node: ast.expr) -> str:
     """Return a variable's name, such as `out` or `self.out`; empty for other expressions."""
-    if isinstance(node, ast.Attribute):
-        return (
-            f"self.{node.attr}"
-            if isinstance(node.value, ast.Name) and node.value.id == "self"
-            else ""
-        )
-    return node.id if isinstance(node, ast.Name) else ""
+    if isinstance(node, ast.Name):
+        return node.id
+    if (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    ):
+        return f"self.{node.attr}"
+    return ""
 
 
 def _pattern(place: ast.expr) -> str:
@@ -708,16 +750,37 @@ def _with_role(option: Option, use: _Use) -> Option:
         return replace(option, role="resume")
     if _is_state(option, touched):
         return replace(option, role="state", folder=True, pattern=_checkpoint_pattern(touched))
-    if touched.written or (not touched.is_known and option.words & _OUTPUT_WORDS):
+    if _is_output(option, touched):
         role = _output_role(option, touched, is_tested=option.name in use.asked)
         return replace(option, role=role, folder=_has_folder(option, touched))
-    if touched.model or (not touched.is_known and option.name.lower() in _MODEL_NAMES):
+    if _is_model(option, touched):
         return replace(option, role="input", model=True)
-    if touched.read or (option.words & _DATA_WORDS and option.words & _PATH_WORDS):
-        is_guess = not touched.read and not option.words & _LOCATION_WORDS
-        folder = _has_folder(option, touched) or bool(option.words & _DATA_WORDS)
-        return replace(option, role="input", folder=folder, guessed=is_guess)
+    if touched.read or _is_data_path(option):
+        return _as_data_input(option, touched)
     return option
+
+
+def _is_output(option: Option, touched: _Touched) -> bool:
+    """Return True if the script writes the path, or if its use is unknown and its name says so."""
+    return touched.written or (not touched.is_known and bool(option.words & _OUTPUT_WORDS))
+
+
+def _is_model(option: Option, touched: _Touched) -> bool:
+    """Return True if the script loads a model, or if the use is unknown and the name says so."""
+    return touched.model or (not touched.is_known and option.name.lower() in _MODEL_NAMES)
+
+
+def _is_data_path(option: Option) -> bool:
+    """Return True for a name of both data and a path, such as `train_file`."""
+    return bool(option.words & _DATA_WORDS and option.words & _PATH_WORDS)
+
+
+def _as_data_input(option: Option, touched: _Touched) -> Option:
+    """Return the option as an input, with a guessed role if only a name without `file` or `dir` says so."""
+    has_location = bool(option.words & _LOCATION_WORDS)
+    folder = _has_folder(option, touched) or bool(option.words & _DATA_WORDS)
+    is_guess = not touched.read and not has_location
+    return replace(option, role="input", folder=folder, guessed=is_guess)
 
 
 def _has_folder(option: Option, touched: _Touched) -> bool:

@@ -104,15 +104,20 @@ class JointDriver(Driver):
 
 def _join_traits(traits: Sequence[Traits]) -> Traits:
     """Return the traits of several drivers in the role of one."""
-    limits = [each.hosts_at_once for each in traits]
     return Traits(
         priced=True,
         ends="nothing" if any(each.ends == "nothing" for each in traits) else "machine",
         comes_up=max(each.comes_up for each in traits),
         poll=min(each.poll for each in traits),
-        hosts_at_once=None if None in limits else sum(limit or 0 for limit in limits),
+        hosts_at_once=_sum_limits([each.hosts_at_once for each in traits]),
         images=any(each.images for each in traits),
     )
+
+
+def _sum_limits(limits: Sequence[int | None]) -> int | None:
+    """Return the sum of the limits, or None if one of them is None (unlimited)."""
+    known = [limit for limit in limits if limit is not None]
+    return sum(known) if len(known) == len(limits) else None
 
 
 class SeveralLeases(KeptLeases):

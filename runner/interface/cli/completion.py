@@ -118,18 +118,23 @@ def candidates(words: list[str]) -> Iterator[str]:
     verb = next((each for each in before if each in VERBS), None)
     if verb is None:
         yield from _verbs(word)
-        return
-    before.remove(verb)
+    else:
+        before.remove(verb)
+        yield from _candidates_of_verb(verb, before, word)
+
+
+def _candidates_of_verb(verb: str, before: list[str], word: str) -> Iterator[str]:
+    """Yield completions of `word`; `before` has the words before it without the verb."""
     parser, _ = parser_of(verb)
     value_flags = _flags_with_value(parser)
-    flag, equals, value = word.partition("=")
     if before and before[-1] in value_flags:
-        last = before.pop()
-        yield from _values(value_flags[last], last, word, before)
-    elif word.startswith("--") and equals and flag in value_flags:
-        for found in _values(value_flags[flag], flag, value, before):
-            if not found.startswith(":"):
-                yield f"{flag}={found}"
+        flag = before.pop()
+        yield from _values(value_flags[flag], flag, word, before)
+        return
+    flag, equals, value = word.partition("=")
+    if equals and flag.startswith("--") and flag in value_flags:
+        found = _values(value_flags[flag], flag, value, before)
+        yield from (f"{flag}={each}" for each in found if not each.startswith(":"))
     elif word.startswith("-"):
         yield from _flags(parser, word)
     else:
@@ -283,10 +288,16 @@ def _recipe(words: Sequence[str], place: CallerLocation) -> Any:
 
 def _possible_recipes(words: Sequence[str]) -> list[str]:
     """Return the words that may name the recipe: values of `--file`, then paths and ids, then names."""
-    files = [word for before, word in pairwise(words) if before in ("-f", "--file")]
+    files = _values_after(words, "-f", "--file")
     positionals = [word for word in words if "=" not in word and not word.startswith("-")]
     ids = [word for word in positionals if is_path(word) or "@" in word]
-    return files + ids + [word for word in words if word.isidentifier()]
+    names = [word for word in positionals if word.isidentifier()]
+    return files + ids + names
+
+
+def _values_after(words: Sequence[str], *flags: str) -> list[str]:
+    """Return each word that follows one of the flags."""
+    return [word for before, word in pairwise(words) if before in flags]
 
 
 def _section(recipe: Any, name: str) -> dict[str, Any]:
@@ -314,8 +325,8 @@ def _describe_input(spec: Any) -> str:
 
 def _location_of(words: Sequence[str]) -> CallerLocation:
     """Return the location of `-C`, otherwise of the current directory."""
-    given = next((word for before, word in pairwise(words) if before == "-C"), None)
-    return location(os.environ) if given is None else CallerLocation(Path(given).expanduser())
+    folders = _values_after(words, "-C")
+    return CallerLocation(Path(folders[0]).expanduser()) if folders else location(os.environ)
 
 
 def _positional_words(words: list[str], value_flags: dict[str, argparse.Action]) -> list[str]:

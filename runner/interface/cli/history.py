@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import TYPE_CHECKING, Final
@@ -158,10 +158,16 @@ def _table(found: Sequence[Status]) -> list[str]:
     """Return the table of runs, one line per run."""
     has_several_users = len({row.user for row in found}) > 1
     rows = [_cells(row, with_user=has_several_users) for row in found]
-    columns = [name for name in COLUMNS if name not in SOMETIMES or any(row[name] for row in rows)]
+    columns = _columns_with_content(rows)
     cells = [[row[name] for name in columns] for row in rows]
     right = [n for n, name in enumerate(columns) if name in RIGHT]
     return align([columns, *cells], right)
+
+
+def _columns_with_content(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the columns of the table without the empty columns of `SOMETIMES`."""
+    empty = [name for name in SOMETIMES if not any(row[name] for row in rows)]
+    return [name for name in COLUMNS if name not in empty]
 
 
 def _cells(row: Status, *, with_user: bool) -> dict[str, str]:
@@ -308,19 +314,20 @@ def _run_and_step(place: Transport, word: str) -> tuple[str, str]:
     """
     word = stored_form(word)
     name, slash, step = word.partition("/")
-    last = None if name.partition("~")[0] == "last" else _last_run(place)
-    steps = [each.id for each in place.run(last.id).steps] if last is not None else []
+    names_last_run = name.partition("~")[0] == "last"
+    last = None if names_last_run else _last_run(place)
+    if last is None:
+        return place.find(name), step
+    known = [each.id for each in place.run(last.id).steps]
     # The step may have run only in an earlier run of the same recipe.
-    if last is not None and (
-        any(word in names(id) for id in steps) or _has_run(place, word, last.recipe)
-    ):
+    if any(word in names(id) for id in known) or _has_run(place, word, last.recipe):
         return last.id, word
     try:
-        return place.find(name), step if slash else ""
+        return place.find(name), step
     except NotFound as error:
-        if last is not None and not slash and _has_run(place, word, None):
+        if not slash and _has_run(place, word, None):
             return last.id, word  # a step of another recipe
-        near = did_you_mean(word, [id.partition("[")[0] for id in steps] + steps)
+        near = did_you_mean(word, [id.partition("[")[0] for id in known] + known)
         raise NotFound(str(error), fix=near or error.fix) from error
 
 

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from drivers.base import DriverError, Lease
 
@@ -72,33 +73,56 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     )
 
 
+class _Machines(NamedTuple):
+    """The rented machines of one call, and the machines that the call terminates."""
+
+    known: Sequence[OpenLease]
+    ends: Sequence[OpenLease]
+    left: Mapping[str, str]  # the reason of each failed termination by lease key
+    untracked: Sequence[Lease]
+    silent: Sequence[str]  # a message per provider that fails to answer
+
+
 def run(args: argparse.Namespace) -> int:
     _check_installation(args)
+    machines = _terminate(args)
+    if args.json:
+        _print_json(args, machines)
+    else:
+        _print_text(args, machines)
+    return 5 if machines.left else 0
+
+
+def _terminate(args: argparse.Namespace) -> _Machines:
+    """Terminate the chosen machines, unless `--dry-run`.  Raises NotFound, CannotRun, Invalid."""
     root = Path(os.path.abspath(args.workspace))
     untracked, silent = asyncio.run(_find_untracked(args.driver, root, args.installation))
     entered = _enter_in_ledger(args, untracked)
-    untracked = [lease for lease in untracked if lease not in entered]
     entered_keys = [lease.key for lease in entered]
-    known = [
-        each
-        for each in open_leases(root, os.environ, args.driver)
-        if args.installation is None or each.row.key in entered_keys
-    ]
+    known = open_leases(root, os.environ, args.driver)
+    if args.installation is not None:
+        known = [each for each in known if each.row.key in entered_keys]
     keys = [*args.keys, *entered_keys] if args.unknown else args.keys
     ends = _choose_leases(args, known, keys)
     left = {} if args.dry_run else asyncio.run(end_leases(ends, root, os.environ))
-    if args.json:
-        rows = [_as_json(each, ends, left, args.dry_run) for each in known]
-        print(json.dumps([*rows, *map(_untracked_as_json, untracked)], indent=2))
-    else:
-        for why in silent:
-            print(f"warning: {why}", file=sys.stderr)
-        for lease in untracked:
-            print(_describe_untracked(lease, args.installation))
-        if not known and not untracked and not args.quiet:
-            print(_describe_none(args.installation))
-        _print_leases(args, known, ends, left)
-    return 5 if left else 0
+    still_untracked = [lease for lease in untracked if lease not in entered]
+    return _Machines(known, ends, left, still_untracked, silent)
+
+
+def _print_json(args: argparse.Namespace, machines: _Machines) -> None:
+    rows = [_as_json(each, machines, is_dry_run=args.dry_run) for each in machines.known]
+    rows += map(_untracked_as_json, machines.untracked)
+    print(json.dumps(rows, indent=2))
+
+
+def _print_text(args: argparse.Namespace, machines: _Machines) -> None:
+    for why in machines.silent:
+        print(f"warning: {why}", file=sys.stderr)
+    for lease in machines.untracked:
+        print(_describe_untracked(lease, args.installation))
+    if not machines.known and not machines.untracked and not args.quiet:
+        print(_describe_none(args.installation))
+    _print_leases(args, machines)
 
 
 def _describe_none(installation: str | None) -> str:
@@ -138,20 +162,15 @@ def _untracked_as_json(lease: Lease) -> dict[str, object]:
     }
 
 
-def _print_leases(
-    args: argparse.Namespace,
-    known: Sequence[OpenLease],
-    ends: Sequence[OpenLease],
-    left: Mapping[str, str],
-) -> None:
-    """Print a line per lease.  `ends` are the terminated leases, `left` the failures by key."""
+def _print_leases(args: argparse.Namespace, machines: _Machines) -> None:
+    """Print a line per lease."""
     now = time.time()
-    for each in known:
+    for each in machines.known:
         key = each.row.key
         words = f"{reaper.describe_lease(each.row, now)}: {each.fate.why}"
-        if key in left:
-            print(f"still there  {words}; {left[key]}", file=sys.stderr)
-        elif each in ends:
+        if key in machines.left:
+            print(f"still there  {words}; {machines.left[key]}", file=sys.stderr)
+        elif each in machines.ends:
             print(f"{'would end' if args.dry_run else 'ended':11}  {words}")
         elif not args.quiet:
             remedy = "" if _must_stay(each.fate) else f"; `recipe reap {key}` terminates it"
@@ -194,17 +213,11 @@ async def _find_untracked(
 
 
 def _enter_in_ledger(args: argparse.Namespace, untracked: Sequence[Lease]) -> list[Lease]:
-    """Add untracked machines to the ledger, and return their leases.
+    """Add the chosen untracked machines to the ledger, and return their leases.
 
-    These are the machines of `--adopt` (with `--installation`, of the given keys), or with
-    `--unknown` all of them, for termination. Raises NotFound, Invalid.
+    `--dry-run` adds none, nor does `--unknown` without the user's consent. Raises NotFound, Invalid.
     """
-    named = [args.adopt] if args.installation is None else args.keys
-    chosen = [lease for lease in untracked if args.unknown or lease.key in named]
-    if args.adopt and not chosen:
-        near = did_you_mean(args.adopt, [lease.key for lease in untracked])
-        fix = near or "list the untracked machines with `recipe reap -n`"
-        raise NotFound(f"no untracked machine {args.adopt}", fix=fix)
+    chosen = _choose_untracked(args, untracked)
     if args.dry_run or not chosen:
         return []
     if args.unknown:
@@ -214,6 +227,23 @@ def _enter_in_ledger(args: argparse.Namespace, untracked: Sequence[Lease]) -> li
     with Ledger.open(of_user(os.environ)) as ledger:
         for lease in chosen:
             reaper.add_stranger(ledger, lease, os.path.abspath(args.workspace))
+    return chosen
+
+
+def _choose_untracked(args: argparse.Namespace, untracked: Sequence[Lease]) -> list[Lease]:
+    """Return the machines of `--adopt`, with `--installation` of the given keys.
+
+    With `--unknown`, all untracked machines are chosen. Raises NotFound for `--adopt`.
+    """
+    if args.unknown:
+        chosen = [*untracked]
+    else:
+        keys = [args.adopt] if args.installation is None else args.keys
+        chosen = [lease for lease in untracked if lease.key in keys]
+    if args.adopt and not chosen:
+        near = did_you_mean(args.adopt, [lease.key for lease in untracked])
+        fix = near or "list the untracked machines with `recipe reap -n`"
+        raise NotFound(f"no untracked machine {args.adopt}", fix=fix)
     return chosen
 
 
@@ -239,15 +269,20 @@ def _choose_leases(
     for key in keys:
         find_endable_lease(known, key)
     ends = [each for each in known if each.row.key in keys or (each.fate.end and not args.keys)]
-    if not args.dead:
-        return ends
-    dead = [each for each in known if each not in ends and not _must_stay(each.fate)]
-    if dead and not args.dry_run:
-        now = time.time()
-        lines = [reaper.describe_lease(each.row, now) for each in dead]
-        if not _ask_to_end(args, lines, "--dead"):
-            return ends
-    return [*ends, *dead]
+    if args.dead:
+        others = [each for each in known if each not in ends]
+        ends += _choose_dead(args, others)
+    return ends
+
+
+def _choose_dead(args: argparse.Namespace, leases: Sequence[OpenLease]) -> list[OpenLease]:
+    """Return the leases of killed runs; none if the user refuses their termination."""
+    dead = [each for each in leases if not _must_stay(each.fate)]
+    if not dead or args.dry_run:
+        return dead
+    now = time.time()
+    lines = [reaper.describe_lease(each.row, now) for each in dead]
+    return dead if _ask_to_end(args, lines, "--dead") else []
 
 
 def _must_stay(fate: reaper.Fate) -> bool:
@@ -255,18 +290,16 @@ def _must_stay(fate: reaper.Fate) -> bool:
     return fate.reason in ("at-work", "kept")
 
 
-def _as_json(
-    each: OpenLease, ends: Sequence[OpenLease], left: Mapping[str, str], dry: bool
-) -> dict[str, object]:
+def _as_json(each: OpenLease, machines: _Machines, *, is_dry_run: bool) -> dict[str, object]:
     row = each.row
     facts = {
         name: getattr(row, name)
         for name in ("key", "driver", "run", "workspace", "state", "price", "asked", "until")
     }
-    if row.key in left:
+    if row.key in machines.left:
         done = "still there"
-    elif each not in ends:
+    elif each not in machines.ends:
         done = "kept"
     else:
-        done = "would end" if dry else "ended"
-    return {**facts, "done": done, "why": left.get(row.key, each.fate.why)}
+        done = "would end" if is_dry_run else "ended"
+    return {**facts, "done": done, "why": machines.left.get(row.key, each.fate.why)}

@@ -479,35 +479,62 @@ def _points_by_metric(instance: StepInstance) -> dict[str, dict[float, float]]:
     return metrics
 
 
-def _chart(chosen: Sequence[_InstanceCurve], best: Collection[int], points: int) -> Curves:
+def _chart(found: Sequence[_InstanceCurve], best: Collection[int], points: int) -> Curves:
     """Return the chart of one metric; `best` has the `id` of each best result."""
-    frame = drawing.frame([curve for each, curve in chosen if each.state != "FAILED"])
-    keys = _differing_keys([each for each, _ in chosen])
-    # The scale and the x values do not depend on the order of the curves.
-    chosen = sorted(chosen, key=lambda item: [_order(item[0].values.get(key)) for key in keys])
-    instances = [each for each, _ in chosen]
-    curves = [curve for _, curve in chosen]
-    smoothed = {
-        f"{weight:g}": drawing.align_curves(
-            [drawing.smooth(curve, weight) for curve in curves], points
-        )
-        for weight in SMOOTH
-    }
-    ranks = [n for n, each in enumerate(instances) if id(each.result) in best]
+    # The y range is that of the successful instances. It does not depend on the order.
+    frame = drawing.frame([curve for each, curve in found if each.state != "FAILED"])
+    keys = _differing_keys([each for each, _ in found])
+    ordered = _sort_by_inputs(found, keys)
+    instances = [each for each, _ in ordered]
+    curves = [curve for _, curve in ordered]
+    smoothed = {f"{weight:g}": _smooth_and_align(curves, weight, points) for weight in SMOOTH}
+    x, _ = smoothed["0"]  # smoothing keeps the x values
     return {
-        "x": smoothed["0"][0],
+        "x": x,
         "curves": {weight: rows for weight, (_, rows) in smoothed.items()},
         "names": [_name(each.id) for each in instances],
-        "values": [
-            {visible(key): visible(_text(each.values.get(key))) for key in keys}
-            for each in instances
-        ],
+        "values": [_visible_values(each, keys) for each in instances],
         "failed": [each.state == "FAILED" for each in instances],
-        "best": ranks[0] if ranks else -1,
+        "best": _index_of_best(instances, best),
         "frame": frame,
         "leaving": _count_outside(frame, curves),
-        "log": frame is not None and frame[0] > 0 and frame[1] / frame[0] > 1000,
+        "log": _needs_logarithmic_scale(frame),
     }
+
+
+def _sort_by_inputs(
+    curves: Sequence[_InstanceCurve], keys: Sequence[str]
+) -> Sequence[_InstanceCurve]:
+    """Sort curves by the values of the inputs `keys`."""
+    return sorted(curves, key=lambda item: [_order(item[0].values.get(key)) for key in keys])
+
+
+def _smooth_and_align(
+    curves: Sequence[drawing.Curve], weight: float, points: int
+) -> tuple[list[float], list[list[float | None]]]:
+    """Smooth curves, and return their common x values and the y values of each curve."""
+    return drawing.align_curves([drawing.smooth(curve, weight) for curve in curves], points)
+
+
+def _visible_values(instance: StepInstance, keys: Sequence[str]) -> dict[str, str]:
+    """Return the values of the inputs `keys` as displayable text."""
+    return {visible(key): visible(_text(instance.values.get(key))) for key in keys}
+
+
+def _index_of_best(instances: Sequence[StepInstance], best: Collection[int]) -> int:
+    """Return the index of the first instance with a best result; -1 if there is none."""
+    for n, instance in enumerate(instances):
+        if id(instance.result) in best:
+            return n
+    return -1
+
+
+def _needs_logarithmic_scale(frame: tuple[float, float] | None) -> bool:
+    """Return True for a positive y range of more than three orders of magnitude."""
+    if frame is None:
+        return False
+    low, high = frame
+    return low > 0 and high / low > 1000
 
 
 def _differing_keys(instances: Sequence[StepInstance]) -> list[str]:
@@ -645,18 +672,29 @@ def _log(each: StepInstance, story: Story, anchors: Mapping[str, str]) -> Mappin
 
 def _environment(story: Story) -> list[tuple[str, str]]:
     """Return rows with the Python versions, the places of execution and recipe's version."""
-    pythons: dict[str, None] = {}
-    places: Counter[str] = Counter()
-    for each in story.instances:
-        for attempt in each.attempts:
-            if attempt.exit.get("python"):
-                pythons[str(attempt.exit["python"])] = None
-        if each.attempts and each.state != "FRESH":
-            places[each.place or "this machine"] += 1
-    # An implementation and its version in brackets are shortened to the version.
-    versions = [re.sub(r"^.*\((.*)\)$", r"\1", python) for python in pythons]
-    rows = [("Python", ", ".join(versions)), ("places", _count_words(places)), ("recipe", VERSION)]
+    rows = [
+        ("Python", ", ".join(_python_versions(story))),
+        ("places", _count_words(_count_steps_by_place(story))),
+        ("recipe", VERSION),
+    ]
     return [(name, visible(value)) for name, value in rows if value]
+
+
+def _python_versions(story: Story) -> list[str]:
+    """Return a version for each Python of the attempts.
+
+    An implementation with its version in brackets is shortened to the version.
+    """
+    attempts = [attempt for each in story.instances for attempt in each.attempts]
+    known = [attempt.exit["python"] for attempt in attempts if attempt.exit.get("python")]
+    distinct = dict.fromkeys(map(str, known))
+    return [re.sub(r"^.*\((.*)\)$", r"\1", python) for python in distinct]
+
+
+def _count_steps_by_place(story: Story) -> Counter[str]:
+    """Return the number of step instances that each place executed."""
+    executed = [each for each in story.instances if each.attempts and each.state != "FRESH"]
+    return Counter(each.place or "this machine" for each in executed)
 
 
 def _count_words(counts: Mapping[str, int]) -> str:

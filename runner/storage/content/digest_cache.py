@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...agent.tree_hash import TreeScan
 from .files import (
     Content,
     Entry,
     FileRow,
     Progress,
-    Sight,
     Unhashable,
     content_id,
     hash_all,
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .listings import Listings
 
 FEW = 1000  # maximum files of a tree with a row per file; larger trees have a listing
+CHEAP_FILES, CHEAP_BYTES = 16, 1 << 20  # limits of files that are hashed in about a millisecond
 _SQLITE_MAX = 1 << 63
 
 
@@ -138,6 +139,13 @@ class DigestCache:
             return  # another process changed the tree; the next request detects it
         self._large().note(path, sight, manifest)
 
+    @property
+    def is_costly_to_repeat(self) -> bool:
+        """Return True if hashing the new files again takes longer than storing their digests."""
+        if self._listings is not None or len(self._new) > CHEAP_FILES:
+            return True
+        return sum(row[3] for row in self._new.values()) > CHEAP_BYTES
+
     def changes(self) -> list[FileRow]:
         """Return the new digest rows since the last call, for the store's `files` table.
 
@@ -163,7 +171,7 @@ class DigestCache:
             return tree_id(self._digest_rows(path, sight))
         return self._large().content(path, self._full(path), sight, self.progress)
 
-    def _digest_rows(self, path: str, sight: Sight) -> list[Entry]:
+    def _digest_rows(self, path: str, sight: TreeScan) -> list[Entry]:
         """Return the manifest of a tree, and cache a digest row for each file."""
         known: dict[str, list[str]] = {}
         recall = self._rows.get

@@ -16,13 +16,13 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
 
+from ...agent.tree_hash import TreeScan
 from ...paths import temporary_name
 from .files import (
     Content,
     Entry,
     Progress,
     Read,
-    Sight,
     identity_of,
     is_settled,
     read_manifest,
@@ -63,7 +63,7 @@ class Listings:
         self._listings: dict[str, _Listing] = {}
         self._unsaved: set[str] = set()
 
-    def content(self, path: str, full: str, sight: Sight, progress: Progress | None) -> Content:
+    def content(self, path: str, full: str, sight: TreeScan, progress: Progress | None) -> Content:
         """Return the content id of the tree at `full`, cached under the name `path`.
 
         An unchanged tree needs no manifest.
@@ -77,7 +77,9 @@ class Listings:
             self._keep(path, listing._replace(content=content))
         return content
 
-    def entries(self, path: str, full: str, sight: Sight, progress: Progress | None) -> list[Entry]:
+    def entries(
+        self, path: str, full: str, sight: TreeScan, progress: Progress | None
+    ) -> list[Entry]:
         """Return the manifest of a tree, and update its digest listing."""
         old, packed = self._listing(path), _pack(sight)
         digests = {folder: _recall_digests(old, folder, seen) for folder, seen in packed.items()}
@@ -88,7 +90,7 @@ class Listings:
             self._keep(path, _Listing("", packed, sight.links, sight.empty, digests))
         return manifest
 
-    def note(self, path: str, sight: Sight, manifest: Sequence[Entry]) -> None:
+    def note(self, path: str, sight: TreeScan, manifest: Sequence[Entry]) -> None:
         """Store the digest listing of a tree that recipe just wrote at `path`."""
         values = {
             entry.path: bytes.fromhex(entry.value) for entry in manifest if entry.kind in "fx"
@@ -124,15 +126,18 @@ class Listings:
         self._unsaved.add(path)
 
 
-def _pack(sight: Sight) -> dict[str, _Packed]:
+def _pack(sight: TreeScan) -> dict[str, _Packed]:
     pack = _STATS.pack
     return {
-        folder: ("\0".join(names).encode("utf-8", "surrogateescape"), b"".join(starmap(pack, rows)))
-        for folder, (names, rows) in sight.folders.items()
+        folder: (
+            "\0".join(seen.names).encode("utf-8", "surrogateescape"),
+            b"".join(starmap(pack, seen.rows)),
+        )
+        for folder, seen in sight.folders.items()
     }
 
 
-def _shows(listing: _Listing, sight: Sight, packed: dict[str, _Packed]) -> bool:
+def _shows(listing: _Listing, sight: TreeScan, packed: dict[str, _Packed]) -> bool:
     """Return True if a tree's scan equals its stored listing, so that no file has changed."""
     return (
         listing.folders == packed and listing.links == sight.links and listing.empty == sight.empty
@@ -162,7 +167,7 @@ def _files(seen: _Packed) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _new_digests(
-    digests: Mapping[str, bytes], sight: Sight, reads: Iterable[Read], begun: int
+    digests: Mapping[str, bytes], sight: TreeScan, reads: Iterable[Read], begun: int
 ) -> dict[str, bytes]:
     """Return the digests of directories with newly hashed files.
 
