@@ -121,8 +121,9 @@ docs: .venv/.ready
 pictures: .venv/.ready
 	$(BIN)/python -m docs.pictures
 
+# Without --clean, which would delete the whole of .cache, the clients of the tests too: zensical keeps the warnings of pages in its cache, and removes old pages.
 site: .venv/.ready
-	$(BIN)/zensical build --strict --clean
+	$(BIN)/zensical build --strict
 
 vendor: .venv/.ready
 	$(BIN)/python -m docs.vendor

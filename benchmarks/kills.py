@@ -188,6 +188,8 @@ class Workspace:
                 break
             time.sleep(0.002)
         whom = self.rng.choice(self.choices)
+        while "worker" not in whom and process.poll() is None and not self.programs(whom):
+            time.sleep(0.002)
         hit = process.poll() is None
         for pid in self.programs(whom):
             with contextlib.suppress(OSError):
@@ -214,14 +216,13 @@ class Workspace:
     def kind(self, pid: int) -> str:
         """What a process is to this workspace: its agent, attach, or nothing.  Raises OSError when it is gone."""
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        agent = f"{self.there}/agent" if self.there.name == "there" else str(self.there)
-        return (
-            "agent"
-            if agent.encode() in words
-            else "attach"
-            if str(self.there).encode() in words
-            else ""
-        )
+        if self.there.name == "there":
+            is_agent = f"{self.there}/agent".encode() in words
+        else:  # one agent for each combination of limits
+            is_agent = any(word.startswith(f"{self.there}/".encode()) for word in words)
+        if is_agent:
+            return "agent"
+        return "attach" if str(self.there).encode() in words else ""
 
     def finish(self) -> int:
         process, self.process = self.process or self.start(), None

@@ -42,7 +42,7 @@ from .base import (
     file_name,
     suggest,
 )
-from .machine import enough
+from .machine import satisfies
 from .ssh import SshHost, SshServer
 from .sshlink import NotLetIn, Route, SshLink, StuckLogin
 from .web import Web, printable
@@ -388,7 +388,7 @@ def why_excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> st
         ("too little disk", (have.disk or 0) < max(need.disk or 0, wish.disk or 0)),
         (
             "too little memory or too few CPUs",
-            not enough(have, Wish(replace(need, market="any", nodes=1, gpu=None), wish.disk)),
+            not satisfies(have, Wish(replace(need, market="any", nodes=1, gpu=None), wish.disk)),
         ),
         ("several machines are one order", need.nodes != 1),
         (

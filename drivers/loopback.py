@@ -231,10 +231,10 @@ class Loopback(Driver):
         question = calls.call(
             machine.question(str(self._root)), NOTHING, _environment(self._root), self._root
         )
-        have = machine.resources(machine.facts(b"".join([data async for data in question])))
+        have = machine.parse_resources(machine.facts(b"".join([data async for data in question])))
         if self._gpus:
             have = replace(have, gpus=self._gpus, gpu="loopback", gpu_memory=have.memory)
-        if not machine.enough(have, wish):
+        if not machine.satisfies(have, wish):
             return ()
         taken = [lease.data["host"] for lease in self._leases()]
         free_first = sorted(self._names, key=lambda name: taken.count(name) >= self._slots)

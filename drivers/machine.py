@@ -8,10 +8,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from typing import TypeVar
 
 from .base import Argv, Need, Resources, Wish
 from .devices import PATIENCE
+
+_Amount = TypeVar("_Amount", int, float)
 
 ENOUGH = 0.93
 """Drivers and error correction keep some of a card's memory: what was sold as 24 GB may show this share of it."""
@@ -94,7 +96,7 @@ def facts(said: bytes) -> Facts:
     return told
 
 
-def resources(told: Facts) -> Resources:
+def parse_resources(told: Facts) -> Resources:
     """Convert hardware facts to resources.
 
     Missing or senseless facts are unknown (None).  GPUs that cannot be asked about count as none.
@@ -106,22 +108,22 @@ def resources(told: Facts) -> Resources:
             names.append(name.strip())
             with suppress(ValueError):
                 sizes.append(int(size) << 20)
-    cpus: float | None = min(_numbers(told, "cpus"), default=None)
+    cpus: float | None = min(_parse_numbers(told, "cpus"), default=None)
     for text in told.get("cpu_quota", ()):
         quota, _, period = text.partition("/")
         with suppress(ValueError, ZeroDivisionError):
             cpus = min(cpus or float("inf"), int(quota) / int(period))
     return Resources(
         cpus=float(cpus) if cpus else None,
-        memory=min(_numbers(told, "memory"), default=None),
+        memory=min(_parse_numbers(told, "memory"), default=None),
         gpus=len(names),
         gpu=names[0] if names else None,
         gpu_memory=min(sizes, default=None),
-        disk=min(_numbers(told, "disk"), default=None),
+        disk=min(_parse_numbers(told, "disk"), default=None),
     )
 
 
-def enough(have: Resources, wish: Wish) -> bool:
+def satisfies(have: Resources, wish: Wish) -> bool:
     """Return True if a machine with resources `have` satisfies `wish`.
 
     Unknown resources count as absent.
@@ -129,16 +131,32 @@ def enough(have: Resources, wish: Wish) -> bool:
     need = wish.need
     if need.nodes != 1 or need.market == "spot":
         return False
-    wanted = replace(need, disk=max(need.disk or 0, wish.disk or 0))
-    pairs = (
-        (getattr(wanted, name), getattr(have, name))
-        for name in ("cpus", "memory", "gpus", "gpu_memory", "disk")
+    if need.gpu and not _is_model(have.gpu, need.gpu):
+        return False
+    amounts = (
+        (need.cpus, have.cpus),
+        (need.memory, have.memory),
+        (need.gpus, have.gpus),
+        (need.gpu_memory, have.gpu_memory),
+        (max(need.disk or 0, wish.disk or 0), have.disk),
     )
-    same = not need.gpu or (have.gpu is not None and need.gpu.lower() in have.gpu.lower())
-    return same and all(amount is None or amount <= (there or 0) for amount, there in pairs)
+    return all(wanted is None or wanted <= (there or 0) for wanted, there in amounts)
 
 
-def cuda(image: str) -> tuple[int, int] | None:
+def _is_model(gpu: str | None, wanted: str) -> bool:
+    """Return True if the name of a GPU contains the wanted model."""
+    return gpu is not None and wanted.lower() in gpu.lower()
+
+
+def limit(have: _Amount | None, wanted: _Amount | None) -> _Amount | None:
+    """Return the wanted amount of a resource, up to the available amount.
+
+    Without a wanted amount, return all that is available.
+    """
+    return min(have, wanted) if have and wanted else have
+
+
+def find_cuda_version(image: str) -> tuple[int, int] | None:
     """Return the CUDA version in an image name, such as 12.4 for `nvidia/cuda:12.4.1-base`.
 
     None if the name has no version. Short forms such as `cu1281` (12.8) count too.
@@ -149,23 +167,25 @@ def cuda(image: str) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def less(sold: Resources, need: Need, told: Facts, image: str = "", least: str = "") -> str:
+def describe_shortfall(
+    sold: Resources, need: Need, told: Facts, image: str = "", least: str = ""
+) -> str:
     """Describe how a machine falls short of the sold or needed resources, or return "".
 
     These are the sold GPUs, the needed memory and disk, and the image's CUDA version.  Resources
     that cannot be measured count as present.  `least` is the CUDA version for images without one
     in their name.
     """
-    needs, runs = (
-        cuda(image) or cuda(f"cuda{least}"),
-        cuda(f"cuda{next(iter(told.get('cuda', ())), '')}"),
-    )
+    of_image = find_cuda_version(image)
+    needs = of_image or find_cuda_version(f"cuda{least}")
+    of_driver = next(iter(told.get("cuda", ())), "")
+    runs = find_cuda_version(f"cuda{of_driver}")
     if needs and runs and runs < needs:
-        who = f"{image} needs" if cuda(image) else "the setting `cuda` says"
+        who = f"{image} needs" if of_image else "the setting `cuda` says"
         return f"its driver runs CUDA {runs[0]}.{runs[1]} (nvidia-smi: CUDA Version), and {who} {needs[0]}.{needs[1]}"
     if sold.gpus and "hung" in told:
         return HUNG
-    have = resources(told)
+    have = parse_resources(told)
     tests = (
         ("GPUs", sold.gpus if "smi" in told else None, have.gpus, 1.0, 1.0),
         ("GB of GPU memory", sold.gpu_memory, have.gpu_memory, ENOUGH, 1e9),
@@ -178,5 +198,5 @@ def less(sold: Resources, need: Need, told: Facts, image: str = "", least: str =
     return ""
 
 
-def _numbers(told: Facts, name: str) -> list[int]:
+def _parse_numbers(told: Facts, name: str) -> list[int]:
     return [int(text) for text in told.get(name, ()) if text.isascii() and text.isdecimal()]

@@ -128,13 +128,13 @@ class Ray(Driver):
 
         `excluded` then holds the reason.
         """
-        nodes = [_resources(node) for node in await self._ask(ray.nodes) if node["Alive"]]
+        nodes = await self._find_nodes()
         matching = [node for node in nodes if self._matches(node, wish)]
         if len(matching) < max(1, wish.need.nodes):
             self.excluded = {_describe_shortage(len(matching), wish.need.nodes): len(nodes) or 1}
             return []
         self.excluded = {}
-        share = min((self._part(node, wish) for node in matching), key=_size)
+        share = min((self._part(node, wish) for node in matching), key=_size_key)
         bundle = self._bundle(share, wish)
         data = {name: f"{amount:.15g}" for name, amount in bundle.items() if amount}
         return [Offer("ray", "cluster", share, wish.need.nodes, data=data, fetched=time.time())]
@@ -143,8 +143,8 @@ class Ray(Driver):
         """Return whether a node, and the part of it to reserve, satisfy the need of one node."""
         of_one_node = wish._replace(need=replace(wish.need, nodes=1))
         return (
-            machine.enough(node, of_one_node)
-            and machine.enough(self._part(node, wish), of_one_node)
+            machine.satisfies(node, of_one_node)
+            and machine.satisfies(self._part(node, wish), of_one_node)
             and self._holds(node)
         )
 
@@ -186,7 +186,7 @@ class Ray(Driver):
         self.waits = ""
         if lease.id not in self._hosts:
             found = []
-            for name in _names(lease.id, len(bundles)):
+            for name in _actor_names(lease.id, len(bundles)):
                 actor = await self._ask(partial(self._actor, name))
                 if actor is None:
                     raise HostLost(f"the Ray actor {name} no longer exists")
@@ -210,7 +210,7 @@ class Ray(Driver):
         left = await asyncio.gather(
             *(
                 self._leave(name, group, index, state)
-                for index, name in enumerate(_names(lease.id, len(bundles)))
+                for index, name in enumerate(_actor_names(lease.id, len(bundles)))
             )
         )
         if not all(left):
@@ -229,19 +229,22 @@ class Ray(Driver):
 
     async def about(self) -> Sequence[tuple[str, str]]:
         """Describe the cluster for `recipe doctor`.  Raises Denied if its Ray version differs."""
-        nodes = [_resources(node) for node in await self._ask(ray.nodes) if node["Alive"]]
-        gpus = sorted({have.gpu for have in nodes if have.gpu})
+        nodes = await self._find_nodes()
+        processors = sum(have.cpus or 0 for have in nodes)
+        gpus = sum(have.gpus or 0 for have in nodes)
+        models = sorted({have.gpu for have in nodes if have.gpu})
         return [
             ("ray", str(ray.__version__)),
             ("namespace", self._namespace),
             ("nodes", f"{len(nodes)}"),
-            ("processors", f"{sum(have.cpus or 0 for have in nodes):g}"),
-            (
-                "GPUs",
-                f"{sum(have.gpus or 0 for have in nodes)}"
-                + (f" ({', '.join(gpus)})" if gpus else ""),
-            ),
+            ("processors", f"{processors:g}"),
+            ("GPUs", f"{gpus} ({', '.join(models)})" if models else f"{gpus}"),
         ]
+
+    async def _find_nodes(self) -> list[Resources]:
+        """Return the resources of each node of the cluster that is alive."""
+        nodes = await self._ask(ray.nodes)
+        return [_resources(node) for node in nodes if node["Alive"]]
 
     async def answer(self, ref: Awaitable[_T]) -> _T:
         """Await the reply of a Ray actor or task. Raises DriverError."""
@@ -249,7 +252,7 @@ class Ray(Driver):
             async with asyncio.timeout(LONGEST):
                 return await ref
         except (RayError, TimeoutError) as error:
-            raise foreign(error) from error
+            raise translate_error(error) from error
 
     async def _ask(self, question: Callable[[], _T]) -> _T:
         """Run a blocking Ray call in a thread, connecting to the cluster first.
@@ -264,7 +267,7 @@ class Ray(Driver):
                     if self._address == "auto"
                     else self._address
                 )
-                _dial(address)
+                _check_address(address)
                 logging.getLogger("ray").setLevel(logging.CRITICAL)
                 ray.init(
                     address, namespace=self._namespace, log_to_driver=False, configure_logging=False
@@ -275,14 +278,14 @@ class Ray(Driver):
             async with asyncio.timeout(LONGEST):
                 return await asyncio.to_thread(ask)
         except (RayError, OSError, TimeoutError, RuntimeError, ValueError) as error:
-            raise foreign(error) from error
+            raise translate_error(error) from error
 
     def _create(self, order: Order) -> None:
         name, bundle = (
             self._installation.mark(order.key),
             {name: float(amount) for name, amount in order.offer.data.items()},
         )
-        group, names = self._find_group(name)[0], _names(name, order.offer.nodes)
+        group, names = self._find_group(name)[0], _actor_names(name, order.offer.nodes)
         if group is None:
             strategy = "STRICT_SPREAD" if order.offer.nodes > 1 else "PACK"
             group = placement_group(
@@ -362,15 +365,12 @@ class Ray(Driver):
         This is the configured share, otherwise the peak use of the steps, otherwise the whole node.
         """
         wanted, share = wish.together, self._share
-        cpus, memory = (
-            share.cpus or (wanted.cpus and ceil(wanted.cpus)),
-            share.memory or wanted.memory,
-        )
-        gpus = share.gpus if share.gpus is not None else wanted.gpus
+        cpus = share.cpus or (wanted.cpus and ceil(wanted.cpus))
+        gpus = wanted.gpus if share.gpus is None else share.gpus
         return replace(
             have,
-            cpus=min(have.cpus or 0.0, cpus) if cpus else have.cpus,
-            memory=min(have.memory or 0, memory) if memory else have.memory,
+            cpus=machine.limit(have.cpus, cpus),
+            memory=machine.limit(have.memory, share.memory or wanted.memory),
             gpus=have.gpus if gpus is None else min(have.gpus or 0, gpus),
         )
 
@@ -432,7 +432,7 @@ class RayHost(Host):
         """Do nothing: the host holds no connection between calls."""
 
 
-def _dial(address: str) -> None:
+def _check_address(address: str) -> None:
     """Check that the cluster's address accepts connections.
 
     Raises OSError if nothing listens.  Ray itself would retry for minutes.
@@ -442,7 +442,7 @@ def _dial(address: str) -> None:
         socket.create_connection((host, int(port)), DIALS).close()
 
 
-def _names(lease: str, nodes: int) -> list[str]:
+def _actor_names(lease: str, nodes: int) -> list[str]:
     return [f"{lease}/{index}" for index in range(nodes)]
 
 
@@ -452,7 +452,7 @@ def _describe_shortage(matching: int, requested: int) -> str:
     return f"the Ray cluster has {matching} matching nodes, but {requested} are requested"
 
 
-def _size(resources: Resources) -> tuple[int, float, int]:
+def _size_key(resources: Resources) -> tuple[int, float, int]:
     """Return a sort key: GPUs, then CPUs, then memory."""
     return resources.gpus or 0, resources.cpus or 0.0, resources.memory or 0
 
@@ -469,7 +469,7 @@ def _resources(node: Mapping[str, Any]) -> Resources:
     )
 
 
-def foreign(error: Exception) -> DriverError:
+def translate_error(error: Exception) -> DriverError:
     """Translate an error of Ray into a driver error with a remedy."""
     words = " ".join(str(error).split())[:500] or type(error).__name__
     if isinstance(error, RayTaskError):

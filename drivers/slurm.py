@@ -122,7 +122,7 @@ class Slurm(Driver):
         prices: Mapping[str, str] = MappingProxyType({}),
         login: str | Mapping[str, Any] = "",
     ) -> None:
-        if wrong := commands.check(options, container):
+        if wrong := commands.check_settings(options, container):
             raise WrongSetting(wrong)
         self._prices = {
             partition: float(price.removesuffix(" USD")) for partition, price in prices.items()
@@ -153,7 +153,7 @@ class Slurm(Driver):
         self._setup = (setup,) if isinstance(setup, str) else tuple(setup)
         self._mark = hashlib.sha256(root.encode("utf-8", "surrogateescape")).hexdigest()[:8]
         self._env = {name: os.environ[name] for name in PASSED if name in os.environ}
-        self._login = _login(login) if login else None
+        self._login = _load_login_driver(login) if login else None
         self.notices = self._login.notices if self._login else ()
         self._node: Host | None = None  # the login node, once connected
         self._hosts: dict[str, tuple[SlurmHost, ...]] = {}
@@ -168,15 +168,17 @@ class Slurm(Driver):
         `excluded` then holds the reasons against the other partitions.
         """
         said = await self._ask(commands.sinfo())
-        if self._pattern.partition and self._pattern.partition not in commands.partitions(said):
+        if self._pattern.partition and self._pattern.partition not in commands.parse_partitions(
+            said
+        ):
             raise commands.why_refused(
                 "sbatch",
                 f"invalid partition specified: {self._pattern.partition}",
-                commands.partitions(said),
+                commands.parse_partitions(said),
             )
-        self._check_prices(commands.partitions(said))
+        self._check_prices(commands.parse_partitions(said))
         by_name: dict[str, list[NodeGroup]] = {}
-        for group in commands.groups(said):
+        for group in commands.parse_groups(said):
             if self._pattern.partition in ("", group.partition):
                 by_name.setdefault(group.partition, []).append(group)
         found, left_out = [], dict[str, int]()
@@ -185,7 +187,7 @@ class Slurm(Driver):
             if fitting and sum(group.nodes for group in fitting) >= wish.need.nodes:
                 longest = min(group.longest for group in fitting)
                 share, hours = (
-                    self._share(commands.least(fitting), wish),
+                    self._share(commands.find_common_resources(fitting), wish),
                     None if longest == inf else longest / 3600,
                 )
                 asked = self._pattern._asdict() | {
@@ -223,12 +225,12 @@ class Slurm(Driver):
 
         Raises Denied if Slurm rejects the job, Unsure if its reply was lost.
         """
-        for job in await self._list_jobs(_name(order.key)):
+        for job in await self._list_jobs(_job_name(order.key)):
             if commands.key_of(job.comment, self._mark) == order.key:
                 return self._lease(job.id, order.key)
         data = order.offer.data
         asked = self._pattern._replace(
-            name=_name(order.key),
+            name=_job_name(order.key),
             comment=commands.comment(self._mark, order.key),
             nodes=order.offer.nodes,
             partition=order.offer.id,
@@ -241,7 +243,7 @@ class Slurm(Driver):
         script = commands.script(
             keeper,
             self._python,
-            self._build_keeper_settings(commands.seconds(asked.time)),
+            self._build_keeper_settings(commands.parse_time(asked.time)),
             self._setup,
         )
         try:
@@ -265,7 +267,7 @@ class Slurm(Driver):
         if job.state == "RUNNING":
             self.waits = ""
             if lease.id not in self._hosts:
-                nodes = commands.addresses(await self._ask(commands.names(job.nodes)))
+                nodes = commands.parse_addresses(await self._ask(commands.names(job.nodes)))
                 end = time.time() + job.left, commands.grace(self._grace, job.walltime)
                 folders = await asyncio.gather(*(self._folder(lease, name) for name, _ in nodes))
                 self._hosts[lease.id] = tuple(
@@ -291,7 +293,9 @@ class Slurm(Driver):
         self._hosts.pop(lease.id, None)
         with suppress(Denied):  # the job is unknown or has finished
             await self._ask(commands.scancel(lease.id))
-        return not [job for job in await self._list_jobs(_name(lease.key)) if job.id == lease.id]
+        return not [
+            job for job in await self._list_jobs(_job_name(lease.key)) if job.id == lease.id
+        ]
 
     async def leases(self) -> Sequence[Lease]:
         found = [
@@ -308,7 +312,7 @@ class Slurm(Driver):
             raise Denied(
                 "a worker in the cluster requires the disk of this machine, but `login` is another machine: run the command on that machine"
             )
-        groups = commands.groups(await self._ask(commands.sinfo()))
+        groups = commands.parse_groups(await self._ask(commands.sinfo()))
         group = next(
             (group for group in groups if self._pattern.partition in ("", group.partition)), None
         )
@@ -333,11 +337,11 @@ class Slurm(Driver):
 
         Raises Denied if its Slurm version is not supported.
         """
-        told = commands.config(await self._ask(commands.config_of()))
+        told = commands.parse_config(await self._ask(commands.config_of()))
         if wrong := commands.too_old(told.get("SLURM_VERSION", "")):
             raise Denied(wrong)
         said = await self._ask(commands.sinfo())
-        self._check_prices(commands.partitions(said))
+        self._check_prices(commands.parse_partitions(said))
         names = {
             "slurm": "SLURM_VERSION",
             "proctrack": "ProctrackType",
@@ -346,7 +350,7 @@ class Slurm(Driver):
         }
         shown = [
             *((name, told.get(key, "unknown")) for name, key in names.items()),
-            ("partitions", commands.limits(commands.groups(said))),
+            ("partitions", commands.limits(commands.parse_groups(said))),
         ]
         return [*shown, *await self._look()]
 
@@ -447,7 +451,7 @@ class Slurm(Driver):
 
     async def _job(self, lease: Lease) -> QueuedJob:
         """Return the unfinished job of a lease.  Raises HostLost if the job has finished."""
-        for job in await self._list_jobs(_name(lease.key)):
+        for job in await self._list_jobs(_job_name(lease.key)):
             if job.id == lease.id:
                 return job
         self._hosts.pop(lease.id, None)
@@ -475,7 +479,7 @@ class Slurm(Driver):
         return number
 
     async def _list_jobs(self, name: str = "") -> list[QueuedJob]:
-        return commands.jobs(await self._ask(commands.squeue(name)))
+        return commands.parse_jobs(await self._ask(commands.squeue(name)))
 
     async def _ask(self, argv: Argv, script: bytes = b"", program: str = "") -> str:
         """Run a Slurm command and return its output.  Raises its error output as a DriverError.
@@ -529,19 +533,17 @@ class Slurm(Driver):
 
     def _fits(self, group: NodeGroup, wish: Wish) -> bool:
         """Return True if a node group satisfies one node of a wish and the driver's settings."""
-        if (
-            not set(filter(None, self._pattern.constraint.replace("&", ",").split(",")))
-            <= group.features
-            and self._pattern.constraint.isalnum()
-        ):
+        pattern, have = self._pattern, group.have
+        # Only a plain word is compared here. Slurm itself evaluates all other constraints.
+        if pattern.constraint.isalnum() and pattern.constraint not in group.features:
             return False
-        if (self._pattern.cpus or 0) > (group.have.cpus or 0) or commands.gpus(
-            self._pattern.gres
-        ) > (group.have.gpus or 0):
+        if (pattern.cpus or 0) > (have.cpus or 0):
+            return False
+        if commands.count_gpus(pattern.gres) > (have.gpus or 0):
             return False
         model = wish.need.gpu and wish.need.gpu.replace(" ", "_")  # no name in Slurm has a space
-        return machine.enough(
-            self._share(group.have, wish),
+        return machine.satisfies(
+            self._share(have, wish),
             wish._replace(need=replace(wish.need, nodes=1, gpu=model)),
         )
 
@@ -552,33 +554,32 @@ class Slurm(Driver):
         """
         wanted = wish.together
         cpus = self._pattern.cpus or (wanted.cpus and ceil(wanted.cpus))
-        gpus = have.gpus or 0
-        if self._pattern.gres:
-            gpus = commands.gpus(self._pattern.gres)
-        elif wanted.gpus is not None:
-            gpus = min(gpus, wanted.gpus)
-        part = bool(cpus and wanted.memory and not self._pattern.memory)
+        memory = wanted.memory if cpus and not self._pattern.memory else None
         return Resources(
-            cpus=min(have.cpus or 0.0, cpus) if cpus else have.cpus,
-            memory=min(have.memory or 0, wanted.memory or 0) if part else have.memory,
-            gpus=gpus,
+            cpus=machine.limit(have.cpus, cpus),
+            memory=machine.limit(have.memory, memory),
+            gpus=self._share_of_gpus(have.gpus or 0, wanted.gpus),
             gpu=have.gpu,
             disk=have.disk,
         )
 
+    def _share_of_gpus(self, have: int, wanted: int | None) -> int:
+        """Return an allocation's GPUs on one node: as configured, otherwise as the steps need."""
+        if self._pattern.gres:
+            return commands.count_gpus(self._pattern.gres)
+        return have if wanted is None else min(have, wanted)
+
     def _request_share(self, share: Resources, wish: Wish) -> dict[str, object]:
         """Return the sbatch options for the share of a node that the settings leave open."""
+        pattern, wanted = self._pattern, wish.together
         asked: dict[str, object] = {}
-        if share.gpus and not self._pattern.gres:
-            asked["gres"] = (
-                f"gpu:{share.gpu}:{share.gpus}"
-                if wish.need.gpu and share.gpu
-                else f"gpu:{share.gpus}"
-            )
-        if wish.together.cpus and not self._pattern.cpus:
+        if share.gpus and not pattern.gres:
+            model = share.gpu if wish.need.gpu else None
+            asked["gres"] = commands.request_gpus(share.gpus, model)
+        if wanted.cpus and not pattern.cpus:
             asked["cpus"] = int(share.cpus or 1)
-            if wish.together.memory and not self._pattern.memory:
-                asked["memory"] = f"{ceil((share.memory or 0) / (1 << 20))}M"
+            if wanted.memory and not pattern.memory:
+                asked["memory"] = commands.request_memory(share.memory or 0)
         return asked
 
 
@@ -650,7 +651,7 @@ class _End:
         return b""
 
 
-def _login(given: str | Mapping[str, Any]) -> Driver:
+def _load_login_driver(given: str | Mapping[str, Any]) -> Driver:
     """Return an ssh driver whose only server is the login node.
 
     `given` is the node's address, or a table of `host` and settings of the ssh driver.
@@ -661,5 +662,5 @@ def _login(given: str | Mapping[str, Any]) -> Driver:
     return load("ssh")(hosts=[settings.pop("host", "")], **settings)
 
 
-def _name(key: str) -> str:
+def _job_name(key: str) -> str:
     return f"recipe-{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}"

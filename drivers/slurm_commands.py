@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from math import ceil, inf
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 from .base import (
@@ -26,6 +26,8 @@ from .base import (
     Unsure,
     suggest,
 )
+
+_Amount = TypeVar("_Amount", int, float)
 
 OURS = (
     *(
@@ -436,7 +438,7 @@ def script(keeper: str, python: str, asked: KeeperParameters, setup: Sequence[st
 # --- answers
 
 
-def groups(said: str) -> list[NodeGroup]:
+def parse_groups(said: str) -> list[NodeGroup]:
     """Parse `sinfo` output to the node groups that may start jobs, default partition first."""
     found = []
     for line in said.splitlines():
@@ -444,27 +446,27 @@ def groups(said: str) -> list[NodeGroup]:
         if state.startswith(DOWN) or state.endswith("*"):
             continue
         have = Resources(
-            cpus=float(_number(cpus)),
-            memory=_number(memory) << 20,
-            gpus=gpus(gres),
-            gpu=model(gres),
-            disk=_number(disk) << 20,
+            cpus=float(_parse_leading_number(cpus)),
+            memory=_parse_leading_number(memory) << 20,
+            gpus=count_gpus(gres),
+            gpu=find_gpu_model(gres),
+            disk=_parse_leading_number(disk) << 20,
         )
         asked = frozenset(features.split(","))
         found.append(
             NodeGroup(
                 partition.rstrip("*"),
                 partition.endswith("*"),
-                _number(count),
+                _parse_leading_number(count),
                 have,
                 asked,
-                seconds(longest),
+                parse_time(longest),
             )
         )
     return sorted(found, key=lambda group: not group.default)
 
 
-def config(said: str) -> dict[str, str]:
+def parse_config(said: str) -> dict[str, str]:
     """Parse the cluster's configuration to a dictionary."""
     return {
         name.strip(): value.strip()
@@ -481,12 +483,12 @@ def too_old(version: str) -> str:
     return f"Slurm {version} has no `srun --overlap`: Slurm 20.11 or later is required"
 
 
-def partitions(said: str) -> list[str]:
+def parse_partitions(said: str) -> list[str]:
     """Return the names of all partitions, including partitions that are down."""
     return list(dict.fromkeys(line.split("|")[0].rstrip("*") for line in said.splitlines()))
 
 
-def addresses(said: str) -> list[tuple[str, str]]:
+def parse_addresses(said: str) -> list[tuple[str, str]]:
     """Return nodes with their network addresses, in rank order."""
     return list(
         dict.fromkeys(
@@ -496,7 +498,7 @@ def addresses(said: str) -> list[tuple[str, str]]:
     )
 
 
-def jobs(said: str) -> list[QueuedJob]:
+def parse_jobs(said: str) -> list[QueuedJob]:
     """Parse `squeue` output to the unfinished jobs."""
     found = []
     for line in said.splitlines():
@@ -508,7 +510,15 @@ def jobs(said: str) -> list[QueuedJob]:
         if state not in OVER:
             found.append(
                 QueuedJob(
-                    id, state, reason, since, nodes, seconds(left), seconds(walltime), name, comment
+                    id,
+                    state,
+                    reason,
+                    since,
+                    nodes,
+                    parse_time(left),
+                    parse_time(walltime),
+                    name,
+                    comment,
                 )
             )
     return found
@@ -552,7 +562,7 @@ def why_ended(
             told.setdefault("ExitCode", exit)
         elif known.startswith("OUT_OF_ME"):
             state = "OUT_OF_MEMORY"  # the lack of memory ended the keeper, and so the job
-    code = _number(told.get("ExitCode", "").partition(":")[0])
+    code = _parse_leading_number(told.get("ExitCode", "").partition(":")[0])
     if code == NO_PYTHON:
         return Denied(WITHOUT_PYTHON)
     if code == NO_ROOM:
@@ -588,21 +598,28 @@ def hopeless(reason: str) -> str:
     return NEVER.get(name, "")
 
 
-def gpus(gres: str) -> int:
+def request_gpus(count: int, model: str | None) -> str:
+    """Return the GRES string that requests GPUs, of one model or of any."""
+    return f"gpu:{model}:{count}" if model else f"gpu:{count}"
+
+
+def request_memory(size: int) -> str:
+    """Return a size in bytes as Slurm reads it, in MiB."""
+    return f"{ceil(size / (1 << 20))}M"
+
+
+def count_gpus(gres: str) -> int:
     """Count the GPUs in a GRES string such as `gpu:a100:4(S:0-1),gpu:2`."""
     found = 0
     for each in re.sub(r"\([^)]*\)", "", gres).split(","):
         kind, _, rest = each.strip().partition(":")
         if kind in ("gpu", "gres/gpu"):
-            found += (
-                _number(rest.rpartition(":")[2])
-                if rest and rest.rpartition(":")[2].isdigit()
-                else 1
-            )
+            count = rest.rpartition(":")[2]
+            found += _parse_leading_number(count) if count.isdigit() else 1
     return found
 
 
-def model(gres: str) -> str | None:
+def find_gpu_model(gres: str) -> str | None:
     """Return the GPU model in a GRES string such as `gpu:a100:4(S:0-1)`, by Slurm's name.
 
     None if it names no model or several.
@@ -632,16 +649,16 @@ def why_refused(program: str, words: str, known: Iterable[str] = ()) -> DriverEr
         )
     if "munge" in low or "authentication" in low:
         return Denied(
-            f"munge authentication with Slurm failed: start munged, or ask the administrators ({_line(said)})"
+            f"munge authentication with Slurm failed: start munged, or ask the administrators ({_join_last_lines(said)})"
         )
     if "socket timed out" in low and program == "sbatch":
-        return Unsure(f"the reply to sbatch was lost: {_line(said)}")
+        return Unsure(f"the reply to sbatch was lost: {_join_last_lines(said)}")
     if any(sign in low for sign in SILENT):
-        return Unreachable(f"cannot reach slurmctld: {_line(said)}")
+        return Unreachable(f"cannot reach slurmctld: {_join_last_lines(said)}")
     if "temporarily unable" in low or "try again later" in low:
-        return Throttled(_line(said))
+        return Throttled(_join_last_lines(said))
     if program != "sbatch":
-        return Denied(f"{program}: {_line(said)}")
+        return Denied(f"{program}: {_join_last_lines(said)}")
     if "partition" in low and "invalid" in low and (named := re.search(r"specified: (\S+)", said)):
         return Denied(no_partition(named[1], known))
     for sign, setting in (
@@ -652,10 +669,12 @@ def why_refused(program: str, words: str, known: Iterable[str] = ()) -> DriverEr
         ("feature", "constraint"),
     ):
         if sign in low:
-            return Denied(f"Slurm rejected `{setting}` of [drivers.slurm]: {_line(said)}")
+            return Denied(
+                f"Slurm rejected `{setting}` of [drivers.slurm]: {_join_last_lines(said)}"
+            )
     if "option" in low or "usage" in low:
-        return Rejected(f"sbatch rejected `options`: {_line(said)}")
-    return Denied(f"Slurm rejected the job: {_line(said)}")
+        return Rejected(f"sbatch rejected `options`: {_join_last_lines(said)}")
+    return Denied(f"Slurm rejected the job: {_join_last_lines(said)}")
 
 
 def no_partition(name: str, known: Iterable[str]) -> str:
@@ -663,26 +682,32 @@ def no_partition(name: str, known: Iterable[str]) -> str:
     return f'unknown partition "{name}"{suggest(name, known, "there are")}'
 
 
-def check(options: Sequence[str], container: str) -> str:
+def check_settings(options: Sequence[str], container: str) -> str:
     """Describe errors in the driver's Slurm settings.  Empty if the settings are valid."""
     if container and container not in CONTAINERS:
         near = get_close_matches(container, CONTAINERS, n=1)
         known = f'did you mean "{near[0]}"?' if near else f"available: {', '.join(CONTAINERS)}"
         return f'unknown container engine "{container}": {known}'
     for option in options:
-        name = option.partition("=")[0] if option.startswith("--") else option[:2]
-        if (
-            any(ours.startswith(name) for ours in OURS) and len(name) > 1 and name != "--"
-        ):  # sbatch accepts abbreviated option names
-            return (
-                f'`options` cannot contain "{option}": use the setting in [drivers.slurm] instead'
-            )
-        if not name.startswith("-"):
-            return f'"{option}" in `options` is not an sbatch option: write it as one word, such as "--reservation=NAME"'
+        wrong = _check_option(option)
+        if wrong:
+            return wrong
     return ""
 
 
-def seconds(time: str) -> float:
+def _check_option(option: str) -> str:
+    """Describe the error in one of the configured sbatch options, or return ""."""
+    name = option.partition("=")[0] if option.startswith("--") else option[:2]
+    is_named = len(name) > 1 and name != "--"
+    # sbatch accepts abbreviated option names.
+    if is_named and any(ours.startswith(name) for ours in OURS):
+        return f'`options` cannot contain "{option}": use the setting in [drivers.slurm] instead'
+    if not name.startswith("-"):
+        return f'"{option}" in `options` is not an sbatch option: write it as one word, such as "--reservation=NAME"'
+    return ""
+
+
+def parse_time(time: str) -> float:
     """Parse a Slurm time limit into seconds.  Infinite if the text is no time.  See `TIME`."""
     if not TIME.fullmatch(time):
         return inf
@@ -718,24 +743,30 @@ def pause(age: float) -> float:
     return min(60.0, age / 6) if age > 60 else min(10.0, max(0.1, age / 4))
 
 
-def least(found: Sequence[NodeGroup]) -> Resources:
+def find_common_resources(found: Sequence[NodeGroup]) -> Resources:
     """Return the resources common to all nodes of several groups."""
-    each = [group.have for group in found]
+    haves = [group.have for group in found]
+    models = {have.gpu for have in haves}
     return Resources(
-        cpus=min((have.cpus or 0.0 for have in each), default=0.0),
-        memory=min((have.memory or 0 for have in each), default=0),
-        gpus=min((have.gpus or 0 for have in each), default=0),
-        gpu=each[0].gpu if len({have.gpu for have in each}) == 1 else None,
-        disk=min((have.disk or 0 for have in each), default=0),
+        cpus=float(_find_smallest(have.cpus for have in haves)),
+        memory=_find_smallest(have.memory for have in haves),
+        gpus=_find_smallest(have.gpus for have in haves),
+        gpu=models.pop() if len(models) == 1 else None,
+        disk=_find_smallest(have.disk for have in haves),
     )
 
 
-def _number(text: str) -> int:
+def _find_smallest(amounts: Iterable[_Amount | None]) -> _Amount:
+    """Return the smallest of some amounts. An unknown amount counts as 0."""
+    return min((amount or 0 for amount in amounts), default=0)
+
+
+def _parse_leading_number(text: str) -> int:
     digits = re.match(r"\d+", text)
     return int(digits[0]) if digits else 0
 
 
-def _line(said: str) -> str:
+def _join_last_lines(said: str) -> str:
     """Return the last two lines of a message as one line."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return "; ".join(lines[-2:])[:500]

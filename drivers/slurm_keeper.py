@@ -126,7 +126,7 @@ def _serve(connection: socket.socket, folder: str) -> None:
     import subprocess
     import threading
 
-    if _peer(connection) != os.getuid():
+    if _read_peer_user(connection) != os.getuid():
         return
     room = socket.CMSG_SPACE(DESCRIPTORS * array.array("i").itemsize)
     size, control, _, _ = connection.recvmsg(4, room)
@@ -193,7 +193,7 @@ def call(name: str, mark: str, argv: list[str]) -> None:
                         "the allocation cannot start programs: its batch script has not started yet, or has ended"
                     )
                 time.sleep(0.02)
-        if _peer(connection) != os.getuid():
+        if _read_peer_user(connection) != os.getuid():
             sys.exit("the process in this allocation belongs to another user")
         body = json.dumps(argv).encode()
         given = array.array("i", (0, out, err))
@@ -203,7 +203,7 @@ def call(name: str, mark: str, argv: list[str]) -> None:
         connection.sendall(body)
         os.close(out)
         os.close(err)
-        words, end = _follow(connection.fileno(), printed, said)
+        words, end = _relay_output(connection.fileno(), printed, said)
     if not end:
         sys.exit("the allocation ended")
     _write(f"{mark}{end}\n".encode() + words + f"\n{mark}".encode())
@@ -212,14 +212,19 @@ def call(name: str, mark: str, argv: list[str]) -> None:
         pass
 
 
-def _follow(connection: int, printed: int, said: int) -> tuple[bytes, str]:
+def _relay_output(connection: int, printed: int, said: int) -> tuple[bytes, str]:
     """Print a program's output.  Return the end of its stderr and how the program ended.
 
     The second value is empty if the keeper disconnected.
     """
-    words, end, open_ = b"", None, [connection, printed, said]
+    words, end = b"", ""
+    open_ = [connection, printed, said]
     while connection in open_ or (end and open_):
-        ready, _, _ = select.select(open_, [], [], None if end is None else 0)
+        # Once the program has ended, read only existing output: its child processes may keep the
+        # outputs open.
+        ready, _, _ = select.select(open_, [], [], None if connection in open_ else 0)
+        if not ready:
+            break
         for fd in ready:
             more = os.read(fd, 1 << 17)
             if fd == connection:
@@ -230,9 +235,7 @@ def _follow(connection: int, printed: int, said: int) -> tuple[bytes, str]:
                 words = (words + more)[-WORDS:]
             if not more or fd == connection:
                 open_.remove(fd)
-        if end is not None and not ready:
-            break  # child processes may keep the outputs open
-    return words, end or ""
+    return words, end
 
 
 def _write(data: bytes) -> None:
@@ -241,7 +244,7 @@ def _write(data: bytes) -> None:
         left = left[os.write(1, left) :]
 
 
-def _peer(connection: socket.socket) -> int:
+def _read_peer_user(connection: socket.socket) -> int:
     """Return the user id of the socket's peer, because any user can claim such a socket's name."""
     _pid, uid, _gid = struct.unpack(
         "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)

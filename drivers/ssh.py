@@ -224,8 +224,8 @@ class Ssh(Driver):
                 left_out[str(each.route)] = str(error)
                 trouble.append(error)
             else:
-                have = machine.resources(answer)
-                if machine.enough(have, wish):
+                have = machine.parse_resources(answer)
+                if machine.satisfies(have, wish):
                     taken = len(answer.get("lease", ()))
                     rank = (
                         float(taken >= each.slots),

@@ -230,7 +230,7 @@ class SshLink:
             session.give_room()
         if session.failure is not None:
             raise session.failure
-        _judge(session, noise, mark, argv, self.route)
+        _check_end(session, noise, mark, argv, self.route)
 
     async def aclose(self) -> None:
         """Close the connection.  The next call opens another."""
@@ -639,26 +639,29 @@ def _frame_command(argv: Argv) -> tuple[bytes, bytes]:
     return f"\x1e{one}{other} ".encode(), command
 
 
-def _judge(session: _Session, noise: bytes, mark: bytes, argv: Argv, route: Route) -> None:
+def _check_end(session: _Session, noise: bytes, mark: bytes, argv: Argv, route: Route) -> None:
+    """Raise DriverError if the connection was lost or the command failed."""
     before, found, words = bytes(session.words).rpartition(mark)
-    said = _readable(words.partition(b"\n")[2] if found else words)
-    if not session.whole or (
-        session.code is None and not session.signal
-    ):  # the code often arrives before the last of the output
+    has_ended = session.code is not None or session.signal
+    # The code often arrives before the last of the output.
+    if not session.whole or not has_ended:
         raise Unreachable(f"lost the connection to {route} while {argv[0]} ran")
     if not session.pid:
-        told = _readable(noise + before + words)
-        raise Denied(
-            f"{route} does not run commands in a POSIX shell"
-            + (f"; it says: {told}" if told else "")
-        )
+        message = f"{route} does not run commands in a POSIX shell"
+        raise Denied(_quote_output(message, "; it says: ", noise + before + words))
+    said = words.partition(b"\n")[2] if found else words
     if session.signal:
-        raise (Unreachable if session.signal in ENDED else Rejected)(
-            f"{argv[0]} was ended by SIG{_readable(session.signal.encode())}"
-            + (f": {said}" if said else "")
-        )
+        kind = Unreachable if session.signal in ENDED else Rejected
+        message = f"{argv[0]} was ended by SIG{_readable(session.signal.encode())}"
+        raise kind(_quote_output(message, ": ", said))
     if session.code:
-        raise Rejected(f"{argv[0]} ended with {session.code}" + (f": {said}" if said else ""))
+        raise Rejected(_quote_output(f"{argv[0]} ended with {session.code}", ": ", said))
+
+
+def _quote_output(message: str, joint: str, words: bytes) -> str:
+    """Add a host's own words to a message, unless the host said nothing."""
+    told = _readable(words)
+    return f"{message}{joint}{told}" if told else message
 
 
 async def _await_beginning(session: _Session, login: float) -> bytes:
@@ -700,7 +703,7 @@ class _Keys:
         self._files: list[str] = []
         self._of_agent: list[bytes] = []  # named public keys, which the agent may hold
         for name in route.identity if route.login is None else ():
-            self._look(Path(name).expanduser())
+            self._add_named_key(Path(name).expanduser())
 
     @asynccontextmanager
     async def offer(self) -> AsyncIterator[Any]:
@@ -731,7 +734,7 @@ class _Keys:
             finally:
                 agent.close()
 
-    def _look(self, path: Path) -> None:
+    def _add_named_key(self, path: Path) -> None:
         """Read a named key file: a private key, or a public key held by an SSH agent."""
         route = self._route
         public = path if path.suffix == ".pub" else path.with_name(path.name + ".pub")
@@ -741,17 +744,26 @@ class _Keys:
             if not self._ask_agent(public) and not route.lenient:
                 raise Denied(f"cannot read the key {path} for {route}: {error.strerror}") from error
         except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
-            locked = "passphrase" in str(error).lower()
-            if (locked or public == path) and route.agent and self._ask_agent(public):
-                return
-            if locked and not route.lenient:
-                raise Denied(
-                    f"the key {path} for {route} has a passphrase: add the key to the agent first (ssh-add {shlex.quote(str(path))})"
-                ) from error
-            if not locked:
-                raise Denied(f"{path} is not a usable private key for {route}: {error}") from error
+            self._replace_by_agent_key(path, public, error)
         else:
             self._files.append(str(path))
+
+    def _replace_by_agent_key(self, path: Path, public: Path, error: Exception) -> None:
+        """Request the key of a locked or public key file from the agent.
+
+        Raises Denied if the file is unusable. A lenient route skips a locked key.
+        """
+        route = self._route
+        is_locked = "passphrase" in str(error).lower()
+        may_be_in_agent = route.agent and (is_locked or public == path)
+        if may_be_in_agent and self._ask_agent(public):
+            return
+        if not is_locked:
+            raise Denied(f"{path} is not a usable private key for {route}: {error}") from error
+        if not route.lenient:
+            raise Denied(
+                f"the key {path} for {route} has a passphrase: add the key to the agent first (ssh-add {shlex.quote(str(path))})"
+            ) from error
 
     def _ask_agent(self, public: Path) -> bool:
         """Record a public key to request from the agent. Return False if its file is unreadable."""

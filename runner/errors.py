@@ -159,22 +159,27 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
     candidates = list(known)
     found = get_close_matches(word, candidates, n=3, cutoff=0.6)
-    return next((each for each in found if _alike(word, each)), "")
+    return next((each for each in found if _are_similar(word, each)), "")
 
 
-def _alike(word: str, other: str) -> bool:
+def _are_similar(word: str, other: str) -> bool:
     """Return True if two words are similar apart from common parts: `steps.trian` and `steps.e` are
     not, and neither are `./nope.yaml` and `./p2.yaml`.
     """
     import re
     from difflib import SequenceMatcher
 
-    one, two = (re.split(r"[./@\[\]]+", each) for each in (word, other))
-    while one and two and one[0] == two[0]:
-        one, two = one[1:], two[1:]
-    while one and two and one[-1] == two[-1]:
-        one, two = one[:-1], two[:-1]
-    left, right = ".".join(one), ".".join(two)
+    separators = re.compile(r"[./@\[\]]+")
+    ours, theirs = separators.split(word), separators.split(other)
+    _drop_common_parts(ours, theirs, 0)
+    _drop_common_parts(ours, theirs, -1)
+    left, right = ".".join(ours), ".".join(theirs)
     if not left or not right:  # one word is an extension of the other
         return True
     return SequenceMatcher(None, left, right).ratio() >= 0.6
+
+
+def _drop_common_parts(ours: list[str], theirs: list[str], end: int) -> None:
+    """Remove the equal parts at one end of both lists: 0 is the start, -1 the end."""
+    while ours and theirs and ours[end] == theirs[end]:
+        del ours[end], theirs[end]

@@ -142,10 +142,15 @@ class Masker:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, (int, float)):
-            return value if (shown := self.text(str(value))) == str(value) else shown
+            return self._mask_number(value)
         if isinstance(value, Mapping):
             return {self.value(name): self.value(inner) for name, inner in value.items()}
         return [self.value(inner) for inner in value]
+
+    def _mask_number(self, value: float) -> float | str:
+        text = str(value)
+        masked = self.text(text)
+        return value if masked == text else masked
 
     def find_spans(self, flat: bytes) -> list[tuple[int, int]]:
         """Return the spans of secrets in a text without line ends, with overlaps merged."""
@@ -205,8 +210,8 @@ class StreamMasker:
 
     def _next(self, piece: bytes, *, last: bool) -> bytes:
         data = self.held + piece
-        flat = _flat(data)
-        place = _places(data, flat)
+        flat = _remove_line_ends(data)
+        place = _map_positions(data, flat)
         spans = self._masker.find_spans(flat)
         if self._covered:
             spans = _merge_spans([(0, self._covered), *spans])
@@ -228,7 +233,7 @@ class StreamMasker:
         return b"".join(shown)
 
 
-def _flat(data: bytes) -> bytes:
+def _remove_line_ends(data: bytes) -> bytes:
     return data.replace(b"\n", b"").replace(b"\r", b"")
 
 
@@ -242,7 +247,7 @@ def _merge_spans(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return merged
 
 
-def _places(data: bytes, flat: bytes) -> Callable[[int], int]:
+def _map_positions(data: bytes, flat: bytes) -> Callable[[int], int]:
     """Return a function that maps positions in the text without line ends to positions in the text."""
     before: list[int] = []
 
@@ -261,7 +266,7 @@ def _forms(value: str) -> Iterator[tuple[bytes, bytes]]:
     """Yield all forms of a value and of its lines, without line ends, each with a word that it
     contains.
     """
-    raw = _bytes(value)
+    raw = _encode(value)
     texts = {value: 2, raw.decode("utf-8", "replace"): 2} | {
         line.strip(): 1 for line in value.splitlines() if line.strip() != value
     }
@@ -272,7 +277,7 @@ def _forms(value: str) -> Iterator[tuple[bytes, bytes]]:
         yield from (
             (word, form)
             for each in escaped_forms(text, times)
-            if len(form := _flat(_bytes(each))) >= SHORTEST
+            if len(form := _remove_line_ends(_encode(each))) >= SHORTEST
         )
     yield from ((form, form) for form in encoded_forms(raw) if len(form) >= SHORTEST)
 
@@ -293,7 +298,7 @@ def encoded_forms(raw: bytes) -> set[bytes]:
     return {form for encode in ENCODINGS.values() for form in encode(raw)}
 
 
-def _bytes(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
@@ -319,7 +324,7 @@ def _json(text: str) -> Iterator[str]:
 
 
 def _python(text: str) -> Iterator[str]:
-    for form in (repr(text)[1:-1], ascii(text)[1:-1], repr(_bytes(text))[2:-1]):
+    for form in (repr(text)[1:-1], ascii(text)[1:-1], repr(_encode(text))[2:-1]):
         plain = form.replace("\\'", "'")  # the surrounding text decides which quotes are escaped
         yield from (form, plain, plain.replace("'", "\\'"))
 
@@ -338,7 +343,7 @@ def _shell(text: str) -> Iterator[str]:
     )  # as in $'…'
     yield quoted
     yield "".join(
-        char if char.isascii() else "".join(f"\\{byte:03o}" for byte in _bytes(char))
+        char if char.isascii() else "".join(f"\\{byte:03o}" for byte in _encode(char))
         for char in quoted
     )
 

@@ -157,7 +157,7 @@ def test_a_command_with_a_recipe_of_the_library_gives_the_inputs_that_it_must_ha
         recipe = LIBRARY.get(name.split("@")[0])
         given = {
             word.partition("=")[0].partition(".")[0]
-            for word in rest.split()
+            for word in re.sub(r"--(?:where|pool) \S+", "", rest).split()
             if re.match(r"[a-z_]+[\w.]*=", word)
         }
         if recipe is None or "…" in rest:

@@ -39,6 +39,10 @@ QUESTIONS = {
     "use my own script": "recipe new",
     "resume a killed training": "recipe resume",
     "metrics artifacts python": "runner.results",
+    "GPU out of memory": "--where gpu_memory=48",
+    "cluster without internet": "--python current",
+    "server refuse path": "roots",
+    "train on several GPUs": "gpus: 2",
 }
 """What a newcomer types into the search, and what the answer has in it."""
 
@@ -214,12 +218,15 @@ def dead(site: Path, path: Path, pages: Mapping[Path, Built]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The site as `make site` builds it, from a copy."""
+    """The site as `make site` builds it, from a copy in which `make clients` was run before."""
     home = tmp_path_factory.mktemp("site")
     shutil.copytree(HOME / "docs", home / "docs", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(HOME / "mkdocs.yml", home)
+    for name in ("mkdocs.yml", "Makefile"):
+        shutil.copy(HOME / name, home)
+    (home / ".cache/clients/prime").mkdir(parents=True)
+    (home / ".cache/clients/prime/.ready").touch()
     built = subprocess.run(
-        [Path(sys.executable).parent / "zensical", "build", "--strict", "--clean"],
+        ["make", "site", f"BIN={Path(sys.executable).parent}", "--old-file=.venv/.ready"],
         cwd=home,
         capture_output=True,
         text=True,
@@ -227,6 +234,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert built.returncode == 0, built.stderr
     return home / "site"
+
+
+@pytest.mark.slow
+def test_the_site_leaves_the_clients_of_the_tests_alone(site: Path) -> None:
+    assert (site.parent / ".cache/clients/prime/.ready").exists()
 
 
 @pytest.mark.slow

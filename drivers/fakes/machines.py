@@ -60,50 +60,46 @@ class Machines:
 
     async def follow(self) -> None:
         """Start processes of new machines, end those of stopped machines, and update keys, once."""
-        boots = {
-            name: boot
-            for name, machine in self._world.account.machines.items()
-            if machine.up and (boot := self._world.boot(machine)) is not None
-        }
-        for name in [name for name in self._running if name not in boots]:
+        boots = self._find_boots()
+        stopped = [name for name in self._running if name not in boots]
+        for name in stopped:
             await self._end(name)
         for name, boot in boots.items():
-            place = self._root / name
-            if name not in self._running:
-                await self._begin(name, place, boot)
-            _write(place / "keys", "".join(f"{key}\n" for key in boot.keys))
-            if boot.swept:
-                (place / "home" / ".ssh" / "authorized_keys").unlink(missing_ok=True)
+            await self._update(name, self._root / name, boot)
+        self._remove_gone()
+
+    def _find_boots(self) -> dict[str, Boot]:
+        """Return the boot settings of all machines that should run, by name."""
+        boots: dict[str, Boot] = {}
         for name, machine in self._world.account.machines.items():
-            if machine.gone is not None and (self._root / name).exists():
-                shutil.rmtree(self._root / name, ignore_errors=True)
+            boot = self._world.boot(machine) if machine.up else None
+            if boot is not None:
+                boots[name] = boot
+        return boots
+
+    async def _update(self, name: str, place: Path, boot: Boot) -> None:
+        """Start a machine's process if it is new, and write the machine's keys."""
+        if name not in self._running:
+            await self._begin(name, place, boot)
+        _write(place / "keys", "".join(f"{key}\n" for key in boot.keys))
+        if boot.swept:
+            (place / "home" / ".ssh" / "authorized_keys").unlink(missing_ok=True)
+
+    def _remove_gone(self) -> None:
+        """Remove the directories of deleted machines."""
+        for name, machine in self._world.account.machines.items():
+            place = self._root / name
+            if machine.gone is not None and place.exists():
+                shutil.rmtree(place, ignore_errors=True)
 
     async def _begin(self, name: str, place: Path, boot: Boot) -> None:
-        (place / "home").mkdir(parents=True, exist_ok=True)
-        for found in (place / "home").iterdir() if boot.kept is not None else ():
-            if found.name not in (boot.kept or ()):
-                shutil.rmtree(
-                    found
-                ) if found.is_dir() and not found.is_symlink() else found.unlink()
-        nowhere = (
-            {"RECIPE_SSHD_KEYS": str(place / "unseen")}
-            if self._world.account.machines[name].impostor
-            else {}
-        )
-        _write(
-            place / "env",
-            json.dumps({"USER": boot.user, "LOGNAME": boot.user, **dict(boot.env), **nowhere}),
-        )
+        _prepare_home(place / "home", boot)
+        env = {"USER": boot.user, "LOGNAME": boot.user, **dict(boot.env)}
+        if self._world.account.machines[name].impostor:
+            env["RECIPE_SSHD_KEYS"] = str(place / "unseen")
+        _write(place / "env", json.dumps(env))
         _write(place / "keys", "".join(f"{key}\n" for key in boot.keys))
-        (place / "bin").mkdir(exist_ok=True)
-        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-        _write(
-            place / "bin" / "nvidia-smi",
-            SMI.format(gpu=boot.gpu, gpus=boot.gpus, memory=boot.memory, digest=digest),
-        )
-        if Luck(self._world.faults, name, "boot").strikes("wedged"):
-            _write(place / "bin" / "nvidia-smi", "#!/bin/sh\nexec sleep 900\n")
-        (place / "bin" / "nvidia-smi").chmod(0o755)
+        self._write_smi(name, place / "bin" / "nvidia-smi", boot)
         if boot.script:
             _write(place / "boot", boot.script)
         pipe = asyncio.subprocess.PIPE
@@ -123,6 +119,16 @@ class Machines:
         self._running[name] = begun
         self._ports[name] = int(await begun.stdout.readline())
 
+    def _write_smi(self, name: str, path: Path, boot: Boot) -> None:
+        """Write a machine's `nvidia-smi`, which hangs if the GPU driver is wedged."""
+        path.parent.mkdir(exist_ok=True)
+        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+        script = SMI.format(gpu=boot.gpu, gpus=boot.gpus, memory=boot.memory, digest=digest)
+        if Luck(self._world.faults, name, "boot").strikes("wedged"):
+            script = "#!/bin/sh\nexec sleep 900\n"
+        _write(path, script)
+        path.chmod(0o755)
+
     async def _end(self, name: str) -> None:
         self._ports.pop(name, None)
         begun = self._running.pop(name)
@@ -134,6 +140,20 @@ class Machines:
         """End all machine processes."""
         for name in [*self._running]:
             await self._end(name)
+
+
+def _prepare_home(home: Path, boot: Boot) -> None:
+    """Create a machine's home directory, or remove all files that a restart does not keep."""
+    home.mkdir(parents=True, exist_ok=True)
+    if boot.kept is None:
+        return
+    for found in home.iterdir():
+        if found.name in boot.kept:
+            continue
+        if found.is_dir() and not found.is_symlink():
+            shutil.rmtree(found)
+        else:
+            found.unlink()
 
 
 def _write(path: Path, text: str) -> None:

@@ -474,7 +474,7 @@ class Runpod(World[Pod]):
 
     def update(self, call: Call) -> Reply:
         pod = self.find_pod(call)
-        if wrong := _bad_fields(
+        if wrong := _check_fields(
             call.fields,
             {*KNOWN, "locked"}
             - {"gpu", "cpu", "cloud", "dataCenterIds", "startJupyter", "startSsh"},
@@ -587,7 +587,7 @@ SIZES: Final = ("hour", "day", "week", "month", "year")
 
 def _bad_pod(body: Document) -> list[str]:
     """Return the validation errors of a pod creation request, as RunPod reports them."""
-    found = _bad_fields(body, KNOWN)
+    found = _check_fields(body, KNOWN)
     if not body.get("name"):
         found.append("name: is required")
     if not body.get("image") and not body.get("templateId"):
@@ -600,13 +600,13 @@ def _bad_pod(body: Document) -> list[str]:
     if body.get("cpu") is not None and not (
         isinstance(cpu.get("id"), str)
         and cpu.keys() <= {"id", "vcpuCount"}
-        and _whole(cpu.get("vcpuCount", 2), 1)
+        and _is_whole_number(cpu.get("vcpuCount", 2), 1)
     ):
         found.append("cpu: is not valid")
     if body.get("gpu") is not None and not (
         isinstance(gpu.get("id"), str)
         and gpu.keys() <= {"id", "count", "allowedCudaVersions", "minCudaVersion"}
-        and _whole(gpu.get("count", 1), 1)
+        and _is_whole_number(gpu.get("count", 1), 1)
     ):
         found.append("gpu: is not valid")
     if "allowedCudaVersions" in gpu and "minCudaVersion" in gpu:
@@ -614,7 +614,7 @@ def _bad_pod(body: Document) -> list[str]:
     return found
 
 
-def _bad_fields(body: Document, known: frozenset[str] | set[str]) -> list[str]:
+def _check_fields(body: Document, known: frozenset[str] | set[str]) -> list[str]:
     """Return the errors for unknown fields and for fields of the wrong type."""
     found = [f"{name}: is not known" for name in body if name not in known]
     texts = ("name", "image", "args", "registry", "templateId")
@@ -636,7 +636,7 @@ def _bad_fields(body: Document, known: frozenset[str] | set[str]) -> list[str]:
     env = body.get("env", {})
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
         found.append("env: must be an object of texts")
-    if not _whole(body.get("disk", 1), 1):
+    if not _is_whole_number(body.get("disk", 1), 1):
         found.append("disk: must be a whole number of at least 1")
     ports = body.get("ports", [])
     if not isinstance(ports, list) or not all(
@@ -645,31 +645,35 @@ def _bad_fields(body: Document, known: frozenset[str] | set[str]) -> list[str]:
         found.append("ports: must be a list such as 22/tcp")
     if not isinstance(body.get("dataCenterIds", []), list):
         found.append("dataCenterIds: must be a list")
-    return found + _bad_mounts(body.get("mounts", {}))
+    return found + _check_mounts(body.get("mounts", {}))
 
 
-def _bad_mounts(mounts: object) -> list[str]:
+def _check_mounts(mounts: object) -> list[str]:
     held = document(mounts)
     if not isinstance(mounts, dict) or held.keys() - {"persistent", "network"} or len(held) > 1:
         return ["mounts: give persistent or network"]
-    disk, volumes = document(held.get("persistent")), held.get("network")
-    if "persistent" in held and not (
-        disk.keys() == {"size", "path"}
-        and _whole(disk["size"], 10)
-        and isinstance(disk["path"], str)
-    ):
+    if "persistent" in held and not _is_disk(document(held["persistent"])):
         return ["mounts.persistent: size must be at least 10"]
-    shaped = isinstance(volumes, list) and all(
-        document(each).keys() == {"volumeId", "path"}
-        and all(isinstance(word, str) for word in document(each).values())
-        for each in volumes
-    )
-    return (
-        []
-        if "network" not in held or shaped
-        else ["mounts.network: must be a list of volumeId and path"]
-    )
+    if "network" in held and not _are_volumes(held["network"]):
+        return ["mounts.network: must be a list of volumeId and path"]
+    return []
 
 
-def _whole(value: object, least: int) -> bool:
+def _is_disk(mount: Document) -> bool:
+    if mount.keys() != {"size", "path"}:
+        return False
+    return _is_whole_number(mount["size"], 10) and isinstance(mount["path"], str)
+
+
+def _are_volumes(mounts: object) -> bool:
+    return isinstance(mounts, list) and all(_is_volume(document(each)) for each in mounts)
+
+
+def _is_volume(mount: Document) -> bool:
+    if mount.keys() != {"volumeId", "path"}:
+        return False
+    return all(isinstance(value, str) for value in mount.values())
+
+
+def _is_whole_number(value: object, least: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value < 1 << 31

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
+from types import NoneType
 from typing import ClassVar, Final
 
 from .account import Machine
@@ -467,7 +468,7 @@ class Vastai(World[Instance]):
                 ask_id=number_of,
             )
         price = call.fields.get("price")
-        if wrong := _bad_order(call):
+        if wrong := _check_order(call):
             return self.problem(400, "invalid_args", wrong, ask_id=ask.id)
         if price is not None and not 0.001 <= number(price) <= 128:
             return self.problem(
@@ -638,21 +639,28 @@ class Vastai(World[Instance]):
 _DATE: Final = "2026-01-01T00:00:00Z"
 
 
-def _bad_order(call: Call) -> str:
+def _check_order(call: Call) -> str:
     """Return the error in the body of an order, or "" if the body is valid."""
-    if not (call.text("image") or call.text("template_hash_id")):
+    image, label = call.text("image"), call.text("label")
+    env = call.fields.get("env")
+    if not image and not call.text("template_hash_id"):
         return "image is required"
-    if len(call.text("image")) > 1024 or len(call.text("label")) > 256:
+    if len(image) > 1024 or len(label) > 256:
         return "image has at most 1024 characters, label 256"
     if call.number("disk", 10.0) < 8:
         return "disk must be at least 8"
-    if call.fields.get("env") is not None and not isinstance(call.fields["env"], (dict, str)):
+    if not isinstance(env, (dict, str, NoneType)):
         return "env must be an object"
-    arguments = call.fields.get("args")
-    words = "".join(map(str, arguments)) if isinstance(arguments, list) else ""
-    if len(words + call.text("args_str") + call.text("onstart")) > 4096:
+    if _count_start_characters(call) > 4096:
         return "args and onstart together have at most 4096 characters"
     return ""
+
+
+def _count_start_characters(call: Call) -> int:
+    """Return the length of an order's arguments and start script."""
+    arguments = call.fields.get("args")
+    words = "".join(map(str, arguments)) if isinstance(arguments, list) else ""
+    return len(words + call.text("args_str") + call.text("onstart"))
 
 
 def _id(text: str) -> int:

@@ -145,18 +145,20 @@ class StepEstimate:
         """The memory estimate as one line of text."""
         if self.found is None:
             return f"memory: not known ({self.unknown})"
-        notes = [
-            note
-            for note in (self.found.measured, self.source and f"as published: {self.source}")
-            if note
-        ]
-        if not notes and COMPUTED_TERM in dict(self.found.terms):
-            notes = ["counted, not measured: docs/memory.md"]
-        notes = notes or [
-            ", ".join(f"{name} {size / 1e9:.1f}" for name, size in find_largest_terms(self.found))
-        ]
         on = f", {self.verdict} on {self.gpu}" if self.verdict is not None else ""
-        return f"memory: {self.found}{on} ({'; '.join(notes)})"
+        return f"memory: {self.found}{on} ({self._explain_memory(self.found)})"
+
+    def _explain_memory(self, found: MemoryEstimate) -> str:
+        """Return the evidence of a memory estimate, or else the largest terms of its sum."""
+        evidence = [found.measured] if found.measured else []
+        if self.source:
+            evidence.append(f"as published: {self.source}")
+        if evidence:
+            return "; ".join(evidence)
+        if COMPUTED_TERM in dict(found.terms):
+            return "counted, not measured: docs/memory.md"
+        largest = find_largest_terms(found)
+        return ", ".join(f"{name} {size / 1e9:.1f}" for name, size in largest)
 
 
 def format_duration(seconds: float) -> str:

@@ -116,17 +116,30 @@ def _locate_origin(origin: Origin, source: Document, instance: str, step: str) -
         return None  # the step is in a used recipe, not in this file
     tree = source.value if isinstance(source.value, dict) else {}
     if origin.kind == "input":
-        inputs = tree.get("inputs")
-        if isinstance(inputs, dict) and origin.name in inputs:
-            return source.locate(("inputs", origin.name), key=True)
-        return None
+        return _locate_input(origin, source, tree)
     if origin.kind == "argument":
         return _locate_argument(origin, source, tree, step)
-    keys = _find_keys(_block(tree, step, "files").get(origin.file), origin.name)
-    return source.locate(("steps", step, "files", origin.file, *keys), key=True) if keys else None
+    return _locate_key(origin, source, tree, step)
 
 
-def _block(tree: Mapping[str, Any], step: str, name: str) -> Any:
+def _locate_input(origin: Origin, source: Document, tree: Mapping[str, Any]) -> Location | None:
+    inputs = tree.get("inputs")
+    if isinstance(inputs, dict) and origin.name in inputs:
+        return source.locate(("inputs", origin.name), key=True)
+    return None
+
+
+def _locate_key(
+    origin: Origin, source: Document, tree: Mapping[str, Any], step: str
+) -> Location | None:
+    """Return the location of a key in a file below a step's `files`, or None."""
+    keys = _find_keys(_find_block(tree, step, "files").get(origin.file), origin.name)
+    if not keys:
+        return None
+    return source.locate(("steps", step, "files", origin.file, *keys), key=True)
+
+
+def _find_block(tree: Mapping[str, Any], step: str, name: str) -> Any:
     return ((tree.get("steps") or {}).get(step) or {}).get(name) or {}
 
 
@@ -136,7 +149,7 @@ def _locate_argument(
     """Return the location of an option in a step's command; None if it is not literal text."""
     option = origin.name.lstrip("-")
     for name in ("run", "accelerate"):
-        written = _block(tree, step, name)
+        written = _find_block(tree, step, name)
         if isinstance(written, str):
             if found := re.search(rf"(?<!\S)--?{re.escape(option)}(?![\w-])", written):
                 return source.locate(
@@ -198,11 +211,11 @@ def _locate_in_file(origin: Origin) -> Location | None:
     section = ""
     for n, line in enumerate(text.splitlines(), 1):
         if head := _SECTION.match(line):
-            section = _plain(head[1])
+            section = _normalize(head[1])
             if section == origin.name:
                 return Location(origin.file, n, head.start(1) + 1, len(head[1]), line)
         elif (key := _KEY.match(line)) and ".".join(
-            filter(None, (section, _plain(key[1])))
+            filter(None, (section, _normalize(key[1])))
         ) == origin.name:
             return Location(origin.file, n, key.start(1) + 1, len(key[1]), line)
     return None
@@ -212,7 +225,7 @@ _SECTION: Final = re.compile(r"\s*\[{1,2}\s*([^\[\]#]+?)\s*\]")
 _KEY: Final = re.compile(r"\s*([\w.\-\"' ]+?)\s*=")
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     """Convert a dotted TOML name to a setting name."""
     return re.sub(r"[\"'\s]", "", name).replace("-", "_").lower()
 

@@ -75,10 +75,9 @@ class Hardware:
 
     def find(self, word: str) -> GpuModel:
         """Return the GPU model with this name or driver name.  Raises NotFound."""
-        plain = _plain(word)
-        for gpu in self.gpus:
-            if plain in (_plain(gpu.name), *map(_plain, gpu.names)):
-                return gpu
+        named = self._find_named(word)
+        if named is not None:
+            return named
         names = [gpu.name for gpu in self.gpus]
         raise NotFound(
             f'unknown GPU "{word}"',
@@ -90,7 +89,9 @@ class Hardware:
         found = [
             gpu
             for gpu in self.gpus
-            if any(_plain(word) == _plain(name) for name in (gpu.name, gpu.asked, *gpu.names))
+            if any(
+                _normalize(word) == _normalize(name) for name in (gpu.name, gpu.asked, *gpu.names)
+            )
         ]
         if memory is not None:
             found = [gpu for gpu in found if gpu.has_memory(memory)]
@@ -102,17 +103,21 @@ class Hardware:
         Without an exact name, the offer's memory in bytes and the longest matching short name
         decide.
         """
-        plain = _plain(word)
-        exact = [gpu for gpu in self.gpus if plain in map(_plain, (gpu.name, *gpu.names))]
-        if exact:
-            return exact[0]
-        if memory is None:
-            return None
+        named = self._find_named(word)
+        if named is not None or memory is None:
+            return named
+        plain = _normalize(word)
         alike = [gpu for gpu in self.gpus if gpu.has_memory(memory, tolerance=0.08)]
-        contained = [gpu for gpu in alike if _plain(gpu.asked) in plain]
-        longest = max((len(_plain(gpu.asked)) for gpu in contained), default=0)
-        best = [gpu for gpu in contained if len(_plain(gpu.asked)) == longest]
-        return best[0] if len(best) == 1 else None
+        contained = [gpu for gpu in alike if _normalize(gpu.asked) in plain]
+        return _find_most_specific(contained)
+
+    def _find_named(self, word: str) -> GpuModel | None:
+        """Return the first GPU model with this name or driver name, or None."""
+        plain = _normalize(word)
+        for gpu in self.gpus:
+            if plain in map(_normalize, (gpu.name, *gpu.names)):
+                return gpu
+        return None
 
     def estimate_usable(self, size: int) -> int:
         """Estimate the usable bytes of a GPU from its nominal memory size.
@@ -121,6 +126,13 @@ class Hardware:
         """
         alike = [gpu.usable for gpu in self.gpus if gpu.has_memory(size)]
         return min(alike, default=round(size * 0.97))
+
+
+def _find_most_specific(gpus: Sequence[GpuModel]) -> GpuModel | None:
+    """Return the GPU model with the longest short name; None unless exactly one has it."""
+    longest = max((len(_normalize(gpu.asked)) for gpu in gpus), default=0)
+    best = [gpu for gpu in gpus if len(_normalize(gpu.asked)) == longest]
+    return best[0] if len(best) == 1 else None
 
 
 def read(data: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]] | None = None) -> Hardware:
@@ -132,7 +144,7 @@ def read(data: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]] | None = 
     cards = {name: item for name, item in theirs.items() if name not in known}
     cards |= {name: {**item, **theirs.get(name, {})} for name, item in known.items()}
     utilisation = (data["utilisation"]["low"], data["utilisation"]["high"])
-    gpus = tuple(_gpu(name, item) for name, item in cards.items())
+    gpus = tuple(_parse_gpu(name, item) for name, item in cards.items())
     return Hardware(
         gpus,
         utilisation,
@@ -145,7 +157,7 @@ REQUIRED_FIELDS: Final = ("memory", "capability", "tflops")
 """Required fields of a new GPU model."""
 
 
-def _gpu(name: str, item: Mapping[str, Any]) -> GpuModel:
+def _parse_gpu(name: str, item: Mapping[str, Any]) -> GpuModel:
     names = tuple(item.get("names", (name,)))
     reports = item.get("reports") or round(item["memory"] * 1e9 * 0.97) // 2**20
     usable = reports * 2**20 - RESERVED
@@ -241,5 +253,5 @@ def count_offloaded_bytes(case: DiffusionTraining) -> int:
     return round((sum(sizes) - max(sizes)) * 2 * (1 + FRAGMENTATION)) if sizes else 0
 
 
-def _plain(name: str) -> str:
+def _normalize(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", re.sub(r"\bnvidia\b", "", name.lower()))

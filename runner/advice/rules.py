@@ -292,12 +292,12 @@ def judge(all: Iterable[Rule], facts: Mapping[str, object], step: str = "") -> R
     unchecked: list[UncheckedRule] = []
     for rule in all:
         try:
-            if any(_value("{{ " + name + " }}", facts) is None for name in rule.given):
+            if any(_evaluate_template("{{ " + name + " }}", facts) is None for name in rule.given):
                 continue
-            for item in _items(rule, facts):
+            for item in _list_items(rule, facts):
                 scope = {**facts, "item": item}
                 read: dict[str, object] = {}
-                if _value(rule.when, scope, read):
+                if _evaluate_template(rule.when, scope, read):
                     findings.append(_make_finding(rule, scope, step, read))
         except UnknownSetting as unknown:
             unchecked.append(UncheckedRule(rule, f"needs {unknown}", step))
@@ -328,7 +328,7 @@ def merge(verdicts: Iterable[RuleFindings]) -> RuleFindings:
 
 def faults(rule: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], TemplateError]]:
     """Yield each invalid template of a rule, with its path below the rule."""
-    for path, text in _templates(rule):
+    for path, text in _list_templates(rule):
         try:
             found = expressions(text)
             for expression in found:
@@ -345,7 +345,7 @@ def faults(rule: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Tem
             yield path, error
 
 
-def _templates(rule: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
+def _list_templates(rule: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """Yield every text in a rule that may hold templates, with its path."""
     for name in ("when", "each", "message", "remedy"):
         if isinstance(rule.get(name), str):
@@ -377,11 +377,11 @@ _SETTING: Final = re.compile(r'settings(?:\.(\w+)|\["(.+)"\])')
 """A setting in the form in which `evaluate` records the names that it read."""
 
 
-def _items(rule: Rule, facts: Mapping[str, object]) -> Sequence[object]:
+def _list_items(rule: Rule, facts: Mapping[str, object]) -> Sequence[object]:
     """Return the items over which a rule is evaluated, or one None without `each`."""
     if not rule.each:
         return (None,)
-    items = _value(rule.each, facts)
+    items = _evaluate_template(rule.each, facts)
     if isinstance(items, (list, tuple)):
         return items
     return list(items) if isinstance(items, Mapping) else ()
@@ -396,7 +396,7 @@ def _make_finding(
     settings = scope.get("settings")
     if isinstance(settings, ToolSettings):
         names = _name_settings(rule, scope, found)
-        origins = _origins(settings, names, scope.get("item"))
+        origins = _find_origins(settings, names, scope.get("item"))
         judged = [name for name in names if name not in rule.fix.get("settings", {})]
         guess = _find_guess(settings, judged)
         if guess and not rule.own and rule.severity != "note":
@@ -410,7 +410,7 @@ def _evaluate_fix(rule: Rule, scope: Mapping[str, object]) -> dict[str, dict[str
     """Return the non-empty settings, variables and resources that a rule proposes."""
     fix = {}
     for kind, templates in rule.fix.items():
-        values = {name: _value(template, scope) for name, template in templates.items()}
+        values = {name: _evaluate_template(template, scope) for name, template in templates.items()}
         proposed = {name: value for name, value in values.items() if value is not None}
         if proposed:
             fix[kind] = proposed
@@ -421,26 +421,34 @@ def _name_settings(
     rule: Rule, scope: Mapping[str, object], found: Mapping[str, object]
 ) -> list[str]:
     """Return the names of a rule's settings, changed settings first."""
-    given = [path for name in rule.given for path in _paths("{{ " + name + " }}")]
-    asked = _paths(rule.when)
-    read = (_SETTING.fullmatch(key) for key, value in found.items() if value is not None)
-    names = [*rule.fix.get("settings", {}), *_setting_names(given)]
+    given = [path for name in rule.given for path in _list_paths("{{ " + name + " }}")]
+    asked = _list_paths(rule.when)
+    names = [*rule.fix.get("settings", {})]
+    names += _list_setting_names(given)
     names += [_SUBJECTS[path[0]] for path in asked if path[0] in _SUBJECTS]
-    names += [match[1] or match[2] for match in read if match is not None]
-    names += _setting_names(asked)
+    names += _list_known_settings(found)
+    names += _list_setting_names(asked)
     item = scope.get("item")
-    return [*names, item] if isinstance(item, str) else names
+    if isinstance(item, str):
+        names.append(item)
+    return names
 
 
-def _paths(template: str) -> list[tuple[str, ...]]:
+def _list_known_settings(found: Mapping[str, object]) -> list[str]:
+    """Return the names of the settings whose values a condition read."""
+    matches = (_SETTING.fullmatch(key) for key, value in found.items() if value is not None)
+    return [match[1] or match[2] for match in matches if match is not None]
+
+
+def _list_paths(template: str) -> list[tuple[str, ...]]:
     return [reference.path for reference in references(template)]
 
 
-def _setting_names(paths: Iterable[Sequence[str]]) -> list[str]:
+def _list_setting_names(paths: Iterable[Sequence[str]]) -> list[str]:
     return [path[1] for path in paths if path[0] == "settings" and len(path) > 1]
 
 
-def _origins(settings: ToolSettings, names: Iterable[str], item: object) -> dict[str, Origin]:
+def _find_origins(settings: ToolSettings, names: Iterable[str], item: object) -> dict[str, Origin]:
     """Return the source of each setting by name; `item` may be the value of a setting."""
     places = {name: settings.find_origin(name) for name in names}
     if isinstance(item, str):
@@ -461,7 +469,7 @@ def _find_guess(settings: ToolSettings, names: Iterable[str]) -> str:
     return ""
 
 
-def _value(
+def _evaluate_template(
     text: object, scope: Mapping[str, object], read: dict[str, object] | None = None
 ) -> object:
     return evaluate(text, scope, read) if isinstance(text, str) and has(text) else text

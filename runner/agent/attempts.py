@@ -1,26 +1,30 @@
 """Attempt directories on a host: create, inspect and delete them.
 
 All functions run in the root and may be repeated. `attempts/NAME` is the directory. Next to it are
-`NAME.sh`, `NAME.metrics` and `NAME.in`. `NAME.in` lists the inputs and is written after them, so an
-input with a newer timestamp has changed. `NAME.out` is touched before outputs are hashed.
+`NAME.sh`, `NAME.metrics`, `NAME.in` and `NAME.marks`. `NAME.in` lists the inputs and is written after
+them, so an object with a newer timestamp has changed. `NAME.marks` has the marks of the copied inputs.
+`NAME.out` is touched before outputs are hashed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
 import time
 
 from . import objects, trees
+from .outputs import find_changed_copies, find_mark, look_at_output
 from .regular import is_regular, open_regular
+from .tree_hash import hash_file, hash_tree, kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .request import AgentRequest
-    from .trees import Row
+    from .tree_hash import Row
 
 
 AWAITED = 2.0
@@ -63,6 +67,7 @@ def stage(
             if not trees.make_real(f"{aside}/at/{name}/{path}", is_object)
         ]
         last = f"{name}.in"  # rename the list of inputs last: it marks a complete attempt
+        _record_marks(f"{aside}/at", name, f"{request.root}/attempts/{name}/")
         trees.touch(f"{aside}/at/{last}")
         for each in sorted(os.listdir(f"{aside}/at"), key=lambda each: each == last):
             os.rename(f"{aside}/at/{each}", f"attempts/{each}")
@@ -87,36 +92,25 @@ def take(
 ) -> tuple[list[tuple[str, list[Row]]], list[str]]:
     """Return the kind and hashed entries of each output, and the inputs that have changed.
 
-    The kind is f, x, d (directory), - (missing) or o (other). Raises ObjectGone if the attempt does not
-    exist.
+    The kinds are those of `look_at_output`. Raises ObjectGone if the attempt does not exist.
     """
     if not os.path.isdir(path):
         raise objects.ObjectGone
     if os.path.exists(f"{path}.in"):
         trees.touch(f"{path}.out")
-    top = os.path.realpath(path)
-    inside = (f"{top}/", f"{os.path.realpath(request.root)}/states/")
-    found = [_output(f"{path}/{name}", inside) for name in outputs]
-    return found, _find_changed(f"{path}.in")
+    found = [_hash_output(request, path, name) for name in outputs]
+    return found, _find_changed_inputs(path)
 
 
-def _output(at: str, inside: tuple[str, ...]) -> tuple[str, list[Row]]:
-    if not f"{os.path.realpath(os.path.dirname(at))}/".startswith(inside):
-        return "o", []  # the output is behind a link out of the attempt
-    try:
-        kind = trees.kind_of(os.stat(at).st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return ("o" if os.path.islink(at) else "-"), []
-    except OSError:  # a cyclic link
-        return "o", []
+def _hash_output(request: AgentRequest, path: str, name: str) -> tuple[str, list[Row]]:
+    at = f"{path}/{name}"
+    kind, _ = look_at_output(path, name, (f"{request.root}/states",))
     try:
         if kind == "d":
-            return "d", trees.rows(at)
-        return (
-            (kind, [("", kind, os.stat(at).st_size, trees.digest_of(at))])
-            if kind in "fx"
-            else ("o", [])
-        )
+            return kind, hash_tree(at)
+        if kind in "fx":
+            return kind, [("", kind, os.stat(at).st_size, hash_file(at))]
+        return kind, []
     except FileNotFoundError:
         if os.path.lexists(at):
             raise
@@ -124,22 +118,46 @@ def _output(at: str, inside: tuple[str, ...]) -> tuple[str, list[Row]]:
         return "-", []
 
 
-def _find_changed(note: str) -> list[str]:
-    """Return the inputs, listed in the file `note`, that were changed or deleted since it was written."""
+def _record_marks(top: str, name: str, prefix: str) -> None:
+    """Write the marks of the staged copies of an attempt to `NAME.marks` in the directory `top`."""
+    copies = [
+        path[len(prefix) :]
+        for path in _read_inputs(f"{top}/{name}.in")[0]
+        if path.startswith(prefix)
+    ]
+    if copies:
+        with open(f"{top}/{name}.marks", "w", encoding="ascii") as file:
+            json.dump({copy: find_mark(f"{top}/{name}/{copy}") for copy in copies}, file)
+
+
+def _find_changed_inputs(path: str) -> list[str]:
+    """Return the copies of an attempt with another mark, and the objects written since the staging."""
+    given, then = _read_inputs(f"{path}.in")
+    try:
+        with open(f"{path}.marks", encoding="ascii") as file:
+            marks = {copy: tuple(mark) for copy, mark in json.load(file).items()}
+    except FileNotFoundError:
+        marks = {}  # there are no copies, or an older version staged the attempt
+    found = [f"{path}/{copy}" for copy in find_changed_copies(marks, path)]
+    copies = {f"{path}/{copy}" for copy in marks}
+    return found + [each for each in given if each not in copies and _is_newer(each, then)]
+
+
+def _is_newer(path: str, then: int) -> bool:
+    """Return True if a file or tree was written after the time `then`, or deleted."""
+    try:
+        return trees.newest(path) > then
+    except FileNotFoundError:
+        return True
+
+
+def _read_inputs(note: str) -> tuple[list[str], int]:
+    """Return the input paths in the file `note`, and the time of the staging in nanoseconds."""
     try:
         with open(note, encoding="utf-8", errors="surrogateescape") as file:
-            given, then = file.read().split("\0")[:-1], os.fstat(file.fileno()).st_mtime_ns
+            return file.read().split("\0")[:-1], os.fstat(file.fileno()).st_mtime_ns
     except FileNotFoundError:
-        return []
-    found = []
-    for path in given:
-        try:
-            newest = trees.newest(path)
-        except FileNotFoundError:
-            newest = then + 1
-        if newest > then:
-            found.append(path)
-    return found
+        return [], 0
 
 
 def remains(
@@ -316,7 +334,7 @@ def remove(request: AgentRequest, paths: Sequence[str]) -> None:
     """
     for path in paths:
         for each in (
-            (path, f"{path}.in", f"{path}.out")
+            (path, f"{path}.in", f"{path}.marks", f"{path}.out")
             if os.path.basename(os.path.dirname(path)) == "attempts"
             else (path,)
         ):
@@ -343,7 +361,7 @@ def look(request: AgentRequest, path: str) -> tuple[list[tuple[str, int, int, bo
             continue  # deleted by the running trainer
         if isinstance(seen, OSError):
             raise seen
-        kind = trees.kind_of(seen.st_mode)
+        kind = kind_of(seen.st_mode)
         if kind in "fxl":
             found.append((name, seen.st_size, seen.st_mtime_ns, kind == "l"))
     folder = path

@@ -1,4 +1,4 @@
-"""Directory trees on a host: listing, hashing and unpacking."""
+"""Directory trees on a host: walking, copying and unpacking."""
 
 from __future__ import annotations
 
@@ -7,36 +7,14 @@ import os
 import stat
 
 from . import sparse
+from .tree_hash import kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    Row = tuple[str, str, int, str]
-    """Path, kind, size and value.
-
-    Kinds are f file, x executable, l link, d directory, o other. The value is a SHA-256 or a link
-    target.
-    """
-
 BLOCK = 1 << 18
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-
-
-def digest_of(path: str | int) -> str:
-    """Return the SHA-256 of a file. Raises OSError."""
-    hasher, view = hashlib.sha256(), memoryview(bytearray(BLOCK))
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(view):
-            hasher.update(view[:count])
-    return hasher.hexdigest()
-
-
-def kind_of(mode: int) -> str:
-    """Return the file type for a file mode, as one letter."""
-    if stat.S_ISREG(mode):
-        return "x" if mode & stat.S_IXUSR else "f"
-    return "d" if stat.S_ISDIR(mode) else "l" if stat.S_ISLNK(mode) else "o"
 
 
 def below(top: str) -> Iterator[tuple[str, str]]:
@@ -71,31 +49,6 @@ def walk(top: str) -> Iterator[tuple[str, os.stat_result | OSError]]:
                 yield path, found
                 if stat.S_ISDIR(found.st_mode):
                     waiting.append(path)
-
-
-def rows(top: str) -> list[Row]:
-    """Return all entries below a directory with digests, sorted by name.
-
-    Only empty directories are included.
-
-    Raises OSError.
-    """
-    found: list[Row] = []
-    full = set()
-    for path, kind in below(top):
-        full.add(path.rpartition("/")[0])
-        at = f"{top}/{path}"
-        if kind == "l":
-            target = os.readlink(at)
-            found.append((path, kind, len(os.fsencode(target)), target))
-        elif kind in "fx":
-            found.append((path, kind, os.lstat(at).st_size, digest_of(at)))
-        else:
-            found.append((path, kind, 0, ""))
-    return sorted(
-        (row for row in found if row[1] != "d" or row[0] not in full),
-        key=lambda row: os.fsencode(row[0]),
-    )
 
 
 def stamp(found: Iterable[tuple[str, str]], links: Iterable[tuple[str, str]]) -> str:

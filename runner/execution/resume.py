@@ -10,6 +10,7 @@ from ..digest import of_value
 from ..errors import Busy
 from ..failures import RunFailure
 from ..planning.plan import ALLOW_FAILURE
+from ..planning.run_view import SUCCEEDED
 from ..planning.schedule import FINAL, SpentRetries, State, budget_used
 from ..planning.step import NOTHING
 from ..storage.records.runs import AttemptRow, RunRow, RunState, StepRow, settle
@@ -102,19 +103,18 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
 def close_finished(ws: Workspace, found: Survey, left: Sequence[RunRow]) -> None:
     """Complete interrupted runs of this recipe file and plan whose steps are all finished."""
     for row in left:
-        if (
-            row.data.get("source") != str(found.source)
-            or row.plan != found.plan.digest
-            or row.due is not None
-            or not row.fence
-            or row.request
-        ):
+        is_same_plan = row.data.get("source") == str(found.source) and row.plan == found.plan.digest
+        is_interrupted = row.due is None and row.fence and not row.request
+        if not (is_same_plan and is_interrupted and _have_steps_succeeded(ws, row.id)):
             continue
-        steps = ws.store.runs.steps(row.id).values()
-        if not all(State(step.state) in (State.DONE, State.FRESH, State.SKIPPED) for step in steps):
-            continue
-        if (fence := ws.store.runs.claim(row.id, f"process {os.getpid()}")) is not None:
+        fence = ws.store.runs.claim(row.id, f"process {os.getpid()}")
+        if fence is not None:
             settle(ws.store.runs, row.id, fence, "COMPLETED", "resumed")
+
+
+def _have_steps_succeeded(ws: Workspace, run: str) -> bool:
+    steps = ws.store.runs.steps(run).values()
+    return all(State(step.state) in SUCCEEDED for step in steps)
 
 
 def fail_if_poisoned(ws: Workspace, row: RunRow, fence: int) -> bool:

@@ -62,7 +62,6 @@ OF_PIP = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
     "find-links": "UV_FIND_LINKS",
-    "no-index": "UV_NO_INDEX",
     "cert": "SSL_CERT_FILE",
     "client-cert": "SSL_CLIENT_CERT",
     "trusted-host": "UV_INSECURE_HOST",
@@ -75,6 +74,10 @@ OF_PIP = {
 
 uv does not read pip's settings.
 """
+INDEXES_OF_UV = ("UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_INDEX", "UV_EXTRA_INDEX_URL")
+"""Environment variables of uv that set a package index."""
+INDEXES_OF_PIP = ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL")
+"""Environment variables of pip that set a package index."""
 TRIES = 3
 """Attempts of an installer when connections break.  Files in its cache are not downloaded again."""
 QUIETLY = ("--disable-pip-version-check", "--no-input")
@@ -182,7 +185,7 @@ class Pip:
         ) or (missing and self.broken):
             return IndexUnreachable(
                 f"cannot reach the package index ({self.index})",
-                "check the network and `pip config list`, then run again",
+                _index_fix(INDEXES_OF_PIP, "pip.conf"),
             )
         if missing:
             return missing_package(missing[1], self.meant)
@@ -220,7 +223,10 @@ class Uv:
 
     def argv(self, requirements: str) -> list[str]:
         # All indexes have equal priority, as for pip: the hashes pin the files.
-        how = ("--require-hashes", "--no-deps", "--index-strategy", "unsafe-best-match")
+        how = (
+            *("--require-hashes", "--no-deps", "--index-strategy", "unsafe-best-match"),
+            *no_index_option(os.environ),
+        )
         return [self.program, "pip", "install", "--python", self.python, *how, "-r", requirements]
 
     def parse_line(self, line: str) -> None:
@@ -268,7 +274,7 @@ class Uv:
         ):
             return IndexUnreachable(
                 f"cannot reach the package index ({url})",
-                "check the network, UV_DEFAULT_INDEX and `pip config list`, then run again",
+                _index_fix((*INDEXES_OF_UV, *INDEXES_OF_PIP), "~/.config/uv/uv.toml or pip.conf"),
             )
         if got := re.search(r"In `--require-hashes` mode, .*(?:found|for): ([^\n]+)", output):
             return BuildError(
@@ -470,6 +476,27 @@ def _uv_env(home: str) -> dict[str, str]:
 
 def translate_pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
     """Translate pip's settings (files and variables) to uv's variables.  Local paths that do not exist are left out, as pip does."""
+    settings = _read_pip_settings(environ)
+    found = {}
+    for name, variable in OF_PIP.items():
+        words = [word for word in settings.get(name, "").split() if _is_there(word)]
+        if words:
+            found[variable] = ("," if variable == "UV_FIND_LINKS" else " ").join(words)
+    if environ.get("UV_INDEX_URL"):  # the deprecated name, over which UV_DEFAULT_INDEX would win
+        found.pop("UV_DEFAULT_INDEX", None)
+    return found
+
+
+def no_index_option(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Translate pip's `no-index` to uv's option, for which uv has no variable.  Empty if uv has an index of its own in `environ`."""
+    if any(environ.get(name) for name in INDEXES_OF_UV):
+        return ()
+    value = _read_pip_settings(environ).get("no-index", "").lower()
+    return ("--no-index",) if value in ("1", "true", "yes", "on", "t", "y") else ()
+
+
+def _read_pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Read pip's settings from its files and variables."""
     read = configparser.RawConfigParser(strict=False)
     user = os.path.expanduser("~")
     config = environ.get("XDG_CONFIG_HOME") or f"{user}/.config"
@@ -490,22 +517,22 @@ def translate_pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
         if read.has_section(part)
         for name, value in read.items(part)
     }
-    settings |= {
+    return settings | {
         name[4:].lower().replace("_", "-"): value
         for name, value in environ.items()
         if name.startswith("PIP_")
     }
-    found = {}
-    for name, variable in OF_PIP.items():
-        words = [word for word in settings.get(name, "").split() if _is_there(word)]
-        if words:
-            found[variable] = ("," if variable == "UV_FIND_LINKS" else " ").join(words)
-    return found
 
 
 def _is_there(place: str) -> bool:
     path = place.removeprefix("file://")
     return not path.startswith("/") or os.path.exists(path)
+
+
+def _index_fix(variables: Sequence[str], files: str) -> str:
+    """Return the remedy for an unreachable index.  It names only settings that reach this installer."""
+    place = ", ".join(name for name in variables if os.environ.get(name))
+    return f"check the network and the package index in {place or f'{files} of the machine'}, then run again"
 
 
 def _report_progress(home: str, installer: Pip | Uv, over: threading.Event) -> None:

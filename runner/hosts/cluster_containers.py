@@ -47,11 +47,16 @@ def image_address(kind: str, image: str) -> str:
     name, at, digest = image.partition("@")
     if at and ":" in name.rpartition("/")[2]:
         name = name.rpartition(":")[0]  # neither engine accepts a tag beside a digest
+    if kind == "enroot":
+        name = _mark_registry(name)
+    return f"docker://{name}{at}{digest}"
+
+
+def _mark_registry(name: str) -> str:
+    """Return an image name with `#` after its registry, as Enroot requires."""
     registry, slash, rest = name.partition("/")
     has_registry = "." in registry or ":" in registry or registry == "localhost"
-    if kind == "enroot" and slash and has_registry:
-        name = f"{registry}#{rest}"
-    return f"docker://{name}{at}{digest}"
+    return f"{registry}#{rest}" if slash and has_registry else name
 
 
 def image_name(image: str) -> str:

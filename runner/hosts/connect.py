@@ -20,6 +20,7 @@ from drivers.base import (
     Need,
     Offer,
     Rejected,
+    Resources,
     Traits,
 )
 from drivers.devices import Card, Device
@@ -200,39 +201,22 @@ class Connector:
     ) -> Place:
         """Return a place with `slots` leased slots on one host; `reached` is a connection already begun.  Raises CannotRun, DriverError."""
         name = f"{self._name} {host.name or (lease.id if traits.priced else offer.id)}"
-        resources = offer.resources
-        capacity = {
-            "cpus": resources.cpus or 1.0,
-            "memory": float(resources.memory or 0) or float("inf"),
-        }
         hung = lease.data.get("hung", "")  # known since the offer
-        reached = reached or self.begin_connection(
-            name,
-            host,
-            lease.data.get("python", "python3"),
-            traits,
-            lease.data.get("root", ""),
-            hung=hung,
-        )
-        try:
-            answer, _ = await reached.answers
-        except BaseException as error:
-            await reached.aclose()
-            if isinstance(error, Infrastructure):
-                raise CannotRun(f"cannot use {name}: {error}", fix=error.fix) from error
-            raise
-        text = answer.decode("utf-8", "surrogateescape")
-        shell = _parse_shell(text, reached.python)
-        cards = tuple(Card(number) for number in range(resources.gpus or 0))
-        if "hung=nvidia-smi" in text.split("\n") and not hung:
+        if reached is None:
+            python, root = lease.data.get("python", "python3"), lease.data.get("root", "")
+            reached = self.begin_connection(name, host, python, traits, root, hung=hung)
+        facts = await _receive_facts(reached, name)
+        shell = _parse_shell(facts, reached.python)
+        count = offer.resources.gpus or 0
+        if "hung=nvidia-smi" in facts.split("\n") and not hung:
             self._say(unused_gpus_warning(name))
-            cards = ()
-        cards = devices.parse_cards(text) or cards
+            count = 0
+        cards = devices.parse_cards(facts) or tuple(map(Card, range(count)))
         place = RemotePlace(
             self._ws,
             name,
             reached.jobs,
-            capacity,
+            _capacity_of(offer.resources),
             devices.visible(shell.login.get(devices.VISIBLE), cards),
             reached.host_store,
             shell,
@@ -249,6 +233,26 @@ class Connector:
             if self._ws.objects.has(Content(content))
             else None
         )
+
+
+async def _receive_facts(reached: HostConnection, name: str) -> str:
+    """Return the output of `_ASK`.  Closes the connection after a failure.  Raises CannotRun, DriverError."""
+    try:
+        answer, _ = await reached.answers
+    except BaseException as error:
+        await reached.aclose()
+        if isinstance(error, Infrastructure):
+            raise CannotRun(f"cannot use {name}: {error}", fix=error.fix) from error
+        raise
+    return answer.decode("utf-8", "surrogateescape")
+
+
+def _capacity_of(resources: Resources) -> dict[str, float]:
+    """Return the pools of a host; memory is unlimited if its size is unknown."""
+    return {
+        "cpus": resources.cpus or 1.0,
+        "memory": float(resources.memory or 0) or float("inf"),
+    }
 
 
 def _parse_shell(text: str, python: str) -> Shell:
@@ -275,7 +279,7 @@ async def check_as_sold(offer: Offer, need: Need, host: Host, image: str, cuda: 
     `image` is the driver's default image, `cuda` its CUDA version if the name has none.
     """
     facts = machine.facts(await ask_program(host.call, machine.question(".", machine.GPUS)))
-    if short := machine.less(offer.resources, need, facts, need.image or image, cuda):
+    if short := machine.describe_shortfall(offer.resources, need, facts, need.image or image, cuda):
         raise UnusableMachine(f"the machine has less than offered: {short}", LeaseFailure.LACKS)
 
 

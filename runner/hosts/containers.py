@@ -243,14 +243,9 @@ def _read_docker_info(path: str, info: Mapping[str, Any], facts: Mapping[str, st
         errors = info.get("ServerErrors") or ["no response from its daemon"]
         return f"{path} does not work: {'; '.join(errors)}"
     rootless = any("rootless" in option for option in info.get("SecurityOptions") or ())
-    devices = info.get("DiscoveredDevices") or ()
-    gpus: Literal["", "gpus", "cdi"] = ""
-    if "nvidia" in (info.get("Runtimes") or {}) or facts.get("hook") == "yes":
-        gpus = "gpus"
-    elif any(str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in devices):
-        gpus = "cdi"
     # Docker names an init program even if it is missing, but then without its version.
-    has_version = (info.get("InitCommit") or {}).get("ID") != "N/A"
+    has_init_version = (info.get("InitCommit") or {}).get("ID") != "N/A"
+    cards = _count_cards(facts)
     return Engine(
         "docker",
         path,
@@ -258,11 +253,23 @@ def _read_docker_info(path: str, info: Mapping[str, Any], facts: Mapping[str, st
         # Rootless Docker maps its user to root in the container.
         "0:0" if rootless else _user_of(facts),
         rootless,
-        init=bool(info.get("InitBinary")) and has_version,
-        cards=_count_cards(facts),
-        gpus=gpus if _count_cards(facts) else "",
+        init=bool(info.get("InitBinary")) and has_init_version,
+        cards=cards,
+        gpus=_find_docker_gpus(info, facts) if cards else "",
         memory=_memory_bytes(facts),
     )
+
+
+def _find_docker_gpus(
+    info: Mapping[str, Any], facts: Mapping[str, str]
+) -> Literal["", "gpus", "cdi"]:
+    """Return how Docker passes GPUs to containers; "" if it cannot."""
+    if "nvidia" in (info.get("Runtimes") or {}) or facts.get("hook") == "yes":
+        return "gpus"
+    devices = info.get("DiscoveredDevices") or ()
+    if any(str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in devices):
+        return "cdi"
+    return ""
 
 
 def _read_podman_info(path: str, info: Mapping[str, Any], facts: Mapping[str, str]) -> Engine:

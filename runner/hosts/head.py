@@ -59,16 +59,12 @@ class StackHead:
         Without a head, all nodes are in one zone.
         """
         gpus, count = spec.resources.gpus or 0, self.count_workers(spec)
-        if self.leads(spec):
-            if not all(head.has_room({}) for head in self.places):
-                return []
-            workers = select_disjoint(places, gpus)[:count]
-            return [*self.places, *workers] if len(workers) == count else []
-        for zone in dict.fromkeys(place.zone for place in places):
-            workers = select_disjoint([place for place in places if place.zone == zone], gpus)
-            if len(workers) >= count:
-                return workers[:count]
-        return []
+        if not self.leads(spec):
+            return _choose_in_one_zone(places, gpus, count)
+        if not all(head.has_room({}) for head in self.places):
+            return []
+        workers = select_disjoint(places, gpus)[:count]
+        return [*self.places, *workers] if len(workers) == count else []
 
     async def open(self, traits: Traits, *, unused: bool) -> None:
         """Connect to the head, for workers of a driver with these traits.  If `unused`, check that its port is free.
@@ -126,6 +122,15 @@ def _find_host_settings(settings: Mapping[str, Any], head: Head) -> dict[str, ob
             own = dict(entry)
             break
     return {**own, "host": head.host, "address": head.address}
+
+
+def _choose_in_one_zone(places: Sequence[Place], gpus: int, count: int) -> Sequence[Place]:
+    """Return `count` disjoint places of one zone; empty if no zone has that many."""
+    for zone in dict.fromkeys(place.zone for place in places):
+        chosen = select_disjoint([place for place in places if place.zone == zone], gpus)
+        if len(chosen) >= count:
+            return chosen[:count]
+    return []
 
 
 def select_disjoint(places: Sequence[Place], gpus: int) -> Sequence[Place]:

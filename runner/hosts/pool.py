@@ -59,7 +59,16 @@ from .renting.kept import KeptLeases
 from .renting.lease_upkeep import LeaseUpkeep
 from .renting.leases import create_driver, lease_of, need_of, offer_of
 from .renting.money import DOWNLOAD_SECONDS
-from .renting.needs import Spot, StepTotals, least_of, market_of, need_for, wish_for
+from .renting.needs import (
+    Spot,
+    StepTotals,
+    join_markets,
+    join_min_seconds,
+    market_of,
+    min_seconds_of,
+    need_for,
+    wish_for,
+)
 from .renting.offering import describe_excluded
 from .renting.several import SeveralLeases, alternatives, data_notice
 from .renting.totals import CostModel, History
@@ -625,14 +634,13 @@ class HostPool:
         leases = self.leases
         if leases is not None:
             await self._upkeep.aclose()
-        places = [*self._opened, *self.head.places, *self.inventory.places]
-        closing_lost = asyncio.gather(*(place.aclose() for place in places if place.lost))
-        closing = asyncio.gather(*(place.aclose() for place in places if not place.lost))
+        closing, closing_lost = self._begin_closing()
         if leases is None or self.is_priced or leases.driver.traits.allocates:
             await closing  # if jobs end with the lease, all transfers must be finished first
         if not self._opened:
             await self.local.aclose()
         if leases is None:
+            await closing_lost
             return
         if not (leave and self.is_priced):
             await self._release_leases(leases)
@@ -641,6 +649,13 @@ class HostPool:
             await leases.record_charges()
         await leases.driver.aclose()
         leases.ledger.close()
+
+    def _begin_closing(self) -> tuple[asyncio.Future[list[None]], asyncio.Future[list[None]]]:
+        """Start to close all places.  Returns a future for the places in use, and another for lost places."""
+        places = [*self._opened, *self.head.places, *self.inventory.places]
+        closing_lost = asyncio.gather(*(place.aclose() for place in places if place.lost))
+        closing = asyncio.gather(*(place.aclose() for place in places if not place.lost))
+        return closing, closing_lost
 
     async def _release_leases(self, leases: KeptLeases) -> None:
         """Release all leases.  A healthy machine that stays alive is handed over instead."""
@@ -673,21 +688,23 @@ class HostPool:
 
     def _open_leases(self) -> KeptLeases:
         """Open the ledger and the driver of the run; for several drivers, all of them as one."""
-        if not self._connectors:
-            return self._open_driver_leases(self.name, self.driver)
-        each = {name: self._open_driver_leases(name, None) for name in self._connectors}
-        settings = {name: self.ws.config.driver(name) for name in each}
+        if self._connectors:
+            return self._open_joint_leases()
+        return self._open_driver_leases(self.name, self.driver)
+
+    def _open_joint_leases(self) -> SeveralLeases:
+        by_driver = {name: self._open_driver_leases(name, None) for name in self._connectors}
+        settings = {name: self.ws.config.driver(name) for name in by_driver}
         # The container settings of a driver whose machines run their own engine.
-        for name, leases in each.items():
+        for name, leases in by_driver.items():
             if not leases.driver.traits.images:
                 self.box = _container_settings(settings[name])
-        on_demand = all(market_of(given) == "on-demand" for given in settings.values())
-        self.spot = Spot("on-demand" if on_demand else "any")
-        joined = SeveralLeases(self.name, each, self.ws.config)
-        joined.say, joined.stack = self.say, next(iter(each.values())).stack
-        times = [least_of(given) for given in settings.values()]
-        least = max((time for time in times if time is not None), default=None)
-        self._apply_limits(joined, least, min(leases.budget.term for leases in each.values()))
+        self.spot = Spot(join_markets(settings.values()))
+        joined = SeveralLeases(self.name, by_driver, self.ws.config)
+        joined.say = self.say
+        joined.stack = next(iter(by_driver.values())).stack
+        term = min(leases.budget.term for leases in by_driver.values())
+        self._apply_limits(joined, join_min_seconds(settings.values()), term)
         idle = min(float(given.get("idle", IDLE)) for given in settings.values())
         self.inventory = Inventory(idle, ends=True)
         return joined
@@ -718,7 +735,7 @@ class HostPool:
         self.inventory = Inventory(float(settings.get("idle", IDLE)), ends=driver.traits.priced)
         leases.say = self.say
         term = timedelta(hours=float(settings.get("term", TERM.total_seconds() / 3600)))
-        self._apply_limits(leases, least_of(settings), term)
+        self._apply_limits(leases, min_seconds_of(settings), term)
         leases.keep_alive, leases.settings = self.keep_alive, settings
         if self.stack:
             leases.use_stack(self.ws.config.stacks[self.stack])

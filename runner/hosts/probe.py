@@ -303,7 +303,7 @@ def _python(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[ProbeLin
 
 
 def _sizes(facts: machine.Facts) -> Iterator[ProbeLine]:
-    have = machine.resources(facts)
+    have = machine.parse_resources(facts)
     yield (
         ProbeLine("ok", "cores", f"{have.cpus:g}")
         if have.cpus
@@ -336,7 +336,7 @@ def _sizes(facts: machine.Facts) -> Iterator[ProbeLine]:
 
 
 def _gpus(facts: machine.Facts) -> Iterator[ProbeLine]:
-    have = machine.resources(facts)
+    have = machine.parse_resources(facts)
     cards = len(facts.get("card", ()))
     if "hung" in facts:
         yield ProbeLine("missing", "gpus", machine.HUNG, machine.WEDGED)
@@ -391,7 +391,7 @@ def _containers(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Prob
         )
     if (
         {*usable} - {"apptainer", "singularity"}
-        and machine.resources(facts).gpus
+        and machine.parse_resources(facts).gpus
         and "container_gpus" not in facts
     ):
         yield ProbeLine(

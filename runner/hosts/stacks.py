@@ -81,7 +81,7 @@ async def open_kept_leases(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLea
 
     from .renting.kept import KeptLeases
     from .renting.leases import create_driver
-    from .renting.needs import least_of
+    from .renting.needs import min_seconds_of
 
     if not stack.keep:
         raise CannotRun(
@@ -94,7 +94,7 @@ async def open_kept_leases(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLea
         leases = KeptLeases(driver, stack.driver, ledger, "", str(ws.root))
         leases.budget.limits = ws.config.limits
         leases.settings = ws.config.driver(stack.driver)
-        leases.budget.min_seconds = least_of(leases.settings)
+        leases.budget.min_seconds = min_seconds_of(leases.settings)
         leases.use_stack(stack)
         try:
             yield leases

@@ -5,6 +5,7 @@ Formats: https://doc.dvc.org/user-guide/project-structure/dvcyaml-files, https:/
 
 from __future__ import annotations
 
+import math
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -376,9 +377,13 @@ def _add_mounts(mounts: Value, base: str, step: Table, inputs: Table, look: list
 def _sky_resources(asked: Value, look: list[str], gpus: set[str]) -> Table:
     """Convert the `resources` of a task.  Append notes on the parts without a counterpart to `look`."""
     found: Table = {}
-    accelerator = _first_accelerator(asked.get("accelerators"), look)
-    if accelerator:
-        found |= _sky_gpus(accelerator, look, gpus)
+    if accelerators := _list_accelerators(asked.get("accelerators")):
+        first, *others = accelerators
+        if others:
+            look.append(
+                f"requesting {first}, the first of the accelerators {', '.join(accelerators)}"
+            )
+        found |= _sky_gpus(first, look, gpus)
     for theirs, ours, unit in (
         ("cpus", "cpus", ""),
         ("memory", "memory", "GB"),
@@ -400,30 +405,32 @@ def _sky_resources(asked: Value, look: list[str], gpus: set[str]) -> Table:
     return found
 
 
-def _first_accelerator(accelerators: object, look: list[str]) -> str:
-    """Return the first accelerator as MODEL or MODEL:COUNT; empty without accelerators."""
-    if not accelerators:
-        return ""
-    if isinstance(accelerators, Mapping):
-        model, count = next(iter(accelerators.items()))
-        return f"{model}:{count}"
-    if isinstance(accelerators, Sequence) and not isinstance(accelerators, str):
-        look.append(f"requesting the first of the accelerators {', '.join(map(str, accelerators))}")
-        return str(accelerators[0])
-    return str(accelerators)
+def _list_accelerators(accelerators: object) -> list[str]:
+    """Return the accelerators as MODEL or MODEL:COUNT, in the order of the file."""
+    if isinstance(accelerators, Mapping):  # a set such as {A100:8, H100:8} has no values
+        counted = accelerators.items()
+        return [str(model) if count is None else f"{model}:{count}" for model, count in counted]
+    if isinstance(accelerators, list):
+        return [each for part in accelerators for each in _list_accelerators(part)]
+    return [str(accelerators)] if accelerators else []
 
 
 def _sky_gpus(accelerator: str, look: list[str], gpus: set[str]) -> Table:
-    """Return the GPU resources for an accelerator such as `A100-80GB:8`."""
+    """Return the GPU resources for an accelerator such as `A100-80GB:8`.
+
+    A known GPU with the whole name of the model comes before a GPU of the family.
+    """
     model, _, count = accelerator.partition(":")
+    if count and not re.fullmatch(r"\d+(\.\d+)?", count):
+        look.append(f"{accelerator} has no valid number of GPUs: requesting 1")
+        count = ""
     family, _, size = model.upper().partition("-")
-    names = [
-        each for each in gpus if each.upper().replace("RTX ", "RTX") in (family, model.upper())
-    ]
-    found: Table = {"gpus": int(float(count or 1)), "gpu": names[0] if names else model}
+    known = {each.upper().replace("RTX ", "RTX"): each for each in sorted(gpus)}
+    name = known.get(model.upper().replace("-", " ")) or known.get(family)
+    found: Table = {"gpus": max(1, math.ceil(float(count or 1))), "gpu": name or model}
     if re.fullmatch(r"\d+GB", size):
         found["gpu_memory"] = size
-    if not names:
+    if name is None:
         look.append(f"unknown GPU {model}: see the names in `recipe offers`")
     return found
 

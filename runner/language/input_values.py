@@ -81,21 +81,21 @@ def _convert(kind: InputType, spec: Input, value: object) -> Tree:
         value = written_of(value) or value
     match kind:
         case "string":
-            return _string(value)
+            return _convert_string(value)
         case "integer":
-            return _integer(value)
+            return _convert_integer(value)
         case "number":
-            return _number(value)
+            return _convert_number(value)
         case "boolean":
-            return _boolean(value)
+            return _convert_boolean(value)
         case "choice":
-            return _choice(spec, value)
+            return _find_choice(spec, value)
         case "list":
-            return _list(spec, value)
+            return _convert_list(spec, value)
         case "object":
             return as_mapping(value)
         case "file" | "dataset" | "model":
-            return _address(kind, spec, value)
+            return _convert_address(kind, spec, value)
     raise _wrong_type(kind, value)
 
 
@@ -103,7 +103,7 @@ def _wrong_type(kind: str, value: object, fix: str = "") -> BadValue:
     return BadValue("wrong-type", f"must be {_NOUNS[kind]}, not {show(value)}", fix)
 
 
-def _string(value: object) -> str:
+def _convert_string(value: object) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, (list, dict)):
@@ -116,14 +116,14 @@ def _string(value: object) -> str:
     raise _wrong_type("string", value, fix)
 
 
-def _integer(value: object) -> int:
+def _convert_integer(value: object) -> int:
     number = number_of(value)
     if isinstance(number, int):
         return number
     raise _wrong_type("integer", value, "" if number is None else "use a whole number")
 
 
-def _number(value: object) -> int | float:
+def _convert_number(value: object) -> int | float:
     number = number_of(value)
     if number is None:
         raise _wrong_type("number", value)
@@ -147,7 +147,7 @@ def number_of(value: object) -> int | float | None:
     return int(value) if is_exact else plain_number(value)
 
 
-def _boolean(value: object) -> bool:
+def _convert_boolean(value: object) -> bool:
     if isinstance(value, bool):
         return value
     if value in ("true", "false"):
@@ -155,7 +155,7 @@ def _boolean(value: object) -> bool:
     raise _wrong_type("boolean", value, "write true or false")
 
 
-def _choice(spec: Input, value: object) -> Tree:
+def _find_choice(spec: Input, value: object) -> Tree:
     """Return the choice equal to a value, or else the choice with the same text."""
     choices = spec.limits.get("choices")
     known = choices if isinstance(choices, list) else []
@@ -166,9 +166,13 @@ def _choice(spec: Input, value: object) -> Tree:
     for choice in known:
         if isinstance(value, str) and _spells(value, choice):
             return choice
-    words = [text_of(choice) for choice in known]
-    near = did_you_mean(value, words) if isinstance(value, str) else ""
-    raise BadValue("not-allowed", f"must be {join_or(words)}, not {show(value)}", near)
+    raise _wrong_choice(known, value)
+
+
+def _wrong_choice(choices: Sequence[Tree], value: object) -> BadValue:
+    words = [text_of(choice) for choice in choices]
+    fix = did_you_mean(value, words) if isinstance(value, str) else ""
+    return BadValue("not-allowed", f"must be {join_or(words)}, not {show(value)}", fix)
 
 
 def _spells(text: str, choice: Tree) -> bool:
@@ -176,7 +180,7 @@ def _spells(text: str, choice: Tree) -> bool:
     return text_of(choice) == text or (is_number(choice) and number_of(text) == choice)
 
 
-def _list(spec: Input, value: object) -> list[Tree]:
+def _convert_list(spec: Input, value: object) -> list[Tree]:
     if isinstance(value, str):
         value = _split_list(value)
     if not isinstance(value, (list, tuple)):
@@ -209,7 +213,7 @@ def as_mapping(value: object) -> Tree:
     return plain_tree(value)
 
 
-def _address(kind: AddressType, spec: Input, value: object) -> str:
+def _convert_address(kind: AddressType, spec: Input, value: object) -> str:
     if spec.member and isinstance(value, str):
         _, member = spec.split_member(value)
         if not member:

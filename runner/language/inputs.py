@@ -203,6 +203,14 @@ class _Binder:
     def bind(self) -> dict[str, Tree]:
         """Return all values that can be bound, in recipe order."""
         inputs = {name: spec for name, spec in self.recipe.inputs.items() if spec.type != "secret"}
+        self._bind_inputs(inputs)
+        for spec in self.recipe.inputs.values():
+            if spec.type == "secret" and spec.name in self.given:
+                self._check_secret(spec)
+        return {name: self.values[name] for name in inputs if name in self.values}
+
+    def _bind_inputs(self, inputs: Mapping[str, Input]) -> None:
+        """Bind each input whose dependencies are bound, and report a circle of dependencies."""
         needs = {name: self._needs(name) & inputs.keys() for name in inputs}
         names, circle = sort_dependencies(needs)
         for name in names:
@@ -210,10 +218,6 @@ class _Binder:
                 self._bind_input(inputs[name])
         if circle:
             self._report_circle(circle)
-        for spec in self.recipe.inputs.values():
-            if spec.type == "secret" and spec.name in self.given:
-                self._check_secret(spec)
-        return {name: self.values[name] for name in inputs if name in self.values}
 
     def _needs(self, name: str) -> set[str]:
         """Return the inputs on which an input's value depends, or none for a given value."""

@@ -8,7 +8,7 @@ cause a warning.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise, takewhile
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -145,7 +145,7 @@ _NUMBERS = frozenset(
 """Variables whose value a shell computes."""
 
 
-def rulings(words: Sequence[CommandWord]) -> Iterator[ValueRestriction]:
+def find_restrictions(words: Sequence[CommandWord]) -> Iterator[ValueRestriction]:
     """Yield the restrictions on template values in one command."""
     for word in words:
         if word.redirect:
@@ -155,10 +155,10 @@ def rulings(words: Sequence[CommandWord]) -> Iterator[ValueRestriction]:
             yield ValueRestriction("number", word.start, word.end, word.redirect)
     command = _strip_prefixes(words)
     if command:
-        yield from _builtin(command)
+        yield from _restrict_builtin(command)
 
 
-def assignment(word: CommandWord) -> tuple[str, Role | None] | None:
+def parse_assignment(word: CommandWord) -> tuple[str, Role | None] | None:
     """Return the variable set by an assignment word and the role of its value, or None."""
     found = _FIXED_ASSIGNMENT.match(word.text)
     if found is None:
@@ -177,7 +177,7 @@ def find_evaluated(words: Sequence[CommandWord]) -> Iterator[str]:
     command = _strip_prefixes(words)
     if not command or command[0].text not in ("declare", "typeset", "local"):
         return
-    if {"i", "n"}.isdisjoint(_options(command)):
+    if {"i", "n"}.isdisjoint(_option_letters(command)):
         return
     for word in command[1:]:
         if word.text[:1] not in ("-", "+"):
@@ -194,7 +194,7 @@ def declares(words: Sequence[CommandWord], name: str, arrays: Container[str]) ->
         return False
     return (
         name in arrays
-        or not {"a", "A"}.isdisjoint(_options(command))
+        or not {"a", "A"}.isdisjoint(_option_letters(command))
         or any(word.text[:1] in ("$", "`", VALUE, INNER) for word in command[1:])
     )
 
@@ -213,36 +213,36 @@ def _strip_prefixes(words: Sequence[CommandWord]) -> list[CommandWord]:
     return command
 
 
-def _options(command: Sequence[CommandWord]) -> str:
+def _option_letters(command: Sequence[CommandWord]) -> str:
     """Return the letters of all single-letter options of a command."""
     return "".join(word.text[1:] for word in command[1:] if word.text[:1] in ("-", "+"))
 
 
-def _builtin(command: Sequence[CommandWord]) -> Iterator[ValueRestriction]:
+def _restrict_builtin(command: Sequence[CommandWord]) -> Iterator[ValueRestriction]:
     """Yield the restrictions of a shell builtin on its words."""
     head = command[0].text
     if head in _READS_ALL:
-        yield from _rule_all(command, "code")
+        yield from _restrict_all(command, "code")
     elif head == "let":
-        yield from _rule_all(command, "number")
+        yield from _restrict_all(command, "number")
     elif head == "trap":
-        yield from _trap(command)
+        yield from _restrict_trap(command)
     elif head in _NAMING:
-        yield from _names(command, _NAMING[head])
+        yield from _restrict_names(command, _NAMING[head])
     elif head == "printf":
-        yield from _after_option(command, "-v")
+        yield from _restrict_option_value(command, "-v")
     elif head == "wait":
-        yield from _after_option(command, "-p")
+        yield from _restrict_option_value(command, "-p")
     elif head in _TESTS:
-        yield from _test(command)
+        yield from _restrict_test(command)
 
 
-def _rule_all(command: Sequence[CommandWord], role: Role) -> Iterator[ValueRestriction]:
+def _restrict_all(command: Sequence[CommandWord], role: Role) -> Iterator[ValueRestriction]:
     for word in command[1:]:
         yield ValueRestriction(role, word.start, word.end, command[0].text)
 
 
-def _trap(command: Sequence[CommandWord]) -> Iterator[ValueRestriction]:
+def _restrict_trap(command: Sequence[CommandWord]) -> Iterator[ValueRestriction]:
     """Yield the restriction on the first operand of `trap`, which is code."""
     for word in command[1:]:
         if word.text not in ("--", "-p", "-l"):
@@ -250,12 +250,12 @@ def _trap(command: Sequence[CommandWord]) -> Iterator[ValueRestriction]:
             return
 
 
-def _names(command: Sequence[CommandWord], takes: str) -> Iterator[ValueRestriction]:
+def _restrict_names(command: Sequence[CommandWord], takes: str) -> Iterator[ValueRestriction]:
     """Yield the restrictions on operands that are variable names.
 
     `takes` has the letters of options with another argument.
     """
-    options = "" if takes else _options(command)
+    options = "" if takes else _option_letters(command)
     for before, word in pairwise(command):
         role = _role_of_name(before.text, word, takes, options)
         if role is not None:
@@ -264,7 +264,7 @@ def _names(command: Sequence[CommandWord], takes: str) -> Iterator[ValueRestrict
 
 def _role_of_name(before: str, word: CommandWord, takes: str, options: str) -> Role | None:
     """Return the role of a template value in an operand, or None if any text is allowed."""
-    found = assignment(word)
+    found = parse_assignment(word)
     if found is None:
         is_option = takes and (
             re.fullmatch(f"-[A-Za-z]*[{takes}]", before)
@@ -276,7 +276,9 @@ def _role_of_name(before: str, word: CommandWord, takes: str, options: str) -> R
     return "name" if "n" in options else found[1]
 
 
-def _after_option(command: Sequence[CommandWord], option: str) -> Iterator[ValueRestriction]:
+def _restrict_option_value(
+    command: Sequence[CommandWord], option: str
+) -> Iterator[ValueRestriction]:
     """Yield the restrictions of `printf -v` and `wait -p`, whose option argument is a variable name.
 
     No operand may become this option.
@@ -293,7 +295,7 @@ def _after_option(command: Sequence[CommandWord], option: str) -> Iterator[Value
             return
 
 
-def _test(command: Sequence[CommandWord]) -> Iterator[ValueRestriction]:
+def _restrict_test(command: Sequence[CommandWord]) -> Iterator[ValueRestriction]:
     head = command[0].text
     for at, word in enumerate(command[1:], 1):
         before = command[at - 1].text
@@ -310,7 +312,7 @@ def _test(command: Sequence[CommandWord]) -> Iterator[ValueRestriction]:
 # -- other interpreters --
 
 
-def source(words: Sequence[CommandWord]) -> SourceWords:
+def find_source(words: Sequence[CommandWord]) -> SourceWords:
     """Return the words of a command that another interpreter evaluates as code."""
     command = _strip_prefixes(words)
     if not command:
@@ -321,23 +323,25 @@ def source(words: Sequence[CommandWord]) -> SourceWords:
     is_waiting = head in _CARRIERS
     for at, word in enumerate(command):
         is_variable = at == 0 and "$" in head
-        program = _SHELL if is_variable else _program(word.text)
+        program = _SHELL if is_variable else _find_program(word.text)
         if program is None:
             continue
         read = _read_arguments(command[at + 1 :], program)
         if is_waiting or (at == 0 and not is_variable):
             own = _values_of_env(command[:at]) if head == "env" else []
-            found = _add(found, SourceWords(_base(word.text), [*own, *read.words], read.input))
+            found = _merge(
+                found, SourceWords(_base_name(word.text), [*own, *read.words], read.input)
+            )
             is_waiting = False
-        elif any(_is_code(each.text, program) for each in read.words):
-            found = _add(found, SourceWords(_base(word.text), read.words))
+        elif _has_code(read.words, program):
+            found = _merge(found, SourceWords(_base_name(word.text), read.words))
     return found
 
 
 def _source_of_head(command: Sequence[CommandWord]) -> SourceWords:
     """Return the words evaluated by a command such as `ssh` or `xargs`."""
     head = command[0].text
-    name = _base(head)
+    name = _base_name(head)
     if name in _READ_ANY_WORD:
         return SourceWords(name, command, _reads_input(name, command))
     if VALUE in head and any(VALUE in word.text for word in command[1:]):
@@ -345,7 +349,7 @@ def _source_of_head(command: Sequence[CommandWord]) -> SourceWords:
     return SourceWords()
 
 
-def _add(found: SourceWords, more: SourceWords) -> SourceWords:
+def _merge(found: SourceWords, more: SourceWords) -> SourceWords:
     """Merge two sets of evaluated words. The first interpreter gives the name."""
     return SourceWords(found.by or more.by, [*found.words, *more.words], found.input or more.input)
 
@@ -409,23 +413,38 @@ def _is_code(text: str, program: _Program) -> bool:
     return text in _CODE_AT_LENGTH or re.match(f"-[A-Za-z]*[{program.code}]", text) is not None
 
 
+def _has_code(words: Iterable[CommandWord], program: _Program) -> bool:
+    """Return True if any of the words is an option whose argument is code."""
+    return any(_is_code(word.text, program) for word in words)
+
+
 def _reads_input(name: str, command: Sequence[CommandWord]) -> bool:
     """Return True if a command such as `source` or `su` evaluates its input."""
+    operands = command[1:]
     match name:
         case "source" | ".":
-            return any(_INPUT.fullmatch(word.text) for word in command[1:])
+            return _has_input_path(operands)
         case "su":
-            return not any(_is_code(word.text, _SHELL) for word in command[1:])
+            return not _has_code(operands, _SHELL)
         case "parallel":
             return True
         case "xargs":
-            return any(_program(word.text) for word in command)
+            return any(_find_program(word.text) for word in operands)
         case "ssh":
             return _inner_reads_input(command[_skip_host(command) :])
         case _:
-            options = (part for word in command[1:] for part in word.text.split())
-            starts_shell = any(option in ("-s", "-i") for option in options)
-            return starts_shell or _inner_reads_input(command[1:])
+            return _starts_shell(operands) or _inner_reads_input(operands)
+
+
+def _has_input_path(words: Iterable[CommandWord]) -> bool:
+    """Return True if any of the words is the path of the standard input."""
+    return any(_INPUT.fullmatch(word.text) for word in words)
+
+
+def _starts_shell(operands: Iterable[CommandWord]) -> bool:
+    """Return True if `sudo` or `doas` has an option that starts a shell."""
+    options = (part for word in operands for part in word.text.split())
+    return any(option in ("-s", "-i") for option in options)
 
 
 def _inner_reads_input(carried: Sequence[CommandWord]) -> bool:
@@ -437,8 +456,8 @@ def _inner_reads_input(carried: Sequence[CommandWord]) -> bool:
     if not rest:
         return True
     for at, word in enumerate(rest):
-        if _program(word.text) or word.text in _READ_ANY_WORD:
-            return source(rest[at:]).input
+        if _find_program(word.text) or word.text in _READ_ANY_WORD:
+            return find_source(rest[at:]).input
     return False
 
 
@@ -450,11 +469,11 @@ def _skip_host(command: Sequence[CommandWord]) -> int:
     return at + 1
 
 
-def _program(text: str) -> _Program | None:
+def _find_program(text: str) -> _Program | None:
     """Return the interpreter named by a word, or None for other programs."""
-    name = _base(text)
+    name = _base_name(text)
     return next((program for pattern, program in _PROGRAMS if pattern.fullmatch(name)), None)
 
 
-def _base(text: str) -> str:
+def _base_name(text: str) -> str:
     return text.rpartition("/")[2]

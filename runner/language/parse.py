@@ -49,7 +49,7 @@ def try_parse(document: Document, *, sound: bool = False) -> tuple[Recipe, list[
     The recipe is `partial` if there are problems.
     """
     value: object = document.value
-    found = [] if sound else schema.faults(value)
+    found = [] if sound else schema.find_faults(value)
     problems = [schema.locate_fault(document, fault) for fault in found]
     if found:
         value = _sound_part(value, found)
@@ -72,7 +72,7 @@ def _sound_part(value: Any, faults: list[schema.SchemaFault]) -> object:
         return {}
     # First drop a key of a step, input or preset, then the whole part.
     depth = 3
-    while left := [fault.path for fault in schema.faults(value) if fault.path]:
+    while left := [fault.path for fault in schema.find_faults(value) if fault.path]:
         value = _without(value, [_cut(path, depth) for path in left])
         depth = 2
     return value

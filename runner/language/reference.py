@@ -105,39 +105,48 @@ def table(root: Schema, heading: str, where: str, path: tuple[str | int, ...]) -
     yield f"### {heading}\n\n{where}\n\n| key | value | meaning |\n|---|---|---|"
     for key, value in schema["properties"].items():
         must = " **Required.**" if key in required else ""
-        kind, meaning = _cell(_kind(root, value)), _cell(_description(root, value))
+        kind, meaning = (
+            _escape_cell(_describe_type(root, value)),
+            _escape_cell(_find_description(root, value)),
+        )
         yield f"| `{key}` | {kind} | {meaning}{must} |"
     yield ""
 
 
-def _definition(root: Schema, schema: Schema) -> Any:
+def _resolve(root: Schema, schema: Schema) -> Any:
     """Return the definition that a schema refers to."""
     return root["$defs"][schema["$ref"].removeprefix("#/$defs/")]
 
 
-def _description(root: Schema, schema: Schema) -> str:
+def _find_description(root: Schema, schema: Schema) -> str:
     if "description" in schema:
         return str(schema["description"])
-    return str(_definition(root, schema)["description"])
+    return str(_resolve(root, schema)["description"])
 
 
-def _kind(root: Schema, schema: Schema) -> str:
+def _describe_type(root: Schema, schema: Schema) -> str:
     """Describe the type of a key's value briefly."""
     if "not" in schema:
         return "reserved"
     if "$ref" in schema:
-        return _kind(root, _definition(root, schema))
+        return _describe_type(root, _resolve(root, schema))
     words = schema.get("enum", ())
     if 0 < len(words) <= 4:
         return " or ".join(f"`{word}`" for word in words)
     if "title" in schema:
         return str(schema["title"])
     if "anyOf" in schema:
-        return " or ".join(_kind(root, branch) for branch in schema["anyOf"])
+        return " or ".join(_describe_type(root, branch) for branch in schema["anyOf"])
+    return " or ".join(_words_of_types(schema))
+
+
+def _words_of_types(schema: Schema) -> list[str]:
+    """Return the words for the types of a schema."""
     types = schema.get("type", ())
-    types = [types] if isinstance(types, str) else types
-    return " or ".join(_TYPES[word] for word in types)
+    if isinstance(types, str):
+        return [_TYPES[types]]
+    return [_TYPES[word] for word in types]
 
 
-def _cell(text: str) -> str:
+def _escape_cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")

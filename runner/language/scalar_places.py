@@ -53,7 +53,7 @@ def _spans(source: str) -> list[Span]:
         elif char in " \t\r\n" and (fold := _BREAKS.match(source, index)):
             # White space around a line break goes; one break is a space, each further one a line
             # feed.
-            breaks = _breaks(fold)
+            breaks = _spans_of_fold(fold)
             spans += breaks[1:] or breaks
             index = fold.end()
         else:
@@ -62,7 +62,7 @@ def _spans(source: str) -> list[Span]:
     return spans
 
 
-def _breaks(fold: re.Match[str]) -> list[Span]:
+def _spans_of_fold(fold: re.Match[str]) -> list[Span]:
     """Return the span of each line break in a fold of a scalar."""
     start = fold.start()
     found = _BREAK.finditer(fold.group())
@@ -76,7 +76,7 @@ def _read_escape(source: str, index: int, spans: list[Span]) -> int:
         # An escaped break joins the lines; following blank lines remain line feeds.
         fold = _BREAKS.match(source, index + 1)
         assert fold
-        spans += _breaks(fold)[1:]
+        spans += _spans_of_fold(fold)[1:]
         return fold.end()
     stop = index + 2 + _LONG_ESCAPES.get(name, 0)
     spans.append((index, stop))
@@ -165,19 +165,34 @@ def _spans_of_lines(source: str, lines: Sequence[_Line], *, is_folded: bool) -> 
         line = lines[row]
         spans += [(index, index + 1) for index in range(line.start, line.end)]
         following = row + 1
-        while is_folded and following < len(lines) and lines[following].is_empty:
-            following += 1
+        if is_folded:
+            following = _skip_empty(lines, following)
         if following < len(lines):
-            breaks = [each.line_break for each in lines[row:following]]
-            # One break between two flush lines is a space, and the first of several goes.  Next
-            # to a deeper line, or in a literal, each stays.
-            stays = not is_folded or line.is_empty or len(breaks) == 1
-            if stays or _is_deeper(source, line) or _is_deeper(source, lines[following]):
-                spans += breaks
-            else:
-                spans += breaks[1:]
+            spans += _spans_of_breaks(source, lines[row : following + 1])
         row = following
     return spans
+
+
+def _skip_empty(lines: Sequence[_Line], row: int) -> int:
+    """Return the row of the next line with text, or the number of lines."""
+    while row < len(lines) and lines[row].is_empty:
+        row += 1
+    return row
+
+
+def _spans_of_breaks(source: str, lines: Sequence[_Line]) -> list[Span]:
+    """Return the source spans of the line breaks from the first of some lines to the last.
+
+    A single break is kept, as a line feed or a space. Of several breaks between two flush lines,
+    folding removes the first.
+    """
+    first, last = lines[0], lines[-1]
+    breaks = [line.line_break for line in lines[:-1]]
+    if len(breaks) == 1 or first.is_empty:
+        return breaks
+    if _is_deeper(source, first) or _is_deeper(source, last):
+        return breaks
+    return breaks[1:]
 
 
 def _is_deeper(source: str, line: _Line) -> bool:

@@ -7,7 +7,7 @@ a recipe may have 100,000 steps, so common valid parts are recognised without it
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .document import Document
 
-__all__ = ["MANY", "Schema", "SchemaFault", "check", "faults", "load", "locate_fault"]
+__all__ = ["MANY", "Schema", "SchemaFault", "check", "find_faults", "load", "locate_fault"]
 
 MANY = 200
 """Maximum number of reported problems."""
@@ -29,7 +29,7 @@ MANY = 200
 
 def check(document: Document) -> list[Problem]:
     """Return every schema violation of a document as a problem."""
-    return [locate_fault(document, fault) for fault in faults(document.value)]
+    return [locate_fault(document, fault) for fault in find_faults(document.value)]
 
 
 def locate_fault(document: Document, fault: SchemaFault) -> Problem:
@@ -42,22 +42,26 @@ def locate_fault(document: Document, fault: SchemaFault) -> Problem:
     return document.problem(fault.code, message, fault.path, fix=fix, key=fault.key)
 
 
-def faults(value: object) -> list[SchemaFault]:
+def find_faults(value: object) -> list[SchemaFault]:
     """Return schema violations of a plain value, at most MANY."""
-    if isinstance(value, dict) and isinstance(value.get("steps"), dict):
-        steps = value["steps"]
-        suspects = _suspects(steps)
-        if steps and not suspects and _is_bare(value):
+    if isinstance(value, dict) and isinstance(value.get("steps"), dict) and value["steps"]:
+        suspects = _suspects(value["steps"])
+        if not suspects and _is_bare(value):
             return []
         # Without suspects, one valid step replaces all: the schema must not see an empty mapping.
-        left = suspects or ({"s": {"run": "x"}} if steps else {})
-        value = {**value, "steps": left}
+        value = {**value, "steps": suspects or {"s": {"run": "x"}}}
+    found = _collect_faults(value)
+    return sorted(found, key=lambda fault: [str(part) for part in fault.path])[:MANY]
+
+
+def _collect_faults(value: object) -> Collection[SchemaFault]:
+    """Return the distinct faults that jsonschema finds. The search ends after more than MANY."""
     found: dict[SchemaFault, None] = {}
     for error in _validator().iter_errors(value):
         found.update(dict.fromkeys(explain(error)))
         if len(found) > MANY:
             break
-    return sorted(found, key=lambda fault: [str(part) for part in fault.path])[:MANY]
+    return found.keys()
 
 
 @cache

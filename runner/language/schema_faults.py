@@ -70,7 +70,7 @@ def _bad_name(mismatch: _Mismatch) -> SchemaFault:
     )
 
 
-def _unknown_keys(mismatch: _Mismatch) -> Iterator[SchemaFault]:
+def _explain_unknown_keys(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     known = tuple(mismatch.schema.get("properties", ()))
     for key, value in mismatch.value.items():
         if key in known:
@@ -82,7 +82,7 @@ def _unknown_keys(mismatch: _Mismatch) -> Iterator[SchemaFault]:
         yield fault
 
 
-def _missing_keys(mismatch: _Mismatch) -> Iterator[SchemaFault]:
+def _explain_missing_keys(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     schema, value, path = mismatch.schema, mismatch.value, mismatch.path
     for key in mismatch.rule:
         if key not in value and not _is_misspelt(schema, value, [key]):
@@ -92,7 +92,7 @@ def _missing_keys(mismatch: _Mismatch) -> Iterator[SchemaFault]:
             )
 
 
-def _any_of(mismatch: _Mismatch) -> Iterator[SchemaFault]:
+def _explain_any_of(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     """Yield the faults of the probably intended `anyOf` alternative, or one fault naming all.
 
     The intended alternative accepts the value's type, and for mappings has the most keys in common.
@@ -132,7 +132,7 @@ def _count_known_keys(schema: Schema, value: object) -> int:
     return sum(key in known for key in value)
 
 
-def _one_of(mismatch: _Mismatch) -> Iterator[SchemaFault]:
+def _explain_one_of(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     """Yield the fault of a mapping with none or several of its mutually exclusive keys.
 
     No fault if one of them is misspelt, because the unknown key is reported itself.
@@ -161,12 +161,12 @@ def _explain_reserved(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     yield SchemaFault("reserved", message, mismatch.path, fix, key=True)
 
 
-def _type(mismatch: _Mismatch) -> Iterator[SchemaFault]:
+def _explain_type(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     schema = mismatch.schema
     yield _wrong_type(mismatch.path, describe_expected(schema), schema, mismatch.value)
 
 
-def _enum(mismatch: _Mismatch) -> Iterator[SchemaFault]:
+def _explain_enum(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     words = [str(word) for word in mismatch.rule]
     value = mismatch.value
     fix = ""
@@ -176,7 +176,7 @@ def _enum(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     yield _not_allowed(mismatch, join(words), fix)
 
 
-def _pattern(mismatch: _Mismatch) -> Iterator[SchemaFault]:
+def _explain_pattern(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     fix = _fix_of_pattern(mismatch.schema, mismatch.value, _mapping_around(mismatch.error))
     yield _not_allowed(mismatch, describe_expected(mismatch.schema), fix)
 
@@ -191,16 +191,16 @@ def _not_allowed(mismatch: _Mismatch, wanted: str, fix: str = "") -> SchemaFault
     return SchemaFault("not-allowed", message, path, fix)
 
 
-def _too_long(mismatch: _Mismatch) -> Iterator[SchemaFault]:
+def _explain_length(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     length = f"{len(mismatch.value)} characters; at most {mismatch.rule} are allowed"
     yield SchemaFault("too-long", f"{_describe(mismatch.path)} has {length}", mismatch.path)
 
 
-def _empty_text(mismatch: _Mismatch) -> Iterator[SchemaFault]:
+def _explain_empty_text(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     yield _empty(mismatch.path, "")
 
 
-def _empty_collection(mismatch: _Mismatch) -> Iterator[SchemaFault]:
+def _explain_empty_collection(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     if mismatch.path == ("steps",):
         yield _empty(mismatch.path, "a recipe has at least one step")
     else:
@@ -211,7 +211,7 @@ def _empty(path: Where, fix: str) -> SchemaFault:
     return SchemaFault("empty", f"{_describe(path)} is empty", path, fix, key=True)
 
 
-def _repeated_item(mismatch: _Mismatch) -> Iterator[SchemaFault]:
+def _explain_repeated_item(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     items, path = mismatch.value, mismatch.path
     twice = next(item for n, item in enumerate(items) if item in items[:n])
     message = f"{_describe(path)} lists {_describe_value(twice)} twice"
@@ -226,19 +226,19 @@ _BOUNDS = {
 }
 
 _EXPLAIN: Mapping[str, Callable[[_Mismatch], Iterator[SchemaFault]]] = {
-    "additionalProperties": _unknown_keys,
-    "required": _missing_keys,
-    "anyOf": _any_of,
-    "oneOf": _one_of,
+    "additionalProperties": _explain_unknown_keys,
+    "required": _explain_missing_keys,
+    "anyOf": _explain_any_of,
+    "oneOf": _explain_one_of,
     "not": _explain_reserved,
-    "type": _type,
-    "enum": _enum,
-    "pattern": _pattern,
-    "maxLength": _too_long,
-    "minLength": _empty_text,
-    "minItems": _empty_collection,
-    "minProperties": _empty_collection,
-    "uniqueItems": _repeated_item,
+    "type": _explain_type,
+    "enum": _explain_enum,
+    "pattern": _explain_pattern,
+    "maxLength": _explain_length,
+    "minLength": _explain_empty_text,
+    "minItems": _explain_empty_collection,
+    "minProperties": _explain_empty_collection,
+    "uniqueItems": _explain_repeated_item,
     **dict.fromkeys(_BOUNDS, _explain_bound),
 }
 
@@ -343,6 +343,13 @@ def _fix_indentation(path: Where) -> str:
 
 # -- values of a wrong type --
 
+_TRUTH_WORDS = frozenset(("yes", "no", "on", "off", "true", "false"))
+_FIXES_OF_ENTRY: Mapping[str | int, str] = {
+    "steps": "write the command under `run:`",
+    "inputs": "write {type: string}, for instance",
+}
+"""Fix of a text in the place of an entry, by section of the recipe."""
+
 
 def _wrong_type(path: Where, wanted: str, schema: Schema, value: object) -> SchemaFault:
     if value is None:
@@ -392,14 +399,11 @@ def _fix_of_text(value: str, path: Where, schema: Schema) -> str:
     if types & {"integer", "number"}:
         return "write it without quotes" if re.fullmatch(r"[-+]?[0-9.]+", value) else ""
     if "boolean" in types:
-        is_truth_word = value.lower() in ("yes", "no", "on", "off", "true", "false")
-        return "write true or false" if is_truth_word else ""
+        return "write true or false" if value.lower() in _TRUTH_WORDS else ""
     if "array" in types:
         return f"write a list, [{_shorten(value)}]"
-    if len(path) == 2 and path[0] == "steps":
-        return "write the command under `run:`"
-    if len(path) == 2 and path[0] == "inputs":
-        return "write {type: string}, for instance"
+    if len(path) == 2:
+        return _FIXES_OF_ENTRY.get(path[0], "")
     return ""
 
 
@@ -457,17 +461,16 @@ def _describe(path: Where) -> str:
 
 def _describe_value(value: object) -> str:
     """Format a value briefly for messages."""
-    if isinstance(value, bool):
-        return str(value).lower()
     if value is None:
         return "null"
-    if isinstance(value, str):
-        return f'the text "{_shorten(value)}"' if value else "an empty text"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, (int, float)):
         return f"the number {value}" if abs(value) < 1e30 else "a number far too large"
-    if isinstance(value, list):
-        return "a list" if value else "an empty list"
-    return "a mapping" if value else "an empty mapping"
+    if isinstance(value, str):
+        return f'the text "{_shorten(value)}"' if value else "an empty text"
+    noun = "list" if isinstance(value, list) else "mapping"
+    return f"a {noun}" if value else f"an empty {noun}"
 
 
 def _shorten(value: object) -> str:

@@ -11,13 +11,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 _MANY: Final = 1 << 30
-_CHANGES_OF_WORDS: Final = frozenset({"append", "insert", "extend", "remove", "pop", "clear"})
+_CHANGING_METHODS: Final = frozenset({"append", "insert", "extend", "remove", "pop", "clear"})
 _GROUPS: Final = frozenset({"add_argument_group", "add_mutually_exclusive_group"})
-_OPEN_KEYWORDS: Final = frozenset({"parents", "prefix_chars", "fromfile_prefix_chars"})
-_OPEN_CALLS: Final = frozenset({"add_subparsers", "set_defaults", "CLI", "LightningCLI", "Fire"})
+_UNCERTAIN_KEYWORDS: Final = frozenset({"parents", "prefix_chars", "fromfile_prefix_chars"})
+_UNCERTAIN_CALLS: Final = frozenset(
+    {"add_subparsers", "set_defaults", "CLI", "LightningCLI", "Fire"}
+)
 _PRIVATE_NAMES: Final = frozenset({"_actions", "_option_string_actions"})
 _VALUES: Final = {"store": (1, 1), "append": (1, 1), "extend": (1, _MANY)}
 _NARGS: Final = {"?": (0, 1), "+": (1, _MANY), "None": (1, 1)}
+_CONDITIONAL: Final = (
+    ast.IfExp,
+    ast.BoolOp,
+    ast.Lambda,
+    ast.ListComp,
+    ast.SetComp,
+    ast.DictComp,
+    ast.GeneratorExp,
+)
+"""Expressions whose parts may not be evaluated."""
 _BARE: Final = frozenset(
     {"store_true", "store_false", "store_const", "append_const", "count", "help", "version"}
 )
@@ -54,8 +66,7 @@ class ScriptOptions(NamedTuple):
         if not flag.startswith("--") or not self.abbreviations:
             return None
         for option in self.options:
-            long = [each for each in option.flags if each.startswith("--")]
-            if any(each.startswith(flag) for each in long):
+            if any(each.startswith(flag) for each in option.flags):
                 return option
         return None
 
@@ -67,11 +78,11 @@ def options_of(entry: str, trees: Mapping[str, ast.Module]) -> ScriptOptions | N
     """
     try:
         return _Reader(entry, trees).read()
-    except _Open:
+    except _Uncertain:
         return None
 
 
-class _Open(Exception):
+class _Uncertain(Exception):
     """Raised if a script's options are uncertain."""
 
 
@@ -98,156 +109,154 @@ class _Reader:
         self._strict = self._abbreviations = True
 
     def read(self) -> ScriptOptions:
-        """Return the script's options. Raises _Open if uncertain."""
+        """Return the script's options. Raises _Uncertain if uncertain."""
         for file, tree in self._trees.items():
             self._check_names(tree)
             self._waiting.append(_Scope(file, tree.body, True))
         for scope in self._waiting:  # grows
-            self._block(scope.body, scope, {}, scope.certain)
+            self._read_block(scope.body, scope, {}, scope.certain)
         if len(self._parsers) != 1:
-            raise _Open
+            raise _Uncertain
         return ScriptOptions(tuple(self._options.values()), self._strict, self._abbreviations)
 
     def _check_names(self, tree: ast.Module) -> None:
-        """Raise _Open if a file changes sys.argv or the private data of a parser."""
+        """Raise _Uncertain if a file changes sys.argv or the private data of a parser."""
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and node.attr in _PRIVATE_NAMES:
-                raise _Open
-            if any(_is_argv(each) or _name(each) == "required" for each in _targets(node)):
-                raise _Open
+                raise _Uncertain
+            if any(_is_argv(each) or _last_name(each) == "required" for each in _targets(node)):
+                raise _Uncertain
             if isinstance(node, ast.Call) and _changes_argv(node.func):
-                raise _Open
+                raise _Uncertain
 
     # -- statements --
 
-    def _block(
+    def _read_block(
         self, body: Sequence[ast.stmt], scope: _Scope, known: Mapping[str, str], certain: bool
     ) -> None:
         for statement in body:
-            self._statement(statement, scope, known, certain)
+            self._read_statement(statement, scope, known, certain)
 
-    def _statement(
+    def _read_statement(
         self, node: ast.stmt, scope: _Scope, known: Mapping[str, str], certain: bool
     ) -> None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             return
         if isinstance(node, ast.If):
-            self._condition(node, scope, known, certain)
+            self._read_condition(node, scope, known, certain)
         elif isinstance(node, ast.For):
-            self._loop(node, scope, known, certain)
+            self._read_loop(node, scope, known, certain)
         elif isinstance(node, (ast.With, ast.AsyncWith)):
             for item in node.items:
-                self._expression(item.context_expr, scope, known, certain)
-            self._block(node.body, scope, known, certain)
+                self._read_expression(item.context_expr, scope, known, certain)
+            self._read_block(node.body, scope, known, certain)
         else:
             for child in ast.iter_child_nodes(node):
                 if isinstance(child, ast.expr):
-                    self._expression(child, scope, known, certain)
+                    self._read_expression(child, scope, known, certain)
                 else:
-                    self._inner(child, scope, known)
+                    self._read_uncertain(child, scope, known)
 
-    def _inner(self, node: ast.AST, scope: _Scope, known: Mapping[str, str]) -> None:
+    def _read_uncertain(self, node: ast.AST, scope: _Scope, known: Mapping[str, str]) -> None:
         """Read code that may not execute, such as `while`, `try` or class bodies."""
         for child in ast.iter_child_nodes(node) if not isinstance(node, ast.stmt) else [node]:
             if isinstance(child, ast.stmt):
-                self._statement(child, scope, known, False)
+                self._read_statement(child, scope, known, False)
             elif isinstance(child, ast.expr):
-                self._expression(child, scope, known, False)
+                self._read_expression(child, scope, known, False)
 
-    def _condition(
+    def _read_condition(
         self, node: ast.If, scope: _Scope, known: Mapping[str, str], certain: bool
     ) -> None:
         if _is_main(node.test):
             if scope.file == self._entry:
-                self._block(node.body, scope, known, certain)
+                self._read_block(node.body, scope, known, certain)
             return
-        if _name(node.test) == "TYPE_CHECKING":
+        if _last_name(node.test) == "TYPE_CHECKING":
             return
-        self._expression(node.test, scope, known, certain)
-        self._block([*node.body, *node.orelse], scope, known, False)
+        self._read_expression(node.test, scope, known, certain)
+        self._read_block([*node.body, *node.orelse], scope, known, False)
 
-    def _loop(self, node: ast.For, scope: _Scope, known: Mapping[str, str], certain: bool) -> None:
-        self._expression(node.iter, scope, known, certain)
-        turns = list(_turns(node))
+    def _read_loop(
+        self, node: ast.For, scope: _Scope, known: Mapping[str, str], certain: bool
+    ) -> None:
+        self._read_expression(node.iter, scope, known, certain)
+        turns = list(_find_loop_values(node))
         if not turns:
-            self._block(node.body, scope, known, False)
+            self._read_block(node.body, scope, known, False)
         for turn in turns:
-            self._block(node.body, scope, {**known, **turn}, certain)
+            self._read_block(node.body, scope, {**known, **turn}, certain)
 
     # -- expressions --
 
-    def _expression(
+    def _read_expression(
         self, node: ast.expr, scope: _Scope, known: Mapping[str, str], certain: bool
     ) -> None:
         if isinstance(node, ast.Call):
-            self._call(node, scope, known, certain)
+            self._read_call(node, scope, known, certain)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             self._visit(self._resolve_name(node.id, scope.file), False)
-        perhaps = (ast.IfExp, ast.BoolOp, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp)
-        certain = certain and not isinstance(node, (*perhaps, ast.GeneratorExp))
-        for child in ast.iter_child_nodes(node):
-            for each in _expressions(child):
-                if not (isinstance(node, ast.Call) and each is node.func):
-                    self._expression(each, scope, known, certain)
-                elif isinstance(each, ast.Attribute):
-                    self._expression(each.value, scope, known, certain)
+        certain = certain and not isinstance(node, _CONDITIONAL)
+        for part in _parts_of(node):
+            self._read_expression(part, scope, known, certain)
 
-    def _call(self, node: ast.Call, scope: _Scope, known: Mapping[str, str], certain: bool) -> None:
-        word = _name(node.func)
+    def _read_call(
+        self, node: ast.Call, scope: _Scope, known: Mapping[str, str], certain: bool
+    ) -> None:
+        word = _last_name(node.func)
         if word.endswith(("ArgumentParser", "ArgParser")):
-            self._parser(node, scope.file)
+            self._add_parser(node, scope.file)
         elif word == "add_argument":
-            self._add(node, known, certain)
-        elif word in _OPEN_CALLS:
-            raise _Open
+            self._add_option(node, known, certain)
+        elif word in _UNCERTAIN_CALLS:
+            raise _Uncertain
         elif word.startswith("parse_known"):
             self._strict = False
         elif word.startswith("parse_") and word.endswith("args"):
-            if node.args and not _is_command_line(node.args[0]):
-                raise _Open
+            _check_parsed_words(node.args)
         elif word not in _GROUPS:
-            self._follow(node, scope, certain)
+            self._follow_call(node, scope, certain)
 
-    def _follow(self, node: ast.Call, scope: _Scope, certain: bool) -> None:
+    def _follow_call(self, node: ast.Call, scope: _Scope, certain: bool) -> None:
         """Visit all functions that a call may invoke."""
-        found, sure = self._target(node.func, scope.file)
+        found, sure = self._find_targets(node.func, scope.file)
         if not found and any(_is_parser(each, scope) for each in node.args):
-            raise _Open
+            raise _Uncertain
         self._visit(found, certain and sure)
 
-    def _parser(self, node: ast.Call, file: str) -> None:
+    def _add_parser(self, node: ast.Call, file: str) -> None:
         named = ast.unparse(node.func)
         module, _ = self._names[file].get(named, ("", ""))
         origin = module or named.rpartition(".")[0]
         given = {each.arg: each.value for each in node.keywords}
-        if origin != "argparse" or None in given or not _OPEN_KEYWORDS.isdisjoint(given):
-            raise _Open
+        if origin != "argparse" or None in given or not _UNCERTAIN_KEYWORDS.isdisjoint(given):
+            raise _Uncertain
         self._parsers.add(id(node))
         if _is_false(given.get("allow_abbrev")):
             self._abbreviations = False
         if not _is_false(given.get("add_help")):
             self._options[0, ()] = ScriptOption("--help", ("-h", "--help"), 0, 0)
 
-    def _add(self, node: ast.Call, known: Mapping[str, str], certain: bool) -> None:
-        flags = [_text(each, known) for each in node.args]
+    def _add_option(self, node: ast.Call, known: Mapping[str, str], certain: bool) -> None:
+        flags = [_evaluate_text(each, known) for each in node.args]
         given = {each.arg: each.value for each in node.keywords}
         if not flags or None in flags or None in given:
-            raise _Open
+            raise _Uncertain
         names = [each for each in flags if each]
-        self._options[id(node), tuple(names)] = _option(names, given, certain)
+        self._options[id(node), tuple(names)] = _build_option(names, given, certain)
 
     # -- functions --
 
-    def _target(self, function: ast.expr, file: str) -> tuple[list[ast.AST], bool]:
+    def _find_targets(self, function: ast.expr, file: str) -> tuple[list[ast.AST], bool]:
         """Return the functions that a call may invoke, and whether the target is certain."""
         if isinstance(function, ast.Name):
             found = self._resolve_name(function.id, file)
             return found, len(found) == 1
         if not isinstance(function, ast.Attribute):
             return [], False
-        owner = _name(function.value)
+        owner = _last_name(function.value)
         if owner in self._modules[file]:
-            inside = _last(self._modules[file][owner])
+            inside = _last_part(self._modules[file][owner])
             found = [
                 definition
                 for other, definitions in self._definitions.items()
@@ -269,7 +278,7 @@ class _Reader:
         if name not in self._names[file]:
             return []
         module, original = self._names[file][name]
-        inside = _last(module)
+        inside = _last_part(module)
         places = [other for other in self._definitions if _stem(other) == inside]
         return [
             definition
@@ -330,14 +339,14 @@ def _imported_names(tree: ast.Module) -> dict[str, tuple[str, str]]:
 
 def _stem(file: str) -> str:
     """Return the last component of a file's module name."""
-    return _last(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+    return _last_part(file.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
 
 
-def _last(module: str) -> str:
+def _last_part(module: str) -> str:
     return module.rpartition(".")[2]
 
 
-def _name(node: ast.AST) -> str:
+def _last_name(node: ast.AST) -> str:
     """Return the last name of an expression, such as `b` of `a.b`, or ""."""
     if isinstance(node, ast.Attribute):
         return node.attr
@@ -353,13 +362,26 @@ def _expressions(node: ast.AST) -> Iterator[ast.expr]:
         yield from _expressions(child)
 
 
+def _parts_of(node: ast.expr) -> Iterator[ast.expr]:
+    """Yield the expressions inside an expression. The call `a.b(c)` has the parts `a` and `c`."""
+    called = node.func if isinstance(node, ast.Call) else None
+    for child in ast.iter_child_nodes(node):
+        for part in _expressions(child):
+            if part is not called:
+                yield part
+            elif isinstance(part, ast.Attribute):
+                yield part.value
+
+
 def _is_main(test: ast.expr) -> bool:
     return isinstance(test, ast.Compare) and "__main__" in ast.unparse(test)
 
 
 def _is_argv(node: ast.AST) -> bool:
     bare = node.value if isinstance(node, ast.Subscript) else node
-    return isinstance(bare, ast.Attribute) and bare.attr == "argv" and _name(bare.value) == "sys"
+    return (
+        isinstance(bare, ast.Attribute) and bare.attr == "argv" and _last_name(bare.value) == "sys"
+    )
 
 
 def _is_false(node: ast.expr | None) -> bool:
@@ -377,7 +399,13 @@ def _changes_argv(function: ast.expr) -> bool:
     """Return True if a called function changes sys.argv, for example `sys.argv.append`."""
     if not isinstance(function, ast.Attribute):
         return False
-    return function.attr in _CHANGES_OF_WORDS and _is_argv(function.value)
+    return function.attr in _CHANGING_METHODS and _is_argv(function.value)
+
+
+def _check_parsed_words(arguments: Sequence[ast.expr]) -> None:
+    """Raise _Uncertain if a parser's method, such as `parse_args`, reads other words than sys.argv."""
+    if arguments and not _is_command_line(arguments[0]):
+        raise _Uncertain
 
 
 def _is_command_line(node: ast.expr) -> bool:
@@ -393,14 +421,14 @@ def _is_parser(node: ast.expr, scope: _Scope) -> bool:
         return False
     return any(
         isinstance(each, ast.Attribute)
-        and _name(each.value) == node.id
+        and _last_name(each.value) == node.id
         and (each.attr in ("add_argument", *_GROUPS) or each.attr.startswith("parse_"))
         for statement in scope.body
         for each in ast.walk(statement)
     )
 
 
-def _turns(node: ast.For) -> Iterator[dict[str, str]]:
+def _find_loop_values(node: ast.For) -> Iterator[dict[str, str]]:
     """Yield the text values of loop variables per iteration, or nothing for computed loops."""
     items = node.iter.elts if isinstance(node.iter, (ast.Tuple, ast.List)) else []
     for item in items:
@@ -409,12 +437,12 @@ def _turns(node: ast.For) -> Iterator[dict[str, str]]:
         if isinstance(node.target, ast.Tuple) and isinstance(item, (ast.Tuple, ast.List)):
             pairs = list(zip(node.target.elts, item.elts, strict=False))
         for target, value in pairs:
-            if isinstance(target, ast.Name) and (text := _text(value, {})) is not None:
+            if isinstance(target, ast.Name) and (text := _evaluate_text(value, {})) is not None:
                 turn[target.id] = text
         yield turn
 
 
-def _text(node: ast.AST, known: Mapping[str, str]) -> str | None:
+def _evaluate_text(node: ast.AST, known: Mapping[str, str]) -> str | None:
     """Return the value of a string constant, or None if the text is computed."""
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, str) else None
@@ -424,62 +452,62 @@ def _text(node: ast.AST, known: Mapping[str, str]) -> str | None:
         return None
     parts: list[str] = []
     for each in node.values:
-        part = _text_of_part(each, known)
+        part = _evaluate_part(each, known)
         if part is None:
             return None
         parts.append(part)
     return "".join(parts)
 
 
-def _text_of_part(part: ast.expr, known: Mapping[str, str]) -> str | None:
+def _evaluate_part(part: ast.expr, known: Mapping[str, str]) -> str | None:
     """Return the text of an f-string part, or None if it is computed or formatted."""
     if not isinstance(part, ast.FormattedValue):
-        return _text(part, known)
-    return None if part.format_spec else _text(part.value, known)
+        return _evaluate_text(part, known)
+    return None if part.format_spec else _evaluate_text(part.value, known)
 
 
 # -- one option --
 
 
-def _option(
+def _build_option(
     flags: Sequence[str], given: Mapping[str | None, ast.expr], certain: bool
 ) -> ScriptOption:
     operand = not flags[0].startswith("-")
-    least, most = _counts(given, operand)
-    action = _action(given)
+    least, most = _count_values(given, operand)
+    action = _read_action(given)
     names = list(flags)
     if action == "BooleanOptionalAction":
         names += [f"--no-{flag[2:]}" for flag in flags if flag.startswith("--")]
     needed = given.get("required")
     written = isinstance(needed, ast.Constant) and needed.value is True
     name = next((flag for flag in flags if flag.startswith("--")), flags[0])
-    number = _name(given["type"]) if "type" in given else ""
+    number = _last_name(given["type"]) if "type" in given else ""
     return ScriptOption(
         name,
         () if operand else tuple(names),
         least,
         most,
         certain and (least > 0 if operand else written),
-        _choices(given.get("choices")),
+        _read_choices(given.get("choices")),
         number if number in ("int", "float") else "",
     )
 
 
-def _action(given: Mapping[str | None, ast.expr]) -> str:
+def _read_action(given: Mapping[str | None, ast.expr]) -> str:
     node = given.get("action")
     if node is None:
         return "store"
     if isinstance(node, ast.Constant):
         return str(node.value or "store")
-    return _name(node)
+    return _last_name(node)
 
 
-def _counts(given: Mapping[str | None, ast.expr], operand: bool) -> tuple[int, int]:
+def _count_values(given: Mapping[str | None, ast.expr], operand: bool) -> tuple[int, int]:
     """Return the minimum and maximum number of values of an argparse option.
 
-    Raises _Open for options that take the rest of the line.
+    Raises _Uncertain for options that take the rest of the line.
     """
-    action = _action(given)
+    action = _read_action(given)
     if action in _BARE or action == "BooleanOptionalAction":
         return 0, 0
     if action not in _VALUES:
@@ -492,11 +520,11 @@ def _counts(given: Mapping[str | None, ast.expr], operand: bool) -> tuple[int, i
     if isinstance(nargs.value, int):
         return nargs.value, nargs.value
     if nargs.value in ("...", "A..."):
-        raise _Open
+        raise _Uncertain
     return _NARGS.get(str(nargs.value), (0, _MANY))
 
 
-def _choices(node: ast.AST | None) -> tuple[str, ...]:
+def _read_choices(node: ast.AST | None) -> tuple[str, ...]:
     items = node.elts if isinstance(node, (ast.List, ast.Tuple, ast.Set)) else []
     values = [str(each.value) for each in items if isinstance(each, ast.Constant)]
     return tuple(values) if len(values) == len(items) else ()

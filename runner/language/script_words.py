@@ -19,7 +19,9 @@ _NEGATIVE = re.compile(r"-[\d.]")
 _SHELL_ENDS = frozenset(";|&<>()")
 _SHELL_SPECIAL = re.compile(r"[$`*?\[~{]")
 _SHOWN = 12  # options that a fix names
-_LEAVES = re.compile(r"(?:^|[\s;&|(])(?:cd|pushd)\s")  # the folder in which the files are
+_CHANGES_DIRECTORY = re.compile(
+    r"(?:^|[\s;&|(])(?:cd|pushd)\s"
+)  # the folder in which the files are
 _HOLE = "\0"  # stands for an expression in a script
 
 
@@ -45,7 +47,7 @@ class WordFault(NamedTuple):
 
 def words_of_list(run: Sequence[Tree], script: str, where: Where) -> list[GivenWord] | None:
     """Return the words after the script in an argument list, or None without the script."""
-    words = list(_leaves(run, where))
+    words = list(_flatten(run, where))
     for n, word in enumerate(words):
         if word.text == script and not word.free:
             return words[n + 1 :]
@@ -61,7 +63,7 @@ def words_of_mapping(args: Mapping[str, Tree], where: Where) -> list[GivenWord]:
             continue
         words.append(GivenWord(f"--{name}", place))
         if value is not True:
-            words += _leaves(value if isinstance(value, list) else [value], place)
+            words += _flatten(value if isinstance(value, list) else [value], place)
     return words
 
 
@@ -74,7 +76,7 @@ def words_of_script(
     """
     text = re.sub(r"\{\{.*?\}\}", _HOLE, run, flags=re.DOTALL).replace("\\\n", " ")
     lines = [line for line in text.splitlines() if script in line]
-    if len(lines) != 1 or "<<" in text or _LEAVES.search(text):
+    if len(lines) != 1 or "<<" in text or _CHANGES_DIRECTORY.search(text):
         return None
     lexer = shlex.shlex(lines[0], posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
@@ -96,11 +98,11 @@ def words_of_script(
     return words
 
 
-def _leaves(items: Sequence[Tree], where: Where) -> Iterator[GivenWord]:
+def _flatten(items: Sequence[Tree], where: Where) -> Iterator[GivenWord]:
     for n, item in enumerate(items):
         place = (*where, n) if len(items) > 1 or isinstance(item, list) else where
         if isinstance(item, list):
-            yield from _leaves(item, place)
+            yield from _flatten(item, place)
         elif item is not None:
             yield GivenWord(str(item), place, _is_free(item))
 
@@ -110,7 +112,7 @@ def _is_free(item: Tree) -> bool:
     return isinstance(item, str) and item.lstrip().startswith("{{") and item.rstrip().endswith("}}")
 
 
-def faults(
+def find_faults(
     script: str, takes: ScriptOptions, words: Sequence[GivenWord], where: Where
 ) -> list[WordFault]:
     """Return the argument errors that the script would report for any template values."""
@@ -139,16 +141,15 @@ class _Words:
 
     def take(self, word: GivenWord) -> bool:
         """Check the next word. Return False if the remaining words cannot be checked."""
-        text = word.text
         if word.free:
-            self._take_free(text)
+            self._take_free(word.text)
             return True
-        flag, is_joined, value = text.partition("=")
-        if text == "--" or ("{{" in flag and text.startswith("-")):
+        flag, equals_sign, value = word.text.partition("=")
+        if word.text == "--" or (flag.startswith("-") and "{{" in flag):
             self.anything = True
             return False
-        if text.startswith("-") and text != "-" and not _NEGATIVE.match(text) and " " not in flag:
-            self._take_flag(flag, word, value if is_joined else None)
+        if _is_flag(word.text):
+            self._take_flag(flag, word, value if equals_sign else None)
         else:
             self._take_value(word)
         return True
@@ -239,6 +240,13 @@ class _Words:
 
     def _say(self, message: str, word: GivenWord, fix: str = "") -> None:
         self.found.append(WordFault(message, word.where, fix, word.text))
+
+
+def _is_flag(text: str) -> bool:
+    """Return True if argparse reads a word as a flag, not as a value."""
+    if not text.startswith("-") or text == "-" or _NEGATIVE.match(text):
+        return False
+    return " " not in text.partition("=")[0]
 
 
 def _is_number(text: str, kind: str) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from .interpreters import VALUE, CommandWord, source
+from .interpreters import VALUE, CommandWord, find_source
 from .shell_reader import read
 from .shell_values import Doubt, Position, read_as_source
 from .template import Expression, Reads, Scope, TemplateError, expressions, has
@@ -149,7 +149,7 @@ def doubts_of_arguments(items: Sequence[str]) -> Iterator[tuple[int, Doubt]]:
         words = [CommandWord(at, at + 1, _mark_values(item)) for at, item in enumerate(items)]
     except TemplateError:
         return
-    found = source(words)
+    found = find_source(words)
     for at in dict.fromkeys(word.start for word in found.words if VALUE in word.text):
         yield at, read_as_source(found.by, 0, len(items[at]))
 

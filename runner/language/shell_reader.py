@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from .interpreters import CommandWord, assignment
+from .interpreters import CommandWord, parse_assignment
 from .shell_expansions import Expansions
 from .shell_values import Compound, Frame, ParsedScript, Values
 from .template import TemplateError
@@ -118,7 +118,7 @@ class _Reader:
             self._close(word.end, frame)
         elif raw not in _BEFORE_COMMAND and not raw.startswith("-"):  # `time -p`
             self.values.assign(word, frame)
-            if assignment(word) is None:
+            if parse_assignment(word) is None:
                 frame.words.append(word)
 
     def _next_word(self, raw: str, word: CommandWord, frame: Frame) -> None:

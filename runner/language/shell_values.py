@@ -17,11 +17,11 @@ from .interpreters import (
     VALUE,
     CommandWord,
     ValueRestriction,
-    assignment,
     declares,
     find_evaluated,
-    rulings,
-    source,
+    find_restrictions,
+    find_source,
+    parse_assignment,
 )
 from .template import TemplateError, expressions
 
@@ -305,7 +305,7 @@ class Values:
 
     def assign(self, word: CommandWord, frame: Frame) -> None:
         """Record the variable and the template values of an assignment word."""
-        found = assignment(word)
+        found = parse_assignment(word)
         if found is None:
             return
         name, role = found
@@ -353,10 +353,10 @@ class Values:
                 for each in self._within(words[2].start, at)
                 if each in frame.places
             ]
-        for ruling in rulings(words):
+        for ruling in find_restrictions(words):
             self._rule(ruling, frame)
         self.computed.update(find_evaluated(words))
-        found = source(words)
+        found = find_source(words)
         self.sources += [
             ValueRestriction("program", word.start, word.end, found.by) for word in found.words
         ]

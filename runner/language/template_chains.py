@@ -242,6 +242,9 @@ def _describe_path(path: tuple[str, ...]) -> str:
 
 # -- items and slices --
 
+_KEY_KINDS = {TEXT: INTEGER, LIST: INTEGER, MAPPING: TEXT}
+"""For each type that has items, the type of the keys."""
+
 
 def _read_item(
     value: object, key: object, path: tuple[str, ...], link: ChainPart, evaluation: Evaluation
@@ -267,14 +270,11 @@ def _item_of_unknown(value: object, key: object, path: tuple[str, ...], link: Ch
     """Return the possible values of an item if the value or the key is unknown."""
     kinds, key_kinds = kinds_of(value), kinds_of(key)
     found: list[object] = []
-    if INTEGER in key_kinds and TEXT in kinds:
-        found.append(A_TEXT)
-    if INTEGER in key_kinds and LIST in kinds:
-        found.append(item_of(value))
-    if TEXT in key_kinds and MAPPING in kinds:
-        found.append(item_of(value))
-    is_empty = isinstance(value, (str, list, tuple, Mapping)) and not value
-    if not found or is_empty:
+    for kind, key_kind in _KEY_KINDS.items():
+        if kind in kinds and key_kind in key_kinds:
+            found.append(A_TEXT if kind == TEXT else item_of(value))
+    # An unknown value counts as true. Only a known value can be empty.
+    if not found or not value:
         raise _no_such_part(value, path, link)
     part = one_of(found)
     if isinstance(part, Unknown) and NULL in kinds:

@@ -45,6 +45,8 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], object]] = {
     "%": operator.mod,
 }
 _DIVISIONS = ("/", "//", "%")
+_JOINABLE = frozenset({TEXT, LIST})
+"""Types of which `+` joins two values."""
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "eq": operator.eq,
@@ -99,19 +101,25 @@ def _can_join(left: object, right: object) -> bool:
 def _calculate_unknown(sign: str, left: object, right: object, offset: int) -> Unknown:
     """Return the possible types of a result if at least one operand is unknown."""
     left_kinds, right_kinds = kinds_of(left), kinds_of(right)
-    kinds = set[str]()
+    kinds = frozenset[str]()
     if left_kinds & NUMBERS and right_kinds & NUMBERS:
-        if sign in _DIVISIONS and isinstance(right, (int, float)) and right == 0:
+        if sign in _DIVISIONS and right == 0:
             raise TemplateError("division by zero", offset)
-        if sign != "/" and INTEGER in left_kinds and INTEGER in right_kinds:
-            kinds.add(INTEGER)
-        if sign == "/" or FRACTION in left_kinds or FRACTION in right_kinds:
-            kinds.add(FRACTION)
+        kinds |= _number_kinds(sign, left_kinds, right_kinds)
     if sign == "+":
-        kinds |= {TEXT, LIST} & left_kinds & right_kinds
+        kinds |= _JOINABLE & left_kinds & right_kinds
     if not kinds:
         raise _unsupported_types(sign, left, right, offset)
-    return Unknown(frozenset(kinds))
+    return Unknown(kinds)
+
+
+def _number_kinds(sign: str, left: frozenset[str], right: frozenset[str]) -> frozenset[str]:
+    """Return the possible types of a result whose operands may be numbers."""
+    if sign == "/":
+        return frozenset({FRACTION})
+    integers = {INTEGER} & left & right
+    fractions = {FRACTION} & (left | right)
+    return frozenset(integers | fractions)
 
 
 def _unsupported_types(sign: str, left: object, right: object, offset: int) -> TemplateError:

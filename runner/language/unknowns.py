@@ -125,13 +125,17 @@ def one_of(values: Iterable[object]) -> object:
     if not candidates:
         return ANYTHING
     first = candidates[0]
-    if all(type(each) is type(first) and each == first for each in candidates):
+    if all(_is_same(each, first) for each in candidates):
         return first
     kinds = frozenset[str]().union(*map(kinds_of, candidates))
     holders = [each for each in candidates if kinds_of(each) & {LIST, MAPPING}]
-    items = _items_of(holders) if holders else None
     part = any(isinstance(each, Unknown) and each.part for each in candidates)
-    return Unknown(kinds, items, part)
+    return Unknown(kinds, _items_of(holders), part)
+
+
+def _is_same(value: object, other: object) -> bool:
+    """Return True if two values are equal and have the same type, unlike 1 and true."""
+    return type(value) is type(other) and value == other
 
 
 def item_of(holder: object) -> Unknown:

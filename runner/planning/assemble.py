@@ -211,7 +211,7 @@ def _report_collisions(sketch: Sketch) -> None:
         if draft.flags & SELECT:
             continue
         for output, (path, _) in draft.outputs.items():
-            if path == UNKNOWN_PATH:
+            if path == UNKNOWN_PATH or output in draft.unsound:
                 continue
             if draft.several:
                 _report_same_path(sketch, draft, output, path, draft, path)

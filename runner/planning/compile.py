@@ -56,7 +56,7 @@ from .drafts import (
     plain_value,
     resource_spec,
 )
-from .leaves import LeafReader, take
+from .leaves import LeafReader, add_files
 from .mentions import mentions_step, templates
 from .path_rules import BELOW, WORKSPACE, explain_unfit, find_misplaced_paths
 from .patterns import (
@@ -400,34 +400,33 @@ class _Compiler:
     def _set_output_paths(self, scope: Scope, draft: NodeDraft) -> None:
         """Render the output paths of a step instance."""
         for n, output in enumerate(draft.step.outputs):
-            path = self._output_path(scope, draft, output, n)
+            path = self._output_path(scope, draft, output)
+            if path is None:
+                path = f"invalid/{draft.id}/{n}"
+                draft.unsound.add(output.name)
             draft.outputs[output.name] = (path, output_flags(output))
             if path != UNKNOWN_PATH:
                 scope.makers[path] = (draft.step.id, output.name)
 
-    def _output_path(self, scope: Scope, draft: NodeDraft, output: Output, n: int) -> str:
-        """Return the rendered path of output number `n` of a step instance.
-
-        An invalid path is reported and replaced by a unique one.
-        """
+    def _output_path(self, scope: Scope, draft: NodeDraft, output: Output) -> str | None:
+        """Return the rendered path of an output of a step instance, or report why it is invalid."""
         step = draft.step
         where = (*step.origin, "outputs", output.name)
-        invalid = f"invalid/{draft.id}/{n}"
         if self._report_late_names(scope, output.path, where):
-            return invalid
+            return None
         names = {"inputs": draft.inputs, "matrix": draft.matrix}
         value, sound = self.sketch.try_render(scope, output.path, names, where)
         if isinstance(value, Unknown):
             return UNKNOWN_PATH
         if not sound:
-            return invalid
+            return None
         wrong = "is null" if value is None else explain_unfit(str(value))
         if not wrong:
             return posixpath.normpath(str(value))
         if value != output.path:  # find_misplaced_paths reports literal paths
             message = f'output "{output.name}" of "{step.id}" {wrong}'
             self.sketch.problem(scope.recipe, "path-escape", message, where, fix=BELOW)
-        return invalid
+        return None
 
     def _report_late_names(self, scope: Scope, path: str, where: Where) -> bool:
         """Report names in an output path that have no value at compile time.
@@ -505,7 +504,7 @@ class _Compiler:
         for where, leaf in templates(draft.step, own.env):
             reader.read(leaf, where)
         for value in draft.matrix.values():
-            take(draft, value)
+            add_files(draft, value)
         return reader
 
     def _author_half(
@@ -615,7 +614,7 @@ class _Compiler:
             where = (*step.origin, "deps", n)
             value, exclude = self._render_dep(scope, draft, dep, where)
             if _is_step_output(dep, value):
-                take(draft, value)
+                add_files(draft, value)
                 continue
             if value is None or isinstance(value, Unknown):
                 continue
@@ -650,22 +649,31 @@ class _Compiler:
 
     def _add_dep(self, scope: Scope, draft: NodeDraft, made: _MadeOutputs, dep: _Dep) -> None:
         """Add the steps or workspace files of a `deps` entry as dependencies."""
-        if dep.is_pattern:
-            makers = made.matches(dep.path, dep.exclude, draft.step)
-        else:
-            makers = made.heads_of(dep.path)
-            self._report_output_inside(scope, made, dep)
+        makers = self._find_makers(scope, draft.step, made, dep)
         for name in makers:
             draft.upstream[name] = (*made.outputs[name], "")
         if draft.ghost and _possible_makers(scope.recipe, scope.pending, [dep.path]):
             return  # another waiting step will create the files
+        self._add_dep_files(draft, dep, is_made=bool(makers))
+
+    def _add_dep_files(self, draft: NodeDraft, dep: _Dep, *, is_made: bool) -> None:
+        """Add the workspace files of a `deps` entry; if `is_made`, steps provide files, too."""
         pattern = encode_pattern(dep.path, dep.exclude)
-        if dep.is_pattern and not makers and not dep.allow_empty and not draft.flags & SKIP:
+        if dep.requires_match and not is_made and not draft.flags & SKIP:
             self.sketch.globs[f"{draft.prefix}{draft.step.id}", pattern] = dep.allow_empty
         if draft.ghost and dep.allow_empty:
             return
-        if dep.is_pattern or not makers:
+        if dep.is_pattern or not is_made:
             draft.deps.append(pattern)
+
+    def _find_makers(
+        self, scope: Scope, step: Step, made: _MadeOutputs, dep: _Dep
+    ) -> Sequence[str]:
+        """Return the paths of the step outputs that provide a `deps` entry."""
+        if dep.is_pattern:
+            return made.matches(dep.path, dep.exclude, step)
+        self._report_output_inside(scope, made, dep)
+        return made.heads_of(dep.path)
 
     def _report_output_inside(self, scope: Scope, made: _MadeOutputs, dep: _Dep) -> None:
         """Report a `deps` directory that contains a step output."""
@@ -803,6 +811,10 @@ class _Dep(NamedTuple):
     @property
     def allow_empty(self) -> bool | None:
         return None if isinstance(self.written, str) else self.written.allow_empty
+
+    @property
+    def requires_match(self) -> bool:
+        return self.is_pattern and not self.allow_empty
 
 
 class _Settled(NamedTuple):

@@ -86,6 +86,7 @@ class NodeDraft:
     inputs: dict[str, Tree]
     matrix: dict[str, Tree]
     outputs: dict[str, tuple[str, int]] = field(default_factory=dict)
+    unsound: set[str] = field(default_factory=set)  # outputs with an invalid path, already reported
     upstream: dict[str, tuple[NodeDraft, str, str]] = field(
         default_factory=dict
     )  # path in the attempt -> producer, output, path below the output

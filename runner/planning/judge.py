@@ -153,7 +153,7 @@ def judge(
             return Verdict(SKIPPED, None, (f"{skipped}, a dependency, is skipped",), NOTHING)
     own = targets.get(n, ()) if targets else ()
     if node.flags & SELECT:
-        return _select(plan, n, facts, made, own)
+        return _judge_select(plan, n, facts, made, own)
     world, missing = world_of(node, facts, made)
     if missing:
         return Verdict(RUN, None, tuple(missing), None)
@@ -167,15 +167,17 @@ def judge(
     is_uncached = bool(node.flags & UNCACHED)
     trace, former = (None, None) if is_uncached else _find_trace(plan, n, key, world, facts)
     if force:
-        return Verdict(RUN, key, ("forced",), None, _conflicts(own, facts), former, forced=True)
+        return Verdict(
+            RUN, key, ("forced",), None, _find_conflicts(own, facts), former, forced=True
+        )
     if trace is None:
         reasons = ("`cache: false`: runs every time",) if is_uncached else ()
-        return Verdict(RUN, key, reasons, None, _conflicts(own, facts), former)
+        return Verdict(RUN, key, reasons, None, _find_conflicts(own, facts), former)
     metrics = _metrics_of_trace(plan, n, key, trace, former, facts)
     if metrics is None:
         for reader, metric in plan.readers(n):
             words = f"{reader} reads its metric {metric} by a new rule, and the earlier metrics are no longer stored"
-            return Verdict(RUN, key, (words,), None, _conflicts(own, facts))
+            return Verdict(RUN, key, (words,), None, _find_conflicts(own, facts))
         metrics = {}
     outputs = {name: content for name, _, content in trace.outputs}
     verdict = _judge_targets(StepResult(True, outputs, metrics), key, (), facts, own)
@@ -247,7 +249,7 @@ def _judge_targets(
     ]
     if not gone:
         return Verdict(FRESH, key, why, left)
-    clashes = _conflicts(gone, facts)
+    clashes = _find_conflicts(gone, facts)
     lost = [
         target.output
         for target in gone
@@ -258,7 +260,7 @@ def _judge_targets(
             RUN, key, tuple(f"output {name} is no longer stored" for name in lost), None, clashes
         )
     words = tuple(
-        f"{target.path} {_state(target.path, facts)}"
+        f"{target.path} {_describe_state(target.path, facts)}"
         for target in gone
         if target.path not in clashes
     )
@@ -295,7 +297,7 @@ def _find_skipped_choice(plan: Plan, n: int, made: Mapping[int, StepResult]) -> 
     from .choices import ANY_STATE, LATE, leaves_of, needed_steps
 
     node, spec = plan.nodes[n], plan.specs()[n]
-    lost = _lost_choices(plan, node, made)
+    lost = _find_lost_choices(plan, node, made)
     if not lost:
         return ""
     certain, _ = needed_steps(
@@ -304,7 +306,7 @@ def _find_skipped_choice(plan: Plan, n: int, made: Mapping[int, StepResult]) -> 
     return next((f"{node.prefix}{id}" for id in lost if id in certain), "")
 
 
-def _lost_choices(plan: Plan, node: Node, made: Mapping[int, StepResult]) -> list[str]:
+def _find_lost_choices(plan: Plan, node: Node, made: Mapping[int, StepResult]) -> list[str]:
     """Return the skipped steps among the choices of a node's conditional templates.
 
     The result has the names that these templates use.
@@ -399,18 +401,18 @@ def scope_of(
     Metrics are filled in, and outputs of failed instances are left out.
     """
     node = plan.nodes[n]
-    steps = _known_outputs(spec, plan, node, made)
+    steps = _collect_known_outputs(spec, plan, node, made)
     for id, wanted in spec.asks.items():
         of = steps.setdefault(id, {})
-        of["metrics"] = _metrics(wanted, node, plan, made, id)
+        of["metrics"] = _collect_metrics(wanted, node, plan, made, id)
         paired = [each for each in wanted if each.same]
         if paired:
             outputs = cast("dict[str, object]", of.get("same") or {})
-            of["same"] = {**outputs, "metrics": _same_metrics(paired, node, plan, made)}
+            of["same"] = {**outputs, "metrics": _collect_same_metrics(paired, node, plan, made)}
     return {**spec.names._asdict(), "steps": steps}
 
 
-def _known_outputs(
+def _collect_known_outputs(
     spec: StepSpec, plan: Plan, node: Node, made: Mapping[int, StepResult]
 ) -> dict[str, dict[str, object]]:
     """Return the outputs of other steps, as the templates of a node see them."""
@@ -421,41 +423,49 @@ def _known_outputs(
     gone: set[str] = set()
     skipped: list[str] = []
     if node.choices:
-        gone = _skipped_names(plan, node, made)
-        skipped = _lost_choices(plan, node, made)
+        gone = _find_skipped_names(plan, node, made)
+        skipped = _find_lost_choices(plan, node, made)
     steps: dict[str, dict[str, object]] = {}
     for id, names in spec.names.steps.items():
         if id in skipped:
-            steps[id] = _nulls(names)
+            steps[id] = _replace_by_null(names)
             continue
-        steps[id] = {name: _without_lost(value, lost, gone) for name, value in names.items()}
+        steps[id] = {name: _remove_lost(value, lost, gone) for name, value in names.items()}
         same = names.get("same")
         if isinstance(same, Mapping):
-            left = {name: _without_lost(value, lost, gone) for name, value in same.items()}
+            left = {name: _remove_lost(value, lost, gone) for name, value in same.items()}
             steps[id]["same"] = left
     return steps
 
 
-def _without_lost(value: object, lost: Collection[str], gone: Collection[object]) -> object:
+def _remove_lost(value: object, lost: Collection[str], gone: Collection[object]) -> object:
     """Remove outputs of failed instances from a template value.
 
     An output of a skipped step becomes null.
     """
-    if isinstance(value, str):
-        return None if value in gone else value
-    if not isinstance(value, list):
-        return value
-    left = [item for item in value if item not in lost]
-    is_skipped = bool(value) and not left and all(item in gone for item in value)
+    if isinstance(value, list):
+        return _remove_lost_items(value, lost, gone)
+    if isinstance(value, str) and value in gone:
+        return None
+    return value
+
+
+def _remove_lost_items(
+    items: list[object], lost: Collection[str], gone: Collection[object]
+) -> list[object] | None:
+    left = [item for item in items if item not in lost]
+    if left or not items:
+        return left
+    is_skipped = all(item in gone for item in items)
     return None if is_skipped else left
 
 
-def _nulls(names: Mapping[str, object]) -> dict[str, object]:
+def _replace_by_null(names: Mapping[str, object]) -> dict[str, object]:
     """Return a nested mapping with all values replaced by None."""
-    return {n: _nulls(v) if isinstance(v, Mapping) else None for n, v in names.items()}
+    return {n: _replace_by_null(v) if isinstance(v, Mapping) else None for n, v in names.items()}
 
 
-def _skipped_names(plan: Plan, node: Node, made: Mapping[int, StepResult]) -> set[str]:
+def _find_skipped_names(plan: Plan, node: Node, made: Mapping[int, StepResult]) -> set[str]:
     """Return the output paths of skipped steps among the choices of conditional templates."""
     return {
         each.name
@@ -467,7 +477,7 @@ def _skipped_names(plan: Plan, node: Node, made: Mapping[int, StepResult]) -> se
     }
 
 
-def _metrics(
+def _collect_metrics(
     wanted: Sequence[MetricAsked], node: Node, plan: Plan, made: Mapping[int, StepResult], step: str
 ) -> dict[str, object]:
     found: dict[str, object] = {}
@@ -488,7 +498,7 @@ def _metrics(
     return found
 
 
-def _same_metrics(
+def _collect_same_metrics(
     wanted: Sequence[MetricAsked], node: Node, plan: Plan, made: Mapping[int, StepResult]
 ) -> dict[str, object]:
     """Return metrics of the other step's instances with the same axis values."""
@@ -505,7 +515,7 @@ def _same_metrics(
     return found
 
 
-def _select(
+def _judge_select(
     plan: Plan, n: int, facts: Facts, made: Mapping[int, StepResult], targets: Sequence[Target]
 ) -> Verdict:
     node = plan.nodes[n]
@@ -534,7 +544,7 @@ def _select(
     return _judge_targets(StepResult(True, left.outputs, left.metrics), None, why, facts, targets)
 
 
-def _conflicts(targets: Sequence[Target], facts: Facts) -> tuple[str, ...]:
+def _find_conflicts(targets: Sequence[Target], facts: Facts) -> tuple[str, ...]:
     """Return the target paths with content that recipe did not write and does not store.
 
     Stored content is never foreign: a worker may have died before it recorded the publication.
@@ -542,7 +552,7 @@ def _conflicts(targets: Sequence[Target], facts: Facts) -> tuple[str, ...]:
     return tuple(target.path for target in targets if facts.strange(target.path))
 
 
-def _state(path: str, facts: Facts) -> str:
+def _describe_state(path: str, facts: Facts) -> str:
     return "is missing" if facts.there.get(path) is None else "is an earlier version"
 
 

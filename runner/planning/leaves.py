@@ -106,7 +106,9 @@ class LeafReader:
                 self._note_step(mention)
         elif root == "state":
             self._note_state(mention, rest)
-        elif root in ("inputs", "outputs", "matrix"):
+        elif root == "inputs":
+            self._note_input(mention, rest)
+        elif root in ("outputs", "matrix"):
             self._note_value(mention, root, rest)
         else:
             known = ["inputs", "steps", "outputs", "state", "matrix", *LATE_NAMES]
@@ -135,14 +137,17 @@ class LeafReader:
         elif not rest[1:]:
             self.reads[f"state.{rest[0]}"] = self._state[rest[0]]
 
+    def _note_input(self, mention: _Mention, rest: tuple[str, ...]) -> None:
+        if rest and self._is_secret(rest[0]):
+            self._report_secret(mention, rest[0])
+        else:
+            self._note_value(mention, "inputs", rest)
+
     def _note_value(self, mention: _Mention, root: str, rest: tuple[str, ...]) -> None:
         """Record a template's use of an input, output or axis.
 
         A namespace alone means all its names.
         """
-        if root == "inputs" and rest and self._is_secret(rest[0]):
-            self._report_secret(mention, rest[0])
-            return
         known = self._names[root]
         if rest and rest[0] not in known:
             self._unknown(mention, mention.name, [f"{root}.{name}" for name in known])
@@ -153,7 +158,7 @@ class LeafReader:
     def _read_values(self, root: str, values: Mapping[str, Tree]) -> None:
         for name, value in values.items():
             self.reads.setdefault(f"{root}.{name}", value)
-            take(self._draft, value)
+            add_files(self._draft, value)
 
     def _is_secret(self, name: str) -> bool:
         spec = self._scope.recipe.inputs.get(name)
@@ -212,11 +217,11 @@ class LeafReader:
         if mention.in_key:
             # The key includes the paths and their order, because contents alone do not tell which file is which.
             self.reads[f"steps.{id}.{name}"] = value
-            take(self._draft, value)
+            add_files(self._draft, value)
         elif value is not None:
             self._draft.after.extend(self._scope.group(id))
             if mention.part == "deps" and mention.asks:
-                take(self._draft, value)
+                add_files(self._draft, value)
 
     def _note_same(self, mention: _Mention) -> None:
         """Record a template's use of `steps.ID.same.NAME`, a result of the matching instance."""
@@ -246,7 +251,7 @@ class LeafReader:
         self.outputs.setdefault(id, {}).setdefault(SAME, {})[name] = plain_value(value)
         if mention.in_key:
             self.reads[f"steps.{id}.same.{name}"] = value
-            take(self._draft, value)
+            add_files(self._draft, value)
         else:
             self._draft.after.extend(found.drafts)
 
@@ -262,11 +267,11 @@ class LeafReader:
         )
 
 
-def take(draft: NodeDraft, value: Tree) -> None:
+def add_files(draft: NodeDraft, value: Tree) -> None:
     """Add the files in a template value to the dependencies or sources of a step instance."""
     if isinstance(value, list):
         for item in value:
-            take(draft, item)
+            add_files(draft, item)
     elif isinstance(value, PathValue):
         if value.kind == "step":
             draft.upstream[value.name] = (*value.address, "")

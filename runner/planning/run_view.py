@@ -14,9 +14,9 @@ from ..failures import of_step
 from ..language.values import is_number
 from .causes import REMEDIES
 from .ids import bare
-from .schedule import BUSY, FINAL, State, word
+from .schedule import BUSY, FINAL, State, describe_run_state
 
-WELL: Final = frozenset({State.DONE, State.FRESH, State.SKIPPED})
+SUCCEEDED: Final = frozenset({State.DONE, State.FRESH, State.SKIPPED})
 """Final states of a step that did not fail."""
 FREE: Final = frozenset({State.FRESH, State.SKIPPED})
 """States of a step that takes no time."""
@@ -170,7 +170,7 @@ class StepView(NamedTuple):
     @property
     def percent(self) -> float | None:
         """Completed percentage of the step, or None if unknown."""
-        if self.state in WELL:
+        if self.state in SUCCEEDED:
             return 100.0
         if self.training is not None and self.training.percent is not None:
             return min(ALMOST, self.training.percent)
@@ -511,7 +511,7 @@ def _word(
     happened = len(steps) + sum(standing.others.values()) + _count_restored(standing)
     if standing.total is None or standing.total > happened:
         phases.add((State.WAITING, ""))  # a step without events
-    return word(begun, failure=run.failure, steps=phases, leases=leases, claimed=live)
+    return describe_run_state(begun, failure=run.failure, steps=phases, leases=leases, claimed=live)
 
 
 def _standing_of(
@@ -537,7 +537,7 @@ def _standing_of(
             elapsed[id] = max(0.0, now - step.began)
         elif step.began is not None and training is not None and training.at is not None:
             elapsed[id] = max(0.0, training.at - step.began)
-        if training is not None and step.state not in WELL:
+        if training is not None and step.state not in SUCCEEDED:
             trainings[id] = training
     counted: dict[str, int] = {}
     for (state, _), number in others.items():
@@ -704,7 +704,7 @@ def _usual(run: ProgressInput, weights: Mapping[str, float]) -> float:
 
 def _part(run: ProgressInput, id: str, state: str) -> float:
     """Return the completed fraction of a step, from 0 to 1."""
-    if state in WELL:
+    if state in SUCCEEDED:
         return 1.0
     training = run.trainings.get(id)
     if training is not None and training.total and (state == State.RUNNING or run.state in _HALTED):

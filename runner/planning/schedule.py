@@ -188,7 +188,7 @@ PHASES: Final[Mapping[str, str]] = {
 """Stored form of the phases of a RUNNING step on a host with its own disk."""
 
 
-def word(
+def describe_run_state(
     run: str,
     *,
     failure: str,
@@ -282,6 +282,22 @@ class Scheduler:
         (move,) = self._apply(node, _S.RUNNING, data=data)
         self._board.room.let_past(node)
         return move
+
+    def make_room(self, id: str, resting: Collection[str] = ()) -> bool:
+        """Free the slot and the pools of a RUNNING step whose command succeeded, before its `end`.
+
+        Returns False, and frees nothing, if no queued step could start, or only one that is less
+        urgent than a dependent of the step.  `resting` are the steps that `startable` leaves out.
+        """
+        board, node = self._board, self._board.nodes[id]
+        if self.is_held or not board.counts[_S.QUEUED]:
+            return False
+        board.vacate(node)
+        chosen = board.room.choose(1, resting)
+        if chosen and not node.has_waiting_dependent_before(board.nodes[chosen[0]]):
+            return True
+        board.occupy(node)
+        return False
 
     def end(self, id: str, outcome: AttemptOutcome) -> list[Move]:
         """Record the result of a RUNNING step's attempt, and return all state changes.
@@ -385,7 +401,7 @@ class Scheduler:
     @property
     def room(self) -> int:
         """Number of further steps that can run in parallel."""
-        return self._jobs - self._board.counts[_S.RUNNING]
+        return self._jobs - self._board.counts[_S.RUNNING] + self._board.vacated
 
     @property
     def is_held(self) -> bool:
@@ -477,17 +493,12 @@ class Scheduler:
 
         A cancelled run cancels them at once, otherwise they are cancelled once no step runs.
         """
-        counts = self._board.counts
         if not self._giving_up:
             return
-        if counts[_S.RUNNING] and not self._cancelling:
+        if self._board.counts[_S.RUNNING] and not self._cancelling:
             return
-        if not any(counts[state] for state in _NOT_STARTED):
-            return  # avoids a loop over all steps
         reason = self._cancelling or self._draining or "a step failed"
-        for node in self._board.nodes.values():
-            if node.state in _NOT_STARTED:
-                self._board.move(node, _S.CANCELLED, moves, reason)
+        self._board.cancel_unstarted(moves, reason)
 
     @property
     def _giving_up(self) -> bool:
@@ -510,6 +521,8 @@ class _Board:
         self.counts = dict.fromkeys(State, 0)
         self.hard_failures = 0
         """Number of FAILED steps without `allow_failure`."""
+        self.vacated = 0
+        """Number of RUNNING steps without a slot, because their commands have ended."""
         self.ready = _Queue()
 
     def move(
@@ -539,7 +552,22 @@ class _Board:
         elif state is _S.QUEUED:
             self.room.leave(node)
         elif state is _S.RUNNING:
+            self.vacate(node)
+            self.vacated -= 1
+            node.is_vacated = False
+
+    def vacate(self, node: _Node) -> None:
+        """Free the slot and the pools of a RUNNING step, unless they are free already."""
+        if not node.is_vacated:
+            node.is_vacated = True
+            self.vacated += 1
             self.room.give_back(node)
+
+    def occupy(self, node: _Node) -> None:
+        """Take back the slot and the pools that `vacate` freed."""
+        node.is_vacated = False
+        self.vacated -= 1
+        self.room.take(node)
 
     def enter(self, node: _Node) -> None:
         """Update counters and queues for a step that entered its current state."""
@@ -612,6 +640,13 @@ class _Board:
                 self.move(node, _S.BLOCKED, moves, f"needs {need.task.id}")
                 self.follow([node], moves)
                 return
+
+    def cancel_unstarted(self, moves: list[Move], reason: str) -> None:
+        if not any(self.counts[state] for state in _NOT_STARTED):
+            return  # avoids a loop over all steps
+        for node in self.nodes.values():
+            if node.state in _NOT_STARTED:
+                self.move(node, _S.CANCELLED, moves, reason)
 
 
 class _Room:
@@ -690,12 +725,15 @@ class _Room:
         reserved = self._reserved
         if reserved is not None and (reserved is started or not reserved.queue):
             self._reserved = None
-        for shape in self._shapes.values():
-            is_waiting = shape is not started and shape.queue
-            if is_waiting and shape.is_short_of(started, self._free):
-                shape.passed += 1
-                if shape.passed >= _PATIENCE and self._reserved is None:
-                    self._reserved = shape
+        for shape in self._overtaken_by(started):
+            shape.passed += 1
+            if shape.passed >= _PATIENCE and self._reserved is None:
+                self._reserved = shape
+
+    def _overtaken_by(self, started: _Shape) -> list[_Shape]:
+        """Return the waiting shapes that lack a pool of a started step."""
+        waiting = [shape for shape in self._shapes.values() if shape is not started and shape.queue]
+        return [shape for shape in waiting if shape.is_short_of(started, self._free)]
 
     def _shape(self, node: _Node) -> _Shape:
         """Return the queue of all steps that request the same pool amounts as this step."""
@@ -721,6 +759,7 @@ class _Node:
         "above",
         "below",
         "failures",
+        "is_vacated",
         "order",
         "passed",
         "preemptions",
@@ -734,6 +773,7 @@ class _Node:
     def __init__(self, task: Task, order: int, state: State, used: SpentRetries | None) -> None:
         self.order = order
         self.state = state
+        self.is_vacated = False
         self.failures = used.failures if used else 0
         self.preemptions = used.preemptions if used else 0
         self.below: list[_Node] = []
@@ -746,6 +786,13 @@ class _Node:
         self.shape: _Shape | None = None
         self.above: list[_Node] = []
         self.unmet = 0  # number of unfinished dependencies
+
+    def has_waiting_dependent_before(self, other: _Node) -> bool:
+        """Return whether a dependent that waits only for this step is more urgent than `other`."""
+        return any(
+            below.state is _S.WAITING and below.unmet == 1 and below.rank < other.rank
+            for below in self.below
+        )
 
     @property
     def passes(self) -> bool:

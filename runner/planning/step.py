@@ -26,6 +26,26 @@ NO_IDS: Final[list[str]] = []
 # Flags of an output.
 OPTIONAL, NONEMPTY, TEMPORARY, DIRECTORY = 1, 2, 4, 8
 
+# Kinds of a path that is no file and no directory, as returned by `agent/outputs.py`.
+MISSING, BROKEN_LINK, SPECIAL, OUTSIDE = "-", "l", "o", "b"
+
+
+def unfit_output(kind: str, flags: int, *, is_empty: bool) -> str:
+    """Return why a path of this kind cannot be an output with these flags, or an empty string."""
+    if kind == MISSING:
+        return "" if flags & OPTIONAL else "was not created"
+    if kind == OUTSIDE:
+        return "is behind a link that points outside the attempt directory"
+    if kind == BROKEN_LINK:
+        return "is a broken symbolic link"
+    if kind == SPECIAL:
+        return "is neither a file nor a directory"
+    if flags & DIRECTORY and kind != "d":
+        return "is not a directory"
+    if flags & NONEMPTY and is_empty:
+        return "is empty, but the recipe requires content"
+    return ""
+
 
 def unwritable(path: str, kinds: Collection[str]) -> str:
     """Return why values of these types cannot be written to the file `path`, or an empty string."""

@@ -182,7 +182,7 @@ class UsesCompiler:
             late = [
                 ref
                 for ref in self.sketch.references(scope, leaf, place)
-                if _of_metrics(ref) or ref.path[0] in LATE_NAMES
+                if _is_metrics_reference(ref) or ref.path[0] in LATE_NAMES
             ]
             for ref in late:
                 self._late(
@@ -216,7 +216,11 @@ class UsesCompiler:
         if step.when is None:
             return True
         place = (*step.origin, "when")
-        late = [ref for ref in self.sketch.references(scope, step.when, place) if _of_metrics(ref)]
+        late = [
+            ref
+            for ref in self.sketch.references(scope, step.when, place)
+            if _is_metrics_reference(ref)
+        ]
         for ref in late:
             self._late(
                 scope, step, ref, place, "use this value in the `when` of a step with a command"
@@ -310,15 +314,21 @@ def _record_instances(scope: Scope, step: Step, instances: list[Instance]) -> No
     scope.inner[step.id] = [draft for instance in instances for draft in instance.drafts]
     scope.made[step.id] = instances
     results = [instance.outputs for instance in instances]
-    first = results[0] if results else {}
     if step.matrix is None:
-        scope.results[step.id] = dict(first)
+        scope.results[step.id] = dict(results[0]) if results else {}
         return
     scope.many.add(step.id)
-    common = [name for name in first if all(name in outputs for outputs in results)]
-    scope.results[step.id] = {name: [outputs[name] for outputs in results] for name in common}
+    scope.results[step.id] = _join_outputs(results)
 
 
-def _of_metrics(ref: Reference) -> bool:
+def _join_outputs(results: Sequence[Mapping[str, Tree]]) -> dict[str, Tree]:
+    """Return the values of the outputs that all results have, as lists by name."""
+    if not results:
+        return {}
+    common = [name for name in results[0] if all(name in outputs for outputs in results)]
+    return {name: [outputs[name] for outputs in results] for name in common}
+
+
+def _is_metrics_reference(ref: Reference) -> bool:
     """Return whether a reference has the form `steps.ID.metrics`."""
     return ref.path[0] == "steps" and ref.path[2:3] == ("metrics",)

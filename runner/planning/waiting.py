@@ -81,18 +81,18 @@ def explain_waits(
     `worked_on` are the runs in execution, which count towards the workers' limits.
     """
     free = [taker for taker in takers if taker.free]
-    busy = Counter(pair for each in worked_on for pair in _limit_groups(each))
+    busy = Counter(pair for each in worked_on for pair in _list_limit_groups(each))
     waits = []
-    for position, run in enumerate(sorted(runs, key=lambda each: _order(each, now)), 1):
-        kind, words, fix = _reason(run, takers, free, busy, now)
+    for position, run in enumerate(sorted(runs, key=lambda each: _sort_key(each, now)), 1):
+        kind, words, fix = _explain_wait(run, takers, free, busy, now)
         if kind == WaitKind.STARTING:
-            free.remove(_able(run, free, busy)[0])
-            busy.update(_limit_groups(run))
+            free.remove(_find_claiming(run, free, busy)[0])
+            busy.update(_list_limit_groups(run))
         waits.append(Wait(run.run, position, kind, words, fix))
     return waits
 
 
-def _order(run: WaitingRun, now: float) -> tuple[int, int, float, str]:
+def _sort_key(run: WaitingRun, now: float) -> tuple[int, int, float, str]:
     """Return the sort key of a run in the queue.
 
     Queued runs come first, then runs that start later, then runs that workers do not claim.
@@ -104,7 +104,7 @@ def _order(run: WaitingRun, now: float) -> tuple[int, int, float, str]:
     return (0, -run.priority, run.due, run.run)
 
 
-def _reason(
+def _explain_wait(
     run: WaitingRun,
     takers: Sequence[Taker],
     free: Sequence[Taker],
@@ -118,13 +118,13 @@ def _reason(
         return WaitKind.NOT_DUE, "the run was submitted with a later start time", ""
     if not takers:
         return WaitKind.NO_WORKER, "no worker is running", START
-    refusal, fitting = _workers_for(run, takers)
+    refusal, fitting = _find_eligible(run, takers)
     if refusal is not None:
         return refusal
-    if _able(run, free, busy):
+    if _find_claiming(run, free, busy):
         return WaitKind.STARTING, "an idle worker will claim the run within seconds", ""
-    if not _able(run, fitting, busy):
-        return _limit_reached(run, fitting, busy)
+    if not _find_claiming(run, fitting, busy):
+        return _explain_limit(run, fitting, busy)
     count = len(fitting)
     has = "the only eligible worker is" if count == 1 else f"all {count} eligible workers are"
     return (
@@ -134,59 +134,81 @@ def _reason(
     )
 
 
-def _workers_for(run: WaitingRun, takers: Sequence[Taker]) -> tuple[_Refusal | None, list[Taker]]:
+def _find_eligible(run: WaitingRun, takers: Sequence[Taker]) -> tuple[_Refusal | None, list[Taker]]:
     """Return the workers that accept a run, or the reason why none does."""
-    of_store = [taker for taker in takers if taker.store == run.store]
-    if not of_store:
-        return _no_worker_of_store(run.store), []
-    of_driver = [taker for taker in of_store if taker.driver in ("", run.driver)]
-    if not of_driver:
-        words = f"no running worker accepts the driver {run.driver}"
-        return (WaitKind.DRIVER, words, f"start one with `recipe worker --driver {run.driver}`"), []
-    labelled = [taker for taker in of_driver if run.labels.items() <= taker.labels.items()]
-    if not labelled:
-        return _no_worker_with(run.labels), []
-    return None, labelled
+    fitting = list(takers)
+    for is_met, refuse in _REQUIREMENTS:
+        fitting = [taker for taker in fitting if is_met(run, taker)]
+        if not fitting:
+            return refuse(run), []
+    return None, fitting
 
 
-def _no_worker_of_store(store: str) -> _Refusal:
-    if not store:
+def _uses_store(run: WaitingRun, taker: Taker) -> bool:
+    return taker.store == run.store
+
+
+def _accepts_driver(run: WaitingRun, taker: Taker) -> bool:
+    return taker.driver in ("", run.driver)
+
+
+def _has_labels(run: WaitingRun, taker: Taker) -> bool:
+    return run.labels.items() <= taker.labels.items()
+
+
+def _explain_no_store(run: WaitingRun) -> _Refusal:
+    if not run.store:
         return WaitKind.STORE, "no running worker works in its directory", START
-    words = f"no running worker uses the shared store {store}"
+    words = f"no running worker uses the shared store {run.store}"
     return WaitKind.STORE, words, "start one with `recipe worker --workspace`"
 
 
-def _no_worker_with(labels: Mapping[str, str]) -> _Refusal:
-    written = [f"{name}={value}" for name, value in sorted(labels.items())]
+def _explain_no_driver(run: WaitingRun) -> _Refusal:
+    words = f"no running worker accepts the driver {run.driver}"
+    return WaitKind.DRIVER, words, f"start one with `recipe worker --driver {run.driver}`"
+
+
+def _explain_no_labels(run: WaitingRun) -> _Refusal:
+    written = [f"{name}={value}" for name, value in sorted(run.labels.items())]
     words = f"no eligible worker has the labels {', '.join(written)}"
     flags = " ".join(f"--label {label}" for label in written)
     return WaitKind.LABELS, words, f"start one with `recipe worker {flags}`"
 
 
-def _able(run: WaitingRun, takers: Sequence[Taker], busy: Counter[tuple[str, str]]) -> list[Taker]:
+_REQUIREMENTS: Final = (
+    (_uses_store, _explain_no_store),
+    (_accepts_driver, _explain_no_driver),
+    (_has_labels, _explain_no_labels),
+)
+"""Conditions for a worker to accept a run, each with the reason if no worker meets it."""
+
+
+def _find_claiming(
+    run: WaitingRun, takers: Sequence[Taker], busy: Counter[tuple[str, str]]
+) -> list[Taker]:
     """Return the workers that can claim a run now, within their concurrency limits."""
-    _, fitting = _workers_for(run, takers)
-    return [taker for taker in fitting if not _over(run, taker, busy)]
+    _, fitting = _find_eligible(run, takers)
+    return [taker for taker in fitting if not _find_reached_limit(run, taker, busy)]
 
 
-def _over(run: WaitingRun, taker: Taker, busy: Counter[tuple[str, str]]) -> str:
+def _find_reached_limit(run: WaitingRun, taker: Taker, busy: Counter[tuple[str, str]]) -> str:
     """Return the concurrency limit that stops a worker from claiming a run, or an empty string.
 
     For example `user=2`.
     """
-    for kind, value in _limit_groups(run):
+    for kind, value in _list_limit_groups(run):
         most = taker.at_most.get(kind)
         if most is not None and busy[kind, value] >= most:
             return f"{kind}={most}"
     return ""
 
 
-def _limit_reached(
+def _explain_limit(
     run: WaitingRun, fitting: Sequence[Taker], busy: Counter[tuple[str, str]]
 ) -> _Refusal:
-    limit = _over(run, fitting[0], busy)
+    limit = _find_reached_limit(run, fitting[0], busy)
     kind = limit.partition("=")[0]
-    value = dict(_limit_groups(run))[kind]
+    value = dict(_list_limit_groups(run))[kind]
     words = f"{busy[kind, value]} runs of the {kind} {value} are running, the most that workers accept at once"
     return (
         WaitKind.LIMIT,
@@ -195,6 +217,6 @@ def _limit_reached(
     )
 
 
-def _limit_groups(run: WaitingRun) -> list[tuple[str, str]]:
+def _list_limit_groups(run: WaitingRun) -> list[tuple[str, str]]:
     """Return the (kind, value) groups of a run that count towards workers' concurrency limits."""
     return [("user", run.user), ("recipe", run.recipe), ("driver", run.driver)]

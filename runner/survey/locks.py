@@ -61,7 +61,7 @@ def make_lock(
     interpreter's), and `upgrade` ignores existing pins.
     """
     from ..hosts import uv
-    from ..hosts._builder import translate_pip_settings
+    from ..hosts._builder import no_index_option, translate_pip_settings
 
     lock = lock_file(path)
     version = python or f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -79,6 +79,7 @@ def make_lock(
             "--no-annotate",
             "--python-version",
             version,
+            *no_index_option(environ),
         )
         argv = [program, "pip", "compile", "--quiet", *words, "--output-file", str(made), path.name]
         env = {

@@ -129,7 +129,7 @@ def _sites(python: str) -> Iterator[Path]:
 
 
 def _code(root: Path, masked: Callable[[str], str]) -> Found | None:
-    """Return the git commit of the workspace and later changes, or None outside a repository."""
+    """Return the git commit of the workspace and later changes, or None without a commit."""
     if not any((folder / ".git").exists() for folder in (root, *root.parents)):
         return None
     heads = _git(root, "rev-parse", "HEAD", "--abbrev-ref", "HEAD").decode(errors="replace")
@@ -176,8 +176,9 @@ def _git(root: Path, *words: str) -> bytes:
     assert process.stdout is not None
     with process.stdout:
         data = process.stdout.read(LONGEST_DIFF + 1)
-    if len(data) > LONGEST_DIFF:
+    cut = len(data) > LONGEST_DIFF
+    if cut:
         process.kill()  # the rest is not needed
-    process.wait()
+    failed = process.wait() != 0 and not cut
     late.cancel()
-    return data
+    return b"" if failed else data

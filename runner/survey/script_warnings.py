@@ -19,7 +19,7 @@ from ..language.script_options import ScriptOptions, options_of
 from ..language.script_words import (
     GivenWord,
     WordFault,
-    faults,
+    find_faults,
     words_of_list,
     words_of_mapping,
     words_of_script,
@@ -68,7 +68,7 @@ def _option_faults(
     if words is None or is_uncertain or script in made or script in step.files:
         return ()
     takes = _options(base, script, imported)
-    return faults(start.name, takes, words, _place(step)) if takes else ()
+    return find_faults(start.name, takes, words, _place(step)) if takes else ()
 
 
 def _scripts(step: Step) -> list[EntryPoint]:

@@ -19,7 +19,7 @@ from ..hosts.link.local_agents import find_spent_roots, forget_root
 from ..paths import heads
 from ..planning.judge import FRESH, MAYBE, SKIPPED, Verdict
 from ..planning.plan import SELECT, UNCACHED, Node
-from ..planning.step import DIRECTORY, NONEMPTY, OPTIONAL
+from ..planning.step import OPTIONAL, unfit_output
 from ..storage.content import disk
 from ..storage.content.files import Content
 from ..storage.garbage import Garbage
@@ -107,13 +107,8 @@ def _unfit_output(target: Path, content: Content | None, flags: int) -> str:
     if content is None:
         return "" if flags & OPTIONAL else "does not exist"
     is_folder = content[0] == "t"
-    if flags & DIRECTORY and not is_folder:
-        return "is not a directory"
-    if flags & NONEMPTY:
-        is_empty = not any(target.iterdir()) if is_folder else target.stat().st_size == 0
-        if is_empty:
-            return "is empty, but the recipe requires content"
-    return ""
+    is_empty = not any(target.iterdir()) if is_folder else target.stat().st_size == 0
+    return unfit_output("d" if is_folder else content[0], flags, is_empty=is_empty)
 
 
 # -- published files

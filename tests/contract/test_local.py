@@ -45,8 +45,8 @@ class Local(Driver):
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         said = b"".join([data async for data in self._host.call(machine.question(str(self._root)))])
-        have = machine.resources(machine.facts(said))
-        return (Offer("local", "local", have),) if machine.enough(have, wish) else ()
+        have = machine.parse_resources(machine.facts(said))
+        return (Offer("local", "local", have),) if machine.satisfies(have, wish) else ()
 
     async def acquire(self, order: Order) -> Lease:
         (self._root / "leases" / file_name(order.key)).write_text(order.key)

@@ -25,7 +25,7 @@ pytest.importorskip("ray", reason="ray is not installed")
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from drivers.ray import Ray, foreign
+from drivers.ray import Ray, translate_error
 
 RENTS = (
     "test_what_is_offered_can_be_rented_is_listed_and_given_back",
@@ -231,7 +231,7 @@ def test_doctor_describes_the_cluster_and_a_closed_port_is_refused_in_a_sentence
 
 def test_a_cluster_of_another_version_is_refused_in_a_sentence() -> None:
     words = "Version mismatch: The cluster was started with:\n    Ray: 2.9.0\n    Python: 3.10.1\nThis process on node 10.0.0.1 was started with: Ray: 2.60.0"
-    refused = foreign(RuntimeError(words))
+    refused = translate_error(RuntimeError(words))
     assert (
         type(refused) is Denied
         and "another Ray or Python version" in str(refused)

@@ -72,6 +72,12 @@ class Index:
         self._wheels[f"{name}-{version}-py3-none-any.whl"] = packed.getvalue()
         return f"{name}=={version} --hash=sha256:{hashlib.sha256(packed.getvalue()).hexdigest()}\n"
 
+    def save(self, folder: Path) -> None:
+        """Write the wheels to a directory, for `find-links`."""
+        folder.mkdir(exist_ok=True)
+        for name, body in self._wheels.items():
+            (folder / name).write_bytes(body)
+
     def answer(self, handler: BaseHTTPRequestHandler) -> None:
         name = handler.path.strip("/").rpartition("/")[2]
         if handler.path.startswith("/simple/"):

@@ -257,6 +257,45 @@ def test_the_index_of_pip_counts_for_uv(tmp_path: Path, monkeypatch: pytest.Monk
     assert found["UV_FIND_LINKS"] == "https://wheels" and found["UV_HTTP_TIMEOUT"] in ("7", "9")
 
 
+@pytest.mark.parametrize("program", ["", "uv"])
+def test_no_index_of_pip_installs_and_locks_from_find_links_alone(
+    space: Space, index: Index, program: str
+) -> None:
+    """Also with the uv that has no variable for it."""
+    (space.root / "lock.txt").write_text(index.wheel("tinyword", "word = 'said'\n"))
+    space.write("requirements.txt", "tinyword\n")
+    settings = {"PIP_NO_INDEX": "true", "PIP_FIND_LINKS": str(space.root / "wheels")}
+    environ = {**os.environ, **index.environ, **settings}
+    index.save(space.root / "wheels")
+    argv = [sys.executable, "-I", BUILDER, "made", "lock.txt", uv.find_uv() if program else ""]
+    made = subprocess.run(
+        argv, cwd=space.root, env=environ, check=False, capture_output=True, text=True
+    )
+    assert made.returncode == 0, made.stdout
+    assert space.command("lock", "requirements.txt", env=environ)[0] == 0
+    assert index.asked == []
+    shutil.rmtree(space.root / "wheels")
+    shutil.rmtree(space.root / "made")
+    shutil.rmtree(index.environ["UV_CACHE_DIR"])
+    made = subprocess.run(
+        argv, cwd=space.root, env=environ, check=False, capture_output=True, text=True
+    )
+    assert made.returncode == 1 and "tinyword" in made.stdout and index.asked == []
+
+
+def test_an_index_of_uv_comes_before_that_of_pip_also_under_its_old_name() -> None:
+    environ = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "https://pip/simple"}
+    assert _builder.translate_pip_settings(environ) == {"UV_DEFAULT_INDEX": "https://pip/simple"}
+    assert _builder.translate_pip_settings({**environ, "UV_INDEX_URL": "https://uv/simple"}) == {}
+
+
+def test_no_index_of_pip_does_not_rule_out_an_index_of_uv() -> None:
+    pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
+    assert _builder.no_index_option(pip) == ("--no-index",)
+    assert _builder.no_index_option({**pip, "UV_INDEX": "https://mirror/simple"}) == ()
+    assert _builder.no_index_option({**pip, "PIP_NO_INDEX": "false"}) == ()
+
+
 def test_a_machine_that_no_uv_runs_on_has_its_pip_do_it(tmp_path: Path) -> None:
     assert (
         not _builder._can_run("")
@@ -387,6 +426,32 @@ def test_an_index_that_does_not_answer_is_named_without_its_password(
         in said
     )
     assert said.count("trying again") == 2 and "secret" not in said and "Traceback" not in said
+    assert "fix: check the network and the package index in PIP_INDEX_URL, then run again" in said
+
+
+@pytest.mark.parametrize("program", ["", "uv"])
+def test_an_index_that_no_variable_of_the_host_names_is_one_of_its_files(
+    tmp_path: Path, index: Index, program: str
+) -> None:
+    """The variables of the user's shell do not reach the installer on a host."""
+    (tmp_path / "lock.txt").write_text(index.wheel("tinyword"))
+    (tmp_path / ".config/pip").mkdir(parents=True)
+    (tmp_path / ".config/pip/pip.conf").write_text(
+        "[global]\nindex-url = http://127.0.0.1:9/simple\nretries = 1\n"
+    )
+    made = subprocess.run(
+        [sys.executable, "-I", BUILDER, "made", "lock.txt", uv.find_uv() if program else ""],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    fix = json.loads(made.stdout.splitlines()[-1])["fix"]
+    files = "~/.config/uv/uv.toml or pip.conf" if program else "pip.conf"
+    assert (
+        fix == f"check the network and the package index in {files} of the machine, then run again"
+    )
 
 
 def test_a_file_that_is_not_the_locked_one_is_named_and_nothing_is_left(

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from drivers.devices import parse_cards
-from drivers.machine import facts, question, resources
+from drivers.machine import facts, parse_resources, question
 from tests.fake_provider import Provider, provider
 from tests.tools import needs
 
@@ -91,7 +91,7 @@ def test_a_rented_machine_boots_lets_in_and_dies(tmp_path: Path) -> None:
         )
         assert done.stdout == f"red {machine}\n".encode() + bytes(range(256)) * 4096
         assert done.stderr.endswith(b"to stderr\n") and done.returncode == 7
-        seen = resources(facts(login(key, shlex.join(question("~"))).stdout))
+        seen = parse_resources(facts(login(key, shlex.join(question("~"))).stdout))
         assert (seen.gpus, seen.gpu, seen.gpu_memory) == (
             offer["num_gpus"],
             f"NVIDIA {offer['gpu_name']}",

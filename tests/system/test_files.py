@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runner.agent import tree_hash
 from runner.storage.content import digest_cache, files, listings
 from runner.storage.content.digest_cache import DigestCache
 from runner.storage.content.files import Content, Unhashable, entries, identity, scan
@@ -58,6 +59,22 @@ def test_a_file_written_just_now_is_not_believed(tmp_path: Path, reads: list[str
     assert cache.changes() == []
     (tmp_path / "a").write_text("two")
     assert cache.content_of("a") == scan(tmp_path / "a")
+
+
+def test_few_small_files_are_cheap_to_hash_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aged(monkeypatch, 3)
+    cache = DigestCache(tmp_path)
+    for n in range(digest_cache.CHEAP_FILES + 1):
+        assert not cache.is_costly_to_repeat
+        (tmp_path / f"small{n}").write_text("x")
+        cache.content_of(f"small{n}")
+    assert cache.is_costly_to_repeat
+    assert cache.changes() and not cache.is_costly_to_repeat
+    (tmp_path / "large").write_bytes(bytes(digest_cache.CHEAP_BYTES + 1))
+    cache.content_of("large")
+    assert cache.is_costly_to_repeat
 
 
 @settings(max_examples=40, deadline=None)
@@ -406,7 +423,7 @@ def test_a_tree_is_never_stale(
         (tree / f"{n % 2}/{n}").write_text("00")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(digest_cache, "FEW", few)
-        patch.setattr(files, "_MANY", few)
+        patch.setattr(tree_hash, "_MANY", few)
         aged(patch, 3)
         cache = known(folder)
         for number, (edit, n, fresh) in enumerate(edits):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from runner.interface.importing import from_sky
 from runner.language import document
 from tests.support import Space
 
@@ -158,6 +159,47 @@ def test_a_task_of_skypilot_becomes_a_step_and_what_is_left_is_named(space: Spac
     ):
         assert words in err and words in space.read("fine-tune.yaml")
     assert space.command("validate", "fine-tune.yaml")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("accelerators", "gpus", "gpu", "said"),
+    [
+        ("A100", 1, "A100", ""),
+        ("L4:0.5", 1, "L4", ""),
+        ("RTX6000-Ada:2", 2, "RTX 6000 Ada", ""),
+        ("{H100: 8}", 8, "H100", ""),
+        ("{H100:8}", 8, "H100", ""),
+        (
+            "{H100:8, A100:4}",
+            8,
+            "H100",
+            "requesting H100:8, the first of the accelerators H100:8, A100:4",
+        ),
+        (
+            "{L4: 2, A100: 4}",
+            2,
+            "L4",
+            "requesting L4:2, the first of the accelerators L4:2, A100:4",
+        ),
+        ("[L4, {T4: 2}]", 1, "L4", "requesting L4, the first of the accelerators L4, T4:2"),
+        ("A100:many", 1, "A100", "A100:many has no valid number of GPUs: requesting 1"),
+    ],
+)
+def test_the_first_of_several_accelerators_is_requested_and_named(
+    space: Space, accelerators: str, gpus: int, gpu: str, said: str
+) -> None:
+    space.write("sky.yaml", f"name: t\nrun: echo\nresources:\n  accelerators: {accelerators}\n")
+    code, _, err = space.command("import", "sky.yaml")
+    found = yaml.safe_load(space.read("t.yaml"))["steps"]["t"]["resources"]
+    assert (code, found) == (0, {"gpus": gpus, "gpu": gpu}), err
+    assert said in err and ("requesting" in err) is bool(said)
+
+
+@pytest.mark.parametrize("known", [["A100", "A100 80GB"], ["A100 80GB", "A100"]])
+def test_the_gpu_whose_whole_name_matches_comes_before_its_family(known: list[str]) -> None:
+    task = {"name": "t", "run": "echo", "resources": {"accelerators": "A100-80GB"}}
+    made = from_sky("t", task, "", (), known)
+    assert made.recipe["steps"]["t"]["resources"]["gpu"] == "A100 80GB"
 
 
 @pytest.mark.parametrize(

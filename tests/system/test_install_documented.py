@@ -52,7 +52,7 @@ def test_each_command_of_a_unit_is_one_that_recipe_understands() -> None:
 
 
 def test_the_end_of_a_worker_fits_into_the_time_that_systemd_gives_it() -> None:
-    from runner.interface.cli.queue import END_WITHIN
+    from runner.interface.cli.worker import END_WITHIN
 
     for stop in (
         re.search(r"TimeoutStopSec=(\d+)", PAGE),

@@ -114,7 +114,7 @@ def test_trees_and_files_go_to_a_neighbour_and_come_home_without_the_wire(
         for content, source in sources.items():
             at = host_store.path(content)
             taken = (
-                await host_store.hash_outputs(os.path.dirname(at), ((os.path.basename(at), False),))
+                await host_store.hash_outputs(os.path.dirname(at), [os.path.basename(at)])
             ).outputs[os.path.basename(at)]
             assert taken.content == content
             target = tmp_path / f"home-{os.path.basename(source)}"
@@ -149,7 +149,7 @@ def test_what_a_disk_shows_wrongly_is_sent_again(
             download, "copy", lambda _source, target: Path(target).write_bytes(stale.read_bytes())
         )
         taken = (
-            await host_store.hash_outputs(os.path.dirname(at), ((os.path.basename(at), False),))
+            await host_store.hash_outputs(os.path.dirname(at), [os.path.basename(at)])
         ).outputs[os.path.basename(at)]
         await host_store.fetch(at, taken, str(tmp_path / "home"))
         assert scan(tmp_path / "home") == content

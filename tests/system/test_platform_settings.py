@@ -13,7 +13,7 @@ import pytest
 from runner.errors import Invalid
 from runner.execution.session import preview
 from runner.execution.terms import request_of_run
-from runner.interface.cli import queue, serve
+from runner.interface.cli import serve, worker
 from runner.language import parse
 from runner.planning.schedule import Move
 from runner.reports.receivers import Receivers
@@ -57,10 +57,10 @@ def test_where_a_server_listens_and_how_much_a_worker_does_at_once_are_read_from
     assert (told.address, told.port) == ("0.0.0.0", 9000) and parsed(
         "serve", serve, ["--port", "1"]
     ).port == 1
-    assert parsed("worker", queue, []).concurrency == 3
+    assert parsed("worker", worker, []).concurrency == 3
     monkeypatch.setenv("MAX_CONCURRENT_JOBS", "many")
     with pytest.raises(SystemExit):
-        parsed("worker", queue, [])
+        parsed("worker", worker, [])
 
 
 def test_a_pod_gives_a_recipe_what_its_environment_names(space: Space) -> None:

@@ -201,9 +201,7 @@ def test_an_attempt_sees_what_it_was_given_and_what_it_made_comes_home(go: Go) -
         os.rename(town.tree("made"), path / "out" / "made")
         (path / "out" / "weights").write_bytes(os.urandom(9 << 20))
         (path / "metrics.json").write_bytes(b"{}")
-        harvest = await town.host_store.hash_outputs(
-            str(path), [("out", True), ("metrics.json", False), ("absent", False)]
-        )
+        harvest = await town.host_store.hash_outputs(str(path), ["out", "metrics.json", "absent"])
         assert harvest.changed == () and harvest.outputs["absent"] == HashedOutput()
         outputs = {name: taken.content for name, taken in harvest.outputs.items() if taken.content}
         assert outputs == {
@@ -243,12 +241,12 @@ def test_of_what_an_earlier_try_brought_only_that_stays_which_is_there_still(go:
         (earlier / "zero").mkdir()
         (earlier / "none" / "at all").rmdir()
         (earlier / "none" / "at all").write_text("x")
-        taken = (
-            await town.host_store.hash_outputs(str(town.place / "there"), [("states", True)])
-        ).outputs["states"]
+        taken = (await town.host_store.hash_outputs(str(town.place / "there"), ["states"])).outputs[
+            "states"
+        ]
         await town.host_store.fetch(str(top), taken, str(home))
         assert files.scan(home) == files.scan(top) == taken.content
-        file = (await town.host_store.hash_outputs(str(top), [("zero", False)])).outputs["zero"]
+        file = (await town.host_store.hash_outputs(str(top), ["zero"])).outputs["zero"]
         (town.place / "file.coming").mkdir()
         await town.host_store.fetch(str(top / "zero"), file, str(town.place / "file"))
         assert (town.place / "file").read_bytes() == b""
@@ -697,22 +695,18 @@ def test_what_is_no_output_is_reported_in_words(go: Go) -> None:
         os.mkfifo(path / "pipe")
         os.mkfifo(path / "pipes" / "inner")
         (path / "links" / "away").symlink_to("/etc/passwd")
-        outputs = [
-            ("pipe", False),
-            ("pipes", True),
-            ("links", True),
-            ("given", True),
-            ("out", False),
-        ]
+        (path / "out" / "etc").symlink_to("/etc")
+        outputs = ["pipe", "pipes", "links", "given", "out/etc/passwd", "states"]
         taken = (await town.host_store.hash_outputs(str(path), outputs)).outputs
         assert {name: one.problem for name, one in taken.items()} == {
             "pipe": "pipe is neither a file nor a directory",
             "pipes": "pipes: 'inner' is neither a file nor a directory",
             "links": "links: a link to '/etc/passwd' points outside the directory: 'away'",
-            "given": "declared output given/ is not a directory",
-            "out": "",
+            "given": "",
+            "out/etc/passwd": "out/etc/passwd is behind a link that points outside the attempt directory",
+            "states": "",
         }
-        assert taken["out"].content == files.scan(path / "out")
+        assert taken["given"].kind == "f" and taken["states"].kind == "-"
 
     go(check)
 
@@ -723,9 +717,7 @@ def test_an_output_that_is_kept_can_be_given_to_the_next_attempt(go: Go) -> None
         (path / "states").mkdir()
         shutil.copytree(town.tree(), path / "out", symlinks=True)
         shutil.copytree(town.place / "data", path / "states" / "out", symlinks=True)
-        taken = (
-            await town.host_store.hash_outputs(str(path), [("out", True), ("states/out", True)])
-        ).outputs
+        taken = (await town.host_store.hash_outputs(str(path), ["out", "states/out"])).outputs
         content = taken["out"].content
         assert await town.host_store.store_outputs(
             str(path), {"states/out": content}, copy=["states/out"]
@@ -879,9 +871,7 @@ def test_a_disk_that_is_full_here_is_reported(go: Go, small_disk: Path) -> None:
         path = await town.attempt()
         (path / "big").write_bytes(os.urandom(5_000_000))
         (path / "some").write_bytes(os.urandom(2_500_000))
-        outputs = (
-            await town.host_store.hash_outputs(str(path), [("big", False), ("some", False)])
-        ).outputs
+        outputs = (await town.host_store.hash_outputs(str(path), ["big", "some"])).outputs
         with pytest.raises(Infrastructure, match=r"only 3\.\d MB disk space is free"):
             await town.host_store.fetch(str(path / "big"), outputs["big"], str(small_disk / "big"))
 
@@ -948,7 +938,7 @@ def test_names_and_links_that_a_host_makes_up_are_refused(
     async def check() -> None:
         harvest = await HostStore(
             Wire(cast(Any, Liar([[["d", rows]], []])), "/there")
-        ).hash_outputs("/there/attempts/a", [("out", True)])
+        ).hash_outputs("/there/attempts/a", ["out"])
         with pytest.raises(AssertionError, match=words):
             assert not harvest.outputs["out"].problem, harvest.outputs["out"].problem
         assert harvest.outputs["out"].content == ""
@@ -978,7 +968,7 @@ def test_an_answer_without_sense_is_corrupt_and_nothing_worse(
     async def check() -> None:
         with pytest.raises(Corrupt, match="arrive incomplete"):
             await HostStore(Wire(cast(Any, Liar(answer)), "/there")).hash_outputs(
-                "/there/attempts/a", [("out", True)]
+                "/there/attempts/a", ["out"]
             )
 
     asyncio.run(check())
@@ -991,7 +981,7 @@ def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> No
         liar = Liar(stream=bytes(1 << 16), repeat=1_000_000)
         with pytest.raises(Infrastructure, match="sends an endless reply"):
             await HostStore(Wire(cast(Any, liar), "/there")).hash_outputs(
-                "/there/attempts/a", [("out", True)]
+                "/there/attempts/a", ["out"]
             )
         assert liar.told < 2 << 20
 

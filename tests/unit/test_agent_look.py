@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runner.agent import attempts, trees
+from runner.agent import attempts, tree_hash, trees
 from runner.agent.request import AgentRequest
 
 
@@ -58,7 +58,7 @@ def test_a_tree_that_is_to_be_hashed_whole_may_not_change_meanwhile(
 
     monkeypatch.setattr(trees.os, "scandir", vanishing)
     with pytest.raises(FileNotFoundError):
-        trees.rows("tree")
+        tree_hash.hash_tree("tree")
 
 
 class _Listed(list[Any]):

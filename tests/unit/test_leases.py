@@ -555,6 +555,21 @@ def test_money_that_does_not_pay_for_coming_up_and_two_checkpoints_rents_nothing
     on(tmp_path, act)
 
 
+def test_a_minimum_of_zero_rents_for_the_money_that_is_left_and_never_for_none(
+    tmp_path: Path,
+) -> None:
+    async def act(leases: Leases) -> None:
+        offer = (await leases.offers(Wish(NEED)))[0]
+        leases.budget.limit = 1.2 / 60  # a minute, less a tenth
+        assert "at least 300 s" in leases.budget.explain_shortage(NEED, offer)
+        leases.budget.min_seconds = 0.0
+        assert not leases.budget.explain_shortage(NEED, offer)
+        leases.budget.limit = 0.0
+        assert "enough for 0 s" in leases.budget.explain_shortage(NEED, offer)
+
+    on(tmp_path, act)
+
+
 def test_a_machine_is_rented_with_the_money_of_the_one_that_is_being_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

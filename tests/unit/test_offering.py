@@ -10,10 +10,12 @@ import pytest
 
 from drivers.base import Denied, Need, Offer, Rejected, Resources, Wish
 from drivers.cloud import About, Filters, InstallationKeys, public, why_excluded
-from drivers.machine import Facts, cuda, less
+from drivers.machine import Facts, describe_shortfall, find_cuda_version
 from runner.hosts.renting.offering import EGRESS_UNKNOWN, Shelf, cost_to_confirm
+from runner.hosts.renting.several import data_notice
 from runner.hosts.renting.totals import CostModel
 from runner.interface.shelves import as_json, describe_choice, lines
+from runner.settings import Config
 from runner.storage.workspace import Workspace
 
 CARD = Resources(
@@ -92,7 +94,7 @@ CARDS = ["RTX 4090, 24564"] * 2
     ],
 )
 def test_a_machine_that_has_less_than_was_promised_is_named(told: Facts, words: str) -> None:
-    assert less(CARD, Need(memory=8 * 10**9, disk=9 * 10**9), told) == words
+    assert describe_shortfall(CARD, Need(memory=8 * 10**9, disk=9 * 10**9), told) == words
 
 
 @pytest.mark.parametrize(
@@ -115,27 +117,27 @@ def test_a_machine_that_has_less_than_was_promised_is_named(told: Facts, words: 
 def test_the_name_of_an_image_says_which_cuda_it_needs(
     image: str, version: tuple[int, int] | None
 ) -> None:
-    assert cuda(image) == version
+    assert find_cuda_version(image) == version
 
 
 def test_a_driver_that_is_older_than_the_cuda_of_the_image_is_named() -> None:
     told, image = {"smi": ["yes"], "gpu": CARDS, "cuda": ["12.2"]}, "nvidia/cuda:12.10.0-base"
     assert (
-        less(CARD, Need(), told, image)
+        describe_shortfall(CARD, Need(), told, image)
         == f"its driver runs CUDA 12.2 (nvidia-smi: CUDA Version), and {image} needs 12.10"
     )
-    assert less(CARD, Need(), told, "python:3.11", "12.4").endswith(
+    assert describe_shortfall(CARD, Need(), told, "python:3.11", "12.4").endswith(
         "the setting `cuda` says 12.4"
     ), "the name of the image says nothing"
     assert (
-        less(CARD, Need(), told, "python:3.11")
-        == less(CARD, Need(), told, "nvidia/cuda:12.1.0-base", "12.4")
+        describe_shortfall(CARD, Need(), told, "python:3.11")
+        == describe_shortfall(CARD, Need(), told, "nvidia/cuda:12.1.0-base", "12.4")
         == ""
     )
     assert (
-        less(CARD, Need(), {**told, "cuda": ["12.10"]}, image)
-        == less(CARD, Need(), {**told, "cuda": []}, image)
-        == less(CARD, Need(), told)
+        describe_shortfall(CARD, Need(), {**told, "cuda": ["12.10"]}, image)
+        == describe_shortfall(CARD, Need(), {**told, "cuda": []}, image)
+        == describe_shortfall(CARD, Need(), told)
         == ""
     )
 
@@ -234,3 +236,17 @@ def test_a_secret_of_the_installation_that_cannot_be_used_says_what_to_do(
         path.write_text(secret)
     with pytest.raises(Denied, match=way):
         InstallationKeys.of(str(path))
+
+
+def test_the_notice_of_several_providers_says_which_setting_withholds_the_secrets() -> None:
+    any_of = "any:vastai,runpod,gcp"
+    to = "may be sent to machines of vastai, runpod or gcp"
+    assert data_notice(Config(), any_of) == f"the run's data and secrets {to}"
+    assert data_notice(Config(), "vastai") == ""
+    one = Config(drivers={"runpod": {"secrets": "deny"}, "gcp": {"secrets": "send"}})
+    assert data_notice(one, any_of) == (
+        f"the run's data {to}; its secrets are sent to none of them "
+        '(`secrets = "deny"` in [drivers.runpod])'
+    )
+    two = Config(drivers={"runpod": {"secrets": "deny"}, "gcp": {"secrets": "deny"}})
+    assert data_notice(two, any_of).endswith("in [drivers.runpod] and [drivers.gcp])")

@@ -57,7 +57,7 @@ def test_a_host_that_has_everything_lacks_nothing() -> None:
 
 def test_resources_are_the_smallest_limit_of_each_kind() -> None:
     told = machine.facts(WHOLE)
-    assert machine.resources(told) == Resources(
+    assert machine.parse_resources(told) == Resources(
         8.0, 68719476736, 2, "NVIDIA H100 80GB HBM3", 81559 << 20, 2000000000000
     )
 
@@ -90,7 +90,7 @@ def test_a_card_that_cannot_be_used_is_not_no_card() -> None:
     )
     (finding,) = of("gpus", broken)
     assert "cannot be used: NVIDIA-SMI has failed" in finding.found
-    assert machine.resources(machine.facts(broken)).gpus == 0
+    assert machine.parse_resources(machine.facts(broken)).gpus == 0
 
 
 def test_an_nvidia_smi_that_does_not_end_is_a_fault_of_the_host() -> None:
@@ -98,8 +98,8 @@ def test_an_nvidia_smi_that_does_not_end_is_a_fault_of_the_host() -> None:
     assert (finding.state, finding.found) == ("missing", "nvidia-smi did not answer within 6 s")
     assert "reboot" in finding.advice
     told = machine.facts(WHOLE + b"hung=nvidia-smi\n")
-    assert machine.resources(told).gpus == 0
-    assert machine.less(Resources(gpus=2), Need(), told) == machine.HUNG
+    assert machine.parse_resources(told).gpus == 0
+    assert machine.describe_shortfall(Resources(gpus=2), Need(), told) == machine.HUNG
 
 
 def test_an_engine_that_is_installed_and_does_not_answer_is_said_in_its_words() -> None:
@@ -131,21 +131,21 @@ def test_words_of_a_stranger_are_printable_and_short() -> None:
 )
 def test_no_answer_is_too_strange(noise: bytes, lines: list[tuple[bytes, bytes]]) -> None:
     said = noise + b"\n" + b"".join(name + b"=" + value + b"\n" for name, value in lines)
-    have = machine.resources(machine.facts(said))
+    have = machine.parse_resources(machine.facts(said))
     assert all(finding.found.isprintable() for finding in parse_findings(said))
-    assert machine.enough(have, Wish())
-    assert not machine.enough(have, Wish(Need(cpus=1e300)))
+    assert machine.satisfies(have, Wish())
+    assert not machine.satisfies(have, Wish(Need(cpus=1e300)))
 
 
 @given(st.integers(0, 100), st.integers(0, 100))
 def test_a_machine_does_for_what_is_not_more_than_it_has(have: int, need: int) -> None:
     for name in ("cpus", "memory", "gpus", "gpu_memory", "disk"):
-        assert machine.enough(Resources(**{name: have}), Wish(Need(**{name: need}))) is (
+        assert machine.satisfies(Resources(**{name: have}), Wish(Need(**{name: need}))) is (
             need <= have
         )
-    assert machine.enough(Resources(gpu="NVIDIA H100 80GB"), Wish(Need(gpu="h100")))
-    assert not machine.enough(Resources(gpu="NVIDIA A100"), Wish(Need(gpu="H100")))
-    assert not machine.enough(Resources(), Wish(Need(gpu="H100")))
+    assert machine.satisfies(Resources(gpu="NVIDIA H100 80GB"), Wish(Need(gpu="h100")))
+    assert not machine.satisfies(Resources(gpu="NVIDIA A100"), Wish(Need(gpu="H100")))
+    assert not machine.satisfies(Resources(), Wish(Need(gpu="H100")))
 
 
 def test_a_python_that_makes_no_environments_is_reported_and_uv_does_not_make_them() -> None:

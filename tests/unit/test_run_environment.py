@@ -86,6 +86,14 @@ def test_a_folder_outside_of_git_has_no_code(tmp_path: Path) -> None:
     assert recall(tmp_path, "none") is None
 
 
+def test_a_repository_without_a_commit_has_no_code(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q", "-b", "main")
+    (tmp_path / "a.txt").write_text("one\n")
+    assert looked_at(tmp_path, sys.executable, masked)["code"] is None
+    repository(tmp_path)
+    assert looked_at(tmp_path, sys.executable, masked)["code"]["branch"] == "main"
+
+
 def test_packages_are_those_beside_the_interpreter(tmp_path: Path) -> None:
     assert any(each.startswith("pytest==") for each in packages_of(sys.executable))
     site = tmp_path / "lib" / "python3.11" / "site-packages"

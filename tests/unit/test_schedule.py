@@ -20,8 +20,8 @@ from runner.planning.schedule import (
     Task,
     backoff,
     budget_used,
+    describe_run_state,
     priorities,
-    word,
 )
 
 CAPACITY = {"cpus": 2.0, "gpus": 1.0}
@@ -41,6 +41,8 @@ class World:
     states: dict[str, State] = field(default_factory=dict)
     reasons: dict[str, list[str]] = field(default_factory=dict)
     log: list[Move] = field(default_factory=list)
+    ending: str = ""  # the step whose command ended, and which is not stored yet
+    makes_room: bool = False  # whether such a step frees its slot
 
     def scheduler(self) -> Scheduler:
         used = {id: budget_used(reasons) for id, reasons in self.reasons.items()}
@@ -76,7 +78,11 @@ class World:
                 state is State.FAILED and by_id[need].allow_failure
             )
         assert not any(self.states[need] is State.SKIPPED for need in by_id[id].needs)
-        running = [by_id[other] for other, state in self.states.items() if state is State.RUNNING]
+        running = [
+            by_id[other]
+            for other, state in self.states.items()
+            if state is State.RUNNING and other != self.ending
+        ]
         assert len(running) <= self.jobs
         for pool, size in CAPACITY.items():
             assert sum(min(task.pools.get(pool, 0), size) for task in running) <= size + 1e-6
@@ -92,6 +98,13 @@ class World:
         reason = script[tries] if tries < len(script) else "ok"
         return AttemptOutcome(reason == "ok", reason)
 
+    def start(self, scheduler: Scheduler, crash_at: int | None) -> bool:
+        for id in scheduler.startable():
+            if not self.store([scheduler.start(id)], crash_at):
+                self.ending = ""
+                return False
+        return True
+
     def live(self, crash_at: int | None = None, newest_first: bool = False) -> Scheduler | None:
         """Run until finished, or until the crash after that many moves."""
         scheduler = self.scheduler()
@@ -106,12 +119,16 @@ class World:
             for id in scheduler.ready():
                 if not self.store(scheduler.judge(id, self.verdicts.get(id, "run")), crash_at):  # type: ignore[arg-type]
                     return None
-            for id in scheduler.startable():
-                if not self.store([scheduler.start(id)], crash_at):
-                    return None
+            if not self.start(scheduler, crash_at):
+                return None
             running = [id for id, state in scheduler.states().items() if state is State.RUNNING]
             if running:
                 id = running[-1 if newest_first else 0]
+                if self.makes_room and self.outcome(id).ok and scheduler.make_room(id):
+                    self.ending = id
+                    if not self.start(scheduler, crash_at):
+                        return None
+                    self.ending = ""
                 if not self.store(scheduler.end(id, self.outcome(id)), crash_at):
                     return None
         raise AssertionError("does not terminate")
@@ -153,7 +170,7 @@ def worlds(draw: st.DrawFn) -> World:
         name: draw(st.lists(st.sampled_from(["ok", "exit", "oom", "lost"]), max_size=4))
         for name in names
     }
-    return World(tasks, verdicts, outcomes, draw(st.integers(1, 3)))
+    return World(tasks, verdicts, outcomes, draw(st.integers(1, 3)), makes_room=draw(st.booleans()))
 
 
 def copy(world: World, **changes: object) -> World:
@@ -510,7 +527,10 @@ def test_people_see_one_word(
     claimed: bool,
     seen: str,
 ) -> None:
-    assert word(run, failure=failure, steps=steps, leases=leases, claimed=claimed) == seen
+    assert (
+        describe_run_state(run, failure=failure, steps=steps, leases=leases, claimed=claimed)
+        == seen
+    )
 
 
 def test_a_host_that_joins_a_run_gives_room_for_its_steps_and_their_pools() -> None:
@@ -522,3 +542,41 @@ def test_a_host_that_joins_a_run_gives_room_for_its_steps_and_their_pools() -> N
     assert scheduler.startable() == []
     scheduler.grow(2, {"cpus": 2.0, "memory": 1.0})
     assert scheduler.startable() == ["1"]
+
+
+def _started(*tasks: Task, jobs: int = 1) -> Scheduler:
+    """A scheduler whose first step runs, and whose other READY steps are queued."""
+    scheduler = Scheduler(tasks, CAPACITY, jobs=jobs, keep_going=True)
+    for id in scheduler.ready():
+        scheduler.judge(id, "run")
+    scheduler.start(tasks[0].id)
+    return scheduler
+
+
+def test_a_step_that_makes_room_is_followed_before_its_end_and_frees_its_slot_once() -> None:
+    scheduler = _started(Task("a", pools={"cpus": 2}), Task("b", pools={"cpus": 2}), Task("c"))
+    assert not scheduler.startable() and scheduler.make_room("a")
+    assert scheduler.startable() == ["b"]
+    scheduler.start("b")
+    assert scheduler.room == 0 and scheduler.state("a") is State.RUNNING
+    scheduler.end("a", AttemptOutcome(True))
+    assert scheduler.room == 0 and not scheduler.startable()
+    scheduler.end("b", AttemptOutcome(True))
+    assert scheduler.room == 1 and scheduler.startable() == ["c"]
+
+
+def test_a_more_urgent_dependent_keeps_the_slot_of_its_dependency() -> None:
+    slow = Task("slow", priority=1.0)
+    scheduler = _started(Task("a", priority=9.0), slow, Task("next", ("a",), priority=5.0))
+    assert not scheduler.make_room("a") and scheduler.room == 0
+    scheduler = _started(Task("a", priority=9.0), slow, Task("next", ("a", "slow"), priority=5.0))
+    assert scheduler.make_room("a") and scheduler.startable() == ["slow"]
+
+
+@pytest.mark.parametrize("resting", [(), ("b",)])
+def test_a_step_keeps_its_slot_if_no_queued_step_could_use_it(resting: tuple[str, ...]) -> None:
+    scheduler = _started(Task("a"), Task("b" if resting else "later", () if resting else ("a",)))
+    assert not scheduler.make_room("a", resting) and scheduler.room == 0
+    scheduler = _started(Task("a"), Task("b"))
+    scheduler.drain()
+    assert not scheduler.make_room("a") and scheduler.room == 0

@@ -69,7 +69,7 @@ def test_jobs_that_are_over_are_not_listed_and_a_comment_bears_any_key() -> None
         "8|COMPLETING|None|2026-11-22T10:00:00|n1|0:00|1:00|recipe-2|recipe:m:x",
         "9|PENDING|Resources|N/A||UNLIMITED|UNLIMITED|other|",
     ]
-    found = commands.jobs("\n".join(lines))
+    found = commands.parse_jobs("\n".join(lines))
     assert [(job.id, commands.key_of(job.comment, "m")) for job in found] == [
         ("7", key),
         ("9", None),
@@ -81,14 +81,14 @@ def test_jobs_that_are_over_are_not_listed_and_a_comment_bears_any_key() -> None
 def test_nodes_that_are_down_are_not_offered_and_the_default_partition_comes_first() -> None:
     said = "gpu|4|idle|64|512000|100|2-00:00:00|gpu:a100:8(S:0-1)|a100\nmain*|2|mix|8|2000|0|infinite|(null)|(null)\n"
     said += "main*|9|drained*|8|2000|0|infinite|(null)|(null)\nmain*|1|idle*|8|1|0|infinite||"
-    found = commands.groups(said)
+    found = commands.parse_groups(said)
     assert [(group.partition, group.nodes, group.have.gpus) for group in found] == [
         ("main", 2, 0),
         ("gpu", 4, 8),
     ]
     assert [group.longest for group in found] == [inf, 172_800]
-    assert commands.partitions(said) == ["gpu", "main"]
-    assert commands.gpus("gpu:2,gpu:h100:4,shard:8") == 6 and commands.gpus("gpu") == 1
+    assert commands.parse_partitions(said) == ["gpu", "main"]
+    assert commands.count_gpus("gpu:2,gpu:h100:4,shard:8") == 6 and commands.count_gpus("gpu") == 1
 
 
 def test_a_node_that_lacks_something_is_a_persons_affair_and_another_end_is_a_lost_host() -> None:
@@ -131,9 +131,9 @@ def test_accounting_says_how_a_job_ended_where_there_is_any(
 
 
 def test_settings_that_fight_the_drivers_own_are_named() -> None:
-    assert "--nodes=3" in commands.check(["--reservation=x", "--nodes=3"], "")
-    assert "--nod=3" in commands.check(["--nod=3"], ""), "sbatch takes it for --nodes"
-    assert not commands.check(
+    assert "--nodes=3" in commands.check_settings(["--reservation=x", "--nodes=3"], "")
+    assert "--nod=3" in commands.check_settings(["--nod=3"], ""), "sbatch takes it for --nodes"
+    assert not commands.check_settings(
         [
             "--nodelist=n1",
             "--nice",
@@ -143,9 +143,9 @@ def test_settings_that_fight_the_drivers_own_are_named() -> None:
         ],
         "",
     )
-    assert "-N2" in commands.check(["-N2"], "") and "is not an sbatch option" in commands.check(
-        ["exclusive"], ""
-    )
+    assert "-N2" in commands.check_settings(
+        ["-N2"], ""
+    ) and "is not an sbatch option" in commands.check_settings(["exclusive"], "")
 
 
 def test_a_queue_is_asked_often_at_first_and_at_last_once_a_minute() -> None:
@@ -182,7 +182,7 @@ def test_a_cluster_without_overlap_is_too_old() -> None:
     ],
 )
 def test_times_are_read_as_slurm_writes_them(time: str, seconds: float) -> None:
-    assert commands.seconds(time) == seconds
+    assert commands.parse_time(time) == seconds
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_the_end_of_a_program_is_found_in_its_output_however_it_is_cut(size: int
     ],
 )
 def test_the_model_of_a_gpu_is_the_name_that_slurm_has_for_it(gres: str, model: str | None) -> None:
-    assert commands.model(gres) == model
+    assert commands.find_gpu_model(gres) == model
 
 
 @pytest.mark.parametrize(

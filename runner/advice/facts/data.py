@@ -10,16 +10,29 @@ from typing import Any, Final
 
 from . import GB, LARGE, contents
 
-_ABOUT: Final = re.compile(r"(readme|licen[cs]e|copying|requirements)([-_. ].*)?", re.IGNORECASE)
+_DOCUMENTATION: Final = re.compile(
+    r"(readme|licen[cs]e|copying|requirements)([-_. ].*)?", re.IGNORECASE
+)
 """File names of documentation, which trainers skip in a dataset folder."""
 ROWS: Final = 200
 """Maximum number of rows to sample."""
-_IMAGES: Final = (".png", ".jpg", ".jpeg", ".jpe", ".jfif")
-_ODD: Final = (".webp", ".bmp", ".gif", ".tif", ".tiff", ".jp2", ".j2k", ".heic", ".avif", ".jxl")
-_ROWS: Final = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")
+_IMAGE_SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".jpe", ".jfif")
+_OTHER_IMAGE_SUFFIXES: Final = (
+    ".webp",
+    ".bmp",
+    ".gif",
+    ".tif",
+    ".tiff",
+    ".jp2",
+    ".j2k",
+    ".heic",
+    ".avif",
+    ".jxl",
+)
+_ROW_SUFFIXES: Final = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")
 
 
-_FEW: Final = 50  # maximum number of distinct values in a label column
+_MAX_LABELS: Final = 50  # maximum number of distinct values in a label column
 NO_ROWS: Final[dict[str, object]] = {
     "rows": 0,
     "columns": [],
@@ -63,29 +76,31 @@ def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object
     """
     if not path.exists():
         return {}
-    files = [path] if path.is_file() else _files_below(path)
+    files = [path] if path.is_file() else _list_files(path)
     found: dict[str, object] = {"size": round(sum(each.stat().st_size for each in files) / GB, 3)}
-    images = [each for each in files if each.suffix.lower() in (*_IMAGES, *_ODD)]
+    images = [
+        each for each in files if each.suffix.lower() in (*_IMAGE_SUFFIXES, *_OTHER_IMAGE_SUFFIXES)
+    ]
     if images:
-        return found | NO_ROWS | _image_facts(images, files)
-    found |= {"images": 0, "limit": limit, "tasks": _tasks(files)}
+        return found | NO_ROWS | _gather_image_facts(images, files)
+    found |= {"images": 0, "limit": limit, "tasks": _find_tasks(files)}
     try:
         rows = _sample_rows(path, files)
     except (OSError, ValueError):
         return found  # the recipe reports the invalid row when it reads the data
-    found |= _row_facts(rows)
+    found |= _gather_row_facts(rows)
     if all("text" in row and "label" not in row for row in rows):
         return found | {"truncated": 0.0}  # plain text is split into chunks without loss
     lengths = _count_tokens(rows, model) if limit else None
     if lengths is not None and limit:
         too_long = sum(length > limit for length in lengths)
         found["longest"] = max(lengths, default=0)
-        found["longest_text"] = _longest_text(rows, model)
+        found["longest_text"] = _measure_longest_text(rows, model)
         found["truncated"] = round(100 * too_long / max(1, len(lengths)), 1)
     return found
 
 
-def _files_below(folder: Path) -> list[Path]:
+def _list_files(folder: Path) -> list[Path]:
     found = (each for each in folder.rglob("*") if each.is_file())
     return sorted(each for each in found if not each.name.startswith("."))
 
@@ -94,13 +109,13 @@ def _sample_rows(path: Path, files: Iterable[Path]) -> list[dict[str, Any]]:
     """Return the first `ROWS` rows of a dataset. Raises OSError, ValueError."""
     rows: list[dict[str, Any]] = []
     for file in files:
-        is_about = file != path and _ABOUT.fullmatch(file.stem) is not None
-        if file.suffix.lower() in _ROWS and not is_about and len(rows) < ROWS:
+        is_about = file != path and _DOCUMENTATION.fullmatch(file.stem) is not None
+        if file.suffix.lower() in _ROW_SUFFIXES and not is_about and len(rows) < ROWS:
             rows += _read_rows(file, ROWS - len(rows))
     return rows
 
 
-def _row_facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, object]:
+def _gather_row_facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, object]:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     return {
         "rows": len(rows),
@@ -108,9 +123,9 @@ def _row_facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, object]:
         "columns": columns,
         "conversational": any(map(_is_conversation, rows)),
         "tool_rows": sum(map(_has_tools, rows)),
-        "layout": _layout(rows, columns),
+        "layout": _detect_layout(rows, columns),
         "called": _find_columns(columns),
-        "values": _values(rows, columns),
+        "values": _find_label_values(rows, columns),
         "scores": [name for name in columns if any(_is_score(row.get(name)) for row in rows)],
     }
 
@@ -120,7 +135,7 @@ def _is_conversation(row: Mapping[str, Any]) -> bool:
     return any(isinstance(row.get(name), list) for name in names)
 
 
-def _tasks(files: Iterable[Path]) -> list[str]:
+def _find_tasks(files: Iterable[Path]) -> list[str]:
     """Return the task and group names in task files of lm-evaluation-harness."""
     texts = [contents(each, LARGE) or b"" for each in files if each.suffix == ".yaml"]
     return [
@@ -141,14 +156,16 @@ def _find_columns(columns: Sequence[str]) -> dict[str, str | None]:
     }
 
 
-def _values(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, list[str]]:
+def _find_label_values(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str]
+) -> dict[str, list[str]]:
     """Return the distinct values, as text, of low-cardinality columns such as labels."""
     found: dict[str, list[str]] = {}
     for name in columns:
         there = [row[name] for row in rows if row.get(name) is not None]
         if all(isinstance(value, str | int | float) for value in there):
             texts = sorted({str(value).strip() for value in there})
-            found |= {name: texts} if len(texts) <= _FEW else {}
+            found |= {name: texts} if len(texts) <= _MAX_LABELS else {}
     return found
 
 
@@ -159,24 +176,27 @@ def _is_score(value: object) -> bool:
     return isinstance(value, float) and not value.is_integer()
 
 
-def _layout(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str | None:
+def _detect_layout(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> str | None:
     """Return the name of a dataset layout that needs conversion, or None.
 
     `alpaca`: an `input` column that some rows use. `sharegpt`: turns with `from` and `value`.
     """
     if {"instruction", "output"} <= set(columns):
         return "alpaca" if any(row.get("input") for row in rows) else None
-    turns = [turn for row in rows for turn in _turns(row, ("conversations", "messages"))]
-    if turns and all("from" in turn and "value" in turn for turn in turns):
+    turns = [turn for row in rows for turn in _list_turns(row, ("conversations", "messages"))]
+    if turns and all(turn.keys() >= _SHAREGPT_KEYS for turn in turns):
         return "sharegpt"
     return None
+
+
+_SHAREGPT_KEYS: Final = {"from", "value"}
 
 
 def _has_tools(row: Mapping[str, Any]) -> bool:
     """Return True if a row's conversation calls tools or has a message without text."""
     turns = [
         turn
-        for turn in _turns(
+        for turn in _list_turns(
             row, ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
         )
         if "role" in turn
@@ -187,7 +207,7 @@ def _has_tools(row: Mapping[str, Any]) -> bool:
     )
 
 
-def _turns(row: Mapping[str, Any], names: Iterable[str]) -> Iterator[Mapping[str, Any]]:
+def _list_turns(row: Mapping[str, Any], names: Iterable[str]) -> Iterator[Mapping[str, Any]]:
     for name in names:
         value = row.get(name)
         if isinstance(value, list):
@@ -201,10 +221,10 @@ def _read_rows(file: Path, most: int) -> list[dict[str, Any]]:
     """
     suffix = file.suffix.lower()
     if suffix == ".parquet":
-        return _parquet_rows(file, most)
+        return _read_parquet(file, most)
     if suffix == ".json":
-        return _json_rows(file, most)
-    lines = _first_lines(file, most)
+        return _read_json(file, most)
+    lines = _read_first_lines(file, most)
     if suffix == ".jsonl":
         rows = [json.loads(line) for line in lines]
         return [row for row in rows if isinstance(row, dict)]
@@ -215,7 +235,7 @@ def _read_rows(file: Path, most: int) -> list[dict[str, Any]]:
     return [dict(row) for row in csv.DictReader(lines, delimiter="\t" if suffix == ".tsv" else ",")]
 
 
-def _parquet_rows(file: Path, most: int) -> list[dict[str, Any]]:
+def _read_parquet(file: Path, most: int) -> list[dict[str, Any]]:
     from importlib import import_module
 
     try:
@@ -226,7 +246,7 @@ def _parquet_rows(file: Path, most: int) -> list[dict[str, Any]]:
     return list(batch.to_pylist()) if batch is not None else []
 
 
-def _json_rows(file: Path, most: int) -> list[dict[str, Any]]:
+def _read_json(file: Path, most: int) -> list[dict[str, Any]]:
     with file.open("rb") as opened:
         value = json.loads(opened.read(64 * LARGE).decode("utf-8-sig"))
     if not isinstance(value, list):
@@ -234,7 +254,7 @@ def _json_rows(file: Path, most: int) -> list[dict[str, Any]]:
     return [row for row in value[:most] if isinstance(row, dict)]
 
 
-def _first_lines(file: Path, most: int) -> list[str]:
+def _read_first_lines(file: Path, most: int) -> list[str]:
     with file.open("rb") as opened:
         lines = [opened.readline(LARGE).decode("utf-8", "replace") for _ in range(most)]
     return [line.removeprefix("\ufeff") for line in lines if line.strip()]
@@ -242,35 +262,43 @@ def _first_lines(file: Path, most: int) -> list[str]:
 
 def _count_tokens(rows: Sequence[Mapping[str, Any]], model: Path | None) -> list[int] | None:
     """Return the token count of each dataset row, or None without a local tokenizer."""
-    tokenizer = _tokenizer(model)
+    tokenizer = _load_tokenizer(model)
     if tokenizer is None:
         return None
 
     def count(values: Iterable[object]) -> int:
-        text = " ".join(text for value in values for text in _texts(value))
+        text = " ".join(text for value in values for text in _collect_texts(value))
         return len(tokenizer.encode(text).ids)
 
-    lengths = []
-    for row in rows:
-        # Other columns do not count, unless no column has a usual name.
-        learnt = {name: value for name, value in row.items() if name in _LEARNT} or row
-        answers = [learnt[name] for name in _ANSWERS if name in learnt] or [""]
-        rest = [value for name, value in learnt.items() if name not in _ANSWERS]
-        # The length of a preference pair is the prompt plus the longer answer.
-        lengths.append(max(count([*rest, answer]) for answer in answers))
-    return lengths
+    return [max(map(count, _list_sequences(row))) for row in rows]
 
 
-def _longest_text(rows: Sequence[Mapping[str, Any]], model: Path | None) -> int | None:
+def _list_sequences(row: Mapping[str, Any]) -> list[list[object]]:
+    """Return the column values of each training sequence in a row.
+
+    A preference pair has two sequences, the prompt with each of the answers.
+    """
+    learnt = _select_learnt_columns(row)
+    prompt = [value for name, value in learnt.items() if name not in _ANSWER_COLUMNS]
+    answers = [learnt[name] for name in _ANSWER_COLUMNS if name in learnt] or [""]
+    return [[*prompt, answer] for answer in answers]
+
+
+def _select_learnt_columns(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the columns with usual names of training data, or else all columns."""
+    return {name: value for name, value in row.items() if name in _LEARNT_COLUMNS} or row
+
+
+def _measure_longest_text(rows: Sequence[Mapping[str, Any]], model: Path | None) -> int | None:
     """Return the token count of the longest text value; None if there is no tokenizer or text."""
-    tokenizer = _tokenizer(model)
+    tokenizer = _load_tokenizer(model)
     texts = {value for row in rows for value in row.values() if isinstance(value, str)}
     if tokenizer is None or not texts:
         return None
     return max(len(tokenizer.encode(text).ids) for text in sorted(texts, key=len)[-ROWS:])
 
 
-def _tokenizer(model: Path | None) -> Any:
+def _load_tokenizer(model: Path | None) -> Any:
     """Return the tokenizer of a local model; None without a file or the `tokenizers` package."""
     if model is None or not (model / "tokenizer.json").is_file():
         return None
@@ -285,8 +313,8 @@ def _tokenizer(model: Path | None) -> Any:
     return tokenizer
 
 
-_ANSWERS: Final = ("chosen", "rejected")
-_LEARNT: Final = (
+_ANSWER_COLUMNS: Final = ("chosen", "rejected")
+_LEARNT_COLUMNS: Final = (
     *(
         "messages",
         "conversations",
@@ -303,19 +331,19 @@ _LEARNT: Final = (
 """Usual names of the columns that trainers learn from."""
 
 
-def _texts(value: object) -> Iterator[str]:
+def _collect_texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for name, item in value.items():
             if name not in ("role", "from"):
-                yield from _texts(item)
+                yield from _collect_texts(item)
     elif isinstance(value, list):
         for item in value:
-            yield from _texts(item)
+            yield from _collect_texts(item)
 
 
-def _image_facts(images: Sequence[Path], files: Sequence[Path]) -> dict[str, object]:
+def _gather_image_facts(images: Sequence[Path], files: Sequence[Path]) -> dict[str, object]:
     stems = [each.with_suffix("") for each in images]
     written = {
         each.with_suffix("") for each in files if each.suffix.lower() in (".txt", ".caption")
@@ -328,7 +356,7 @@ def _image_facts(images: Sequence[Path], files: Sequence[Path]) -> dict[str, obj
         "images": len(images),
         "captions_missing": 0 if tables else sum(stem not in written for stem in stems),
         "stems_twice": len(stems) - len(set(stems)),
-        "odd_formats": sum(each.suffix.lower() in _ODD for each in images),
+        "odd_formats": sum(each.suffix.lower() in _OTHER_IMAGE_SUFFIXES for each in images),
         "alpha": sum(map(_is_transparent, images[:5000])),
     }
 

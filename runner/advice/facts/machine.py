@@ -38,7 +38,7 @@ smi gpu_driver= --query-gpu=driver_version --format=csv,noheader
 def facts(name: str, said: bytes) -> dict[str, object]:
     """Return the known hardware facts of a host, read from its probe output."""
     facts = driven.facts(said)
-    have = driven.resources(facts)
+    have = driven.parse_resources(facts)
     found: dict[str, object] = {"name": name, "gpus": have.gpus or 0, "gpu": have.gpu}
     if have.memory:
         found["memory"] = round(have.memory / GB, 1)

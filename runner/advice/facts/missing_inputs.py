@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from . import LARGE, contents
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ...storage.workspace import Workspace
     from ...survey.survey import Survey
 
+
+_Key = TypeVar("_Key")
 
 ABSENT: Final = "does not exist"
 
@@ -49,17 +51,18 @@ def _hint_script(found: Survey, n: int) -> str:
 def find_missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
     """Return the missing or unusable local inputs of a step, each with an explanation."""
     node, facts = found.plan.nodes[n], found.facts
-    wrong = [(dep, ABSENT) for dep in node.deps if dep in facts.files and facts.files[dep] is None]
+    wrong = [(dep, ABSENT) for dep in node.deps if _is_absent(dep, facts.files)]
     wrong += _find_missing_code(found, n)
-    lock = (node.home, node.lock)
-    if node.lock and lock in facts.locks and facts.locks[lock] is None:
+    if node.lock and _is_absent((node.home, node.lock), facts.locks):
         wrong.append((node.lock, ABSENT))
-    for source in node.takes:
-        fault = _find_source_fault(ws, found, source) if source.kind == "path" else ""
-        if fault:
-            wrong.append((source.address, fault))
+    wrong += _find_unusable_sources(ws, found, node.takes)
     wrong += [(each.given, each.wrong) for each in find_members(ws, found, n) if each.wrong]
     return wrong
+
+
+def _is_absent(key: _Key, files: Mapping[_Key, object]) -> bool:
+    """Return True if a file is known to be missing."""
+    return key in files and files[key] is None
 
 
 def _find_missing_code(found: Survey, n: int) -> Iterator[tuple[str, str]]:
@@ -76,8 +79,24 @@ def _find_missing_code(found: Survey, n: int) -> Iterator[tuple[str, str]]:
             hint = _hint_script(found, n)
             yield "`code: auto`", f"finds no script of the command below {home}{hint}"
         else:
-            hint = _hint_beside(found.source, home, pattern)
-            yield pattern, f"matches no file below {home}{hint}"
+            yield pattern, _explain_no_match(found, home, pattern)
+
+
+def _explain_no_match(found: Survey, home: str, pattern: str) -> str:
+    hint = _hint_beside(found.source, home, pattern)
+    return f"matches no file below {home}{hint}"
+
+
+def _find_unusable_sources(
+    ws: Workspace, found: Survey, sources: Iterable[Source]
+) -> Iterator[tuple[str, str]]:
+    """Yield the local files and directories that cannot be used, each with an explanation."""
+    for source in sources:
+        if source.kind != "path":
+            continue
+        fault = _find_source_fault(ws, found, source)
+        if fault:
+            yield source.address, fault
 
 
 def _find_source_fault(ws: Workspace, found: Survey, source: Source) -> str:
@@ -97,19 +116,25 @@ def _find_source_fault(ws: Workspace, found: Survey, source: Source) -> str:
 
 def find_missing_ahead(ws: Workspace, found: Survey, ahead: Ahead) -> list[tuple[str, str]]:
     """Return the known missing local inputs of a step before its expansion."""
-    from ...planning.patterns import AUTO, decode_pattern, is_glob
-    from ...survey import code_files
+    from ...planning.patterns import is_glob
 
-    home = found.plan.homes[ahead.home]
     named = [dep for dep in ahead.deps if not is_glob(dep)]
     named += [source.address for source in ahead.takes if source.kind == "path"]
     wrong = [(path, ABSENT) for path in named if not os.path.lexists(ws.absolute(path))]
+    wrong += _find_missing_code_ahead(found, ahead)
+    return wrong
+
+
+def _find_missing_code_ahead(found: Survey, ahead: Ahead) -> Iterator[tuple[str, str]]:
+    """Yield the `code` patterns that match no file before a step's expansion."""
+    from ...planning.patterns import AUTO, decode_pattern
+    from ...survey.code_files import code_matches
+
+    home = found.plan.homes[ahead.home]
     for text in ahead.code:
         pattern = decode_pattern(text)[0]
-        if pattern != AUTO and not code_files.code_matches(home, text):
-            beside = _hint_beside(found.source, home, pattern)
-            wrong.append((pattern, f"matches no file below {home}{beside}"))
-    return wrong
+        if pattern != AUTO and not code_matches(home, text):
+            yield pattern, _explain_no_match(found, home, pattern)
 
 
 class Member(NamedTuple):
@@ -146,16 +171,16 @@ def _check_member(data: bytes, name: str) -> tuple[str, tuple[str, ...] | None]:
         return f"is not valid Python: {error}", None
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
     if name in classes:
-        return "", tuple(dict.fromkeys(_bases(classes[name], classes)))
+        return "", tuple(dict.fromkeys(_find_bases(classes[name], classes)))
     if any(isinstance(node, ast.FunctionDef) and node.name == name for node in tree.body):
         return "", ()
-    if {name, "*"} & _names_in(tree):
+    if {name, "*"} & _collect_names(tree):
         return "", None
     existing = f" (it has {', '.join(classes)})" if classes else ""
     return f"is not in that file{existing}", None
 
 
-def _names_in(tree: ast.Module) -> set[str | None]:
+def _collect_names(tree: ast.Module) -> set[str | None]:
     """Return every name that a file reads, assigns, defines or imports."""
     import ast
 
@@ -164,12 +189,12 @@ def _names_in(tree: ast.Module) -> set[str | None]:
     }
 
 
-def _bases(made: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Iterator[str]:
+def _find_bases(made: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Iterator[str]:
     from ast import unparse
 
     for base in made.bases:
         word = unparse(base)
         if word in classes and classes[word].lineno < made.lineno:
-            yield from _bases(classes[word], classes)
+            yield from _find_bases(classes[word], classes)
         elif word != "object":
             yield word

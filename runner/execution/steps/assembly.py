@@ -275,7 +275,7 @@ class _Assembly:
             self.publisher,
             Reattacher(steps, self.orphans, preparer, stager, self.machines, self.inherited),
             preparer,
-            Carrier(self.running, shared_states),
+            Carrier(schedule, self.running, shared_states),
             self.failures,
             self.machines,
             self.stopper,

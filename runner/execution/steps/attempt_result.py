@@ -253,6 +253,24 @@ def read_metrics(attempt: str, log: str, how: MetricsSpec | None, masker: Masker
     return dict(masker.value(found))
 
 
+def explain_no_metrics(attempt: str, how: MetricsSpec) -> str:
+    """Return a warning for an attempt whose metrics have no values.
+
+    Empty if the step simply reported none: its $RECIPE_METRICS file is empty or has warnings only.
+    """
+    if how.pattern:
+        return f"no metrics: the pattern `{how.pattern}` matches no line of the log"
+    if how.file and not any(path.is_file() for path in Path(attempt).glob(how.file)):
+        return f"no metrics: there is no file `{how.file}`"
+    if how.file:
+        return f"no metrics: `{how.file}` has no line that is a JSON object with numbers"
+    reported = Path(attempt + ".metrics")
+    is_silent = not reported.exists() or not reported.stat().st_size
+    if is_silent or read_warnings(attempt, how, Masker()):
+        return ""
+    return "no metrics: no line in $RECIPE_METRICS is a JSON object with numbers"
+
+
 def read_warnings(attempt: str, how: MetricsSpec | None, masker: Masker) -> list[str]:
     """Read the warnings that a step wrote to its RECIPE_METRICS file."""
     if how is None or not how.in_environment:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ...digest import of_value
 from ...hosts.place.place import Place
 from ...hosts.place.staging import SMALL, AttemptDirectory
-from ...hosts.renting.several import driver_names
+from ...hosts.renting.several import denying_drivers
 from ...logs import Log
 from ...planning.plan import Node
 from ...planning.step import Source
@@ -38,10 +38,7 @@ class BucketInputs:
 
     def __init__(self, ws: Workspace, survey: Survey, commits: GroupCommit, driver: str) -> None:
         self._ws, self._survey, self._commits = ws, survey, commits
-        self._secret = all(
-            ws.config.driver(name).get("secrets", "send") != "deny"
-            for name in driver_names(ws.config, driver)
-        )
+        self._secret = not denying_drivers(ws.config, driver)
         self._turns: dict[
             tuple[str, str], asyncio.Lock
         ] = {}  # by host and input, so that each input is downloaded once

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from typing import Final
 
 from drivers.base import DriverError, Exit, HostLost
@@ -14,6 +15,7 @@ from ...planning.ids import readable
 from ...storage.content.files import no_space
 from . import attempt_result
 from .attempt import GRACE, Attempt
+from .run_schedule import RunSchedule
 from .running_attempts import End, RunningAttempts
 from .shared_states import SharedStates
 
@@ -23,14 +25,30 @@ _log: Final = Log("loop")
 class Carrier:
     """Executor of a run's attempts in background tasks."""
 
-    def __init__(self, running: RunningAttempts, shared_states: SharedStates) -> None:
-        self._running, self._shared_states = running, shared_states
+    def __init__(
+        self, schedule: RunSchedule, running: RunningAttempts, shared_states: SharedStates
+    ) -> None:
+        self._schedule, self._running, self._shared_states = schedule, running, shared_states
 
     def begin(self, id: str, attempt: Attempt) -> None:
         """Start executing an attempt, and reserve its capacity on the host."""
         self._running.add(id, attempt)
+        attempt.task.make_room = functools.partial(self._make_room, id, attempt)
         carrying = self._carry(id, attempt)
         attempt.carrier = asyncio.get_running_loop().create_task(carrying)
+
+    async def _make_room(self, id: str, attempt: Attempt) -> None:
+        """Let the event loop start a queued step before the outputs of this attempt are collected.
+
+        A step that its metrics may still fail keeps its slot.
+        """
+        if attempt.stop_asked or attempt.spec.options.ends_on_nan:
+            return
+        if self._schedule.make_room(id):
+            self._running.make_room(id)
+            # The event loop launches the other attempt, and then its carrier sends the command.
+            for _ in range(2):
+                await asyncio.sleep(0)
 
     async def _carry(self, id: str, attempt: Attempt) -> None:
         end: End

@@ -180,13 +180,13 @@ class CommandBuilder:
         spec, paths = attempt.spec, seat.place.paths(seat.directory)
         env: dict[str, str] = {}
         reports = spec.metrics is not None and spec.metrics.in_environment
-        if reports:
-            env["RECIPE_METRICS"] = paths.metrics
         if spec.state:
             env["RECIPE_CONTROL"] = control_file.control_file(paths.cwd)
-        total = training_length(self._steps.survey, attempt.id) if reports else None
-        if total:
-            env["RECIPE_TOTAL_STEPS"] = f"{total:.0f}"
+        if reports:
+            env["RECIPE_METRICS"] = paths.metrics
+            total = training_length(self._steps.survey, attempt.id)
+            if total:
+                env["RECIPE_TOTAL_STEPS"] = f"{total:.0f}"
         if spec.state or reports:
             environ = self._ws.environ
             env |= {name: environ[name] for name in INTERVALS if name in environ}

@@ -202,7 +202,7 @@ class GroupCommit:
     def enter_phase(self, step: str, phase: str) -> None:
         """Add the phase of a running step to the next group.
 
-        It is a phase of `planning.schedule.word`.
+        It is a phase of `planning.schedule.describe_run_state`.
         """
         self._phases[step] = phase
         self._next.reported.add(step)

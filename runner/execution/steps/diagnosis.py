@@ -49,13 +49,8 @@ class Diagnosis:
 
     async def cause_of(self, id: str, attempt: Attempt, end: End) -> Cause | None:
         """Return the cause of a failed attempt; None if the attempt succeeded."""
-        if isinstance(end, RecipeError):
-            return self._limit() or Cause("error", str(end), end.fix)
-        if isinstance(end, HostLost):
-            preempted = self._pool.spot.is_preemptible(attempt.place)
-            return Cause("preempted" if preempted else "lost", str(end))
-        if isinstance(end, DriverError):
-            return Cause("driver", str(end))
+        if not isinstance(end, Exit):
+            return self._cause_of_error(attempt, end)
         if end.reason == "stopped":
             stopped = self._cause_of_stop(id, attempt, end)
             if stopped is not None:
@@ -63,6 +58,14 @@ class Diagnosis:
         if end.code == 0 and end.reason == "exit":
             return _cause_of_outputs(attempt)
         return await self._cause_of_exit(id, attempt, end)
+
+    def _cause_of_error(self, attempt: Attempt, error: DriverError | RecipeError) -> Cause:
+        if isinstance(error, RecipeError):
+            return self._limit() or Cause("error", str(error), error.fix)
+        if isinstance(error, HostLost):
+            preempted = self._pool.spot.is_preemptible(attempt.place)
+            return Cause("preempted" if preempted else "lost", str(error))
+        return Cause("driver", str(error))
 
     def _limit(self) -> Cause | None:
         if not self._stopper.limit:

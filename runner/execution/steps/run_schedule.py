@@ -48,13 +48,21 @@ class RunSchedule:
 
     def startable(self) -> Iterator[str]:
         """Yield the steps that may start now, most urgent first, until a failure or a request."""
-        now = time.monotonic()
-        self._resting = {id: until for id, until in self._resting.items() if until > now}
+        self._drop_rested()
         self._disturbed = False
         for id in self._scheduler.startable(self._resting):
             yield id
             if self._disturbed:
                 return
+
+    def make_room(self, id: str) -> bool:
+        """Free the slot of a RUNNING step whose command succeeded, if a queued step can use it."""
+        self._drop_rested()
+        return self._scheduler.make_room(id, self._resting)
+
+    def _drop_rested(self) -> None:
+        now = time.monotonic()
+        self._resting = {id: until for id, until in self._resting.items() if until > now}
 
     def rest(self, id: str, seconds: float) -> None:
         """Delay the start of a QUEUED step by `seconds`."""

@@ -23,6 +23,7 @@ class RunningAttempts(Mapping[str, Attempt]):
     def __init__(self, bell: Bell) -> None:
         self._bell = bell
         self._running: dict[str, Attempt] = {}
+        self._vacated: set[str] = set()  # steps whose capacity is free before their end
         self._ended: deque[tuple[str, End]] = deque()
 
     def __getitem__(self, id: str) -> Attempt:
@@ -41,9 +42,20 @@ class RunningAttempts(Mapping[str, Attempt]):
 
     def pop(self, id: str) -> Attempt:
         """Remove and return an attempt, and free its capacity on the host."""
-        attempt = self._running.pop(id)
-        attempt.place.capacity.release(attempt.wants, attempt.devices)
-        return attempt
+        self._free_capacity(id)
+        self._vacated.remove(id)
+        return self._running.pop(id)
+
+    def make_room(self, id: str) -> None:
+        """Free the capacity of an attempt whose command succeeded, and wake the event loop."""
+        self._free_capacity(id)
+        self._bell.wake()
+
+    def _free_capacity(self, id: str) -> None:
+        if id not in self._vacated:
+            self._vacated.add(id)
+            attempt = self._running[id]
+            attempt.place.capacity.release(attempt.wants, attempt.devices)
 
     def note_end(self, id: str, end: End) -> None:
         """Queue the result of a finished attempt for the event loop."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ...planning.step import StepSpec
 from ...secrets import is_tokenlike
 from .attempt import Attempt
 from .commit import GroupCommit
@@ -80,10 +81,16 @@ def _facts_of_log(attempt: Attempt, folder: str, environ: Mapping[str, str]) -> 
         facts["metrics"] = f"{folder}/{attempt.name}.metrics"
     elif spec.metrics is not None and spec.metrics.pattern:
         facts["pattern"] = spec.metrics.pattern
-    hidden = [secret.source for secret in spec.secrets if environ.get(secret.source)]
-    hidden += [name for name in spec.pass_env if is_tokenlike(name, environ.get(name, ""))]
-    if hidden:
-        facts["secrets"] = hidden
+    secrets = _secret_variables(spec, environ)
+    if secrets:
+        facts["secrets"] = secrets
     if spec.env_files:
         facts["env_files"] = list(spec.env_files)
     return facts
+
+
+def _secret_variables(spec: StepSpec, environ: Mapping[str, str]) -> list[str]:
+    """Return the names of environment variables whose values the step's log may contain."""
+    names = [secret.source for secret in spec.secrets if environ.get(secret.source)]
+    names += [name for name in spec.pass_env if is_tokenlike(name, environ.get(name, ""))]
+    return names

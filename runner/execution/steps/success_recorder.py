@@ -63,8 +63,8 @@ class SuccessRecorder:
         """
         seconds = (exit.ended - exit.started) if exit.ended else time.time() - attempt.started
         crashpoint("outputs-stored")
-        values = self._values_of(id, attempt)
         warnings = self._records.warnings_of(attempt)
+        values = self._values_of(id, attempt, warnings)
         diverged = self._records.close_numbers(id, attempt, values)
         if diverged:
             with contextlib.suppress(Infrastructure):  # the warning is stored anyway
@@ -105,15 +105,19 @@ class SuccessRecorder:
         where = str(self._ws.root / stale[0]).removeprefix(f"{self._ws.root}/")
         return f"{where} changed during the step: its result is used in this run, and the next run repeats the step"
 
-    def _values_of(self, id: str, attempt: Attempt) -> dict[str, object]:
-        """Return the metrics of an attempt; {} with a message if they cannot be read."""
-        masker, how = self._commits.masker, attempt.spec.metrics
+    def _values_of(self, id: str, attempt: Attempt, warnings: list[str]) -> dict[str, object]:
+        """Return the metrics of an attempt; {} with a message or warning if there are none."""
+        masker, how, folder = self._commits.masker, attempt.spec.metrics, attempt.directory.path
         try:
-            return attempt_result.read_metrics(attempt.directory.path, attempt.log, how, masker)
+            values = attempt_result.read_metrics(folder, attempt.log, how, masker)
         except Invalid as error:  # the outputs are valid; a better pattern can read the log later
             words = error.problems[0].message
             self._commits.say(f"{id}: cannot read its metrics: {words}")
             return {}
+        if how is not None and not values:
+            words = attempt_result.explain_no_metrics(folder, how)
+            warnings += [words] if words else []
+        return values
 
     def _say_if_went_back(self, id: str, attempt: Attempt) -> None:
         if attempt.resumed_step is None:

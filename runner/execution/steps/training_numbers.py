@@ -150,17 +150,29 @@ class _Reports:
         before, warned = dict(self._values), len(self._warnings)
         for point in points:
             shown = self._masker.value(point) if self._masker else point
-            if not self.diverged and (words := metrics.find_divergence(shown)):
-                self.diverged = words
-                self._warn(words)
+            self._check_divergence(shown)
             for name, value in shown.items():
                 if is_number(value) and abs(value) < LARGEST:
                     self._values[name] = value
-        step, now = self._values.get("step"), time.time()
-        if step is not None and (self._last is None or step != self._last[0]):
-            self._last = (step, now)
-            self._first = self._first or self._last
+        self._record_step_time()
         return self._values != before or len(self._warnings) > warned
+
+    def _check_divergence(self, point: Mapping[str, object]) -> None:
+        """Warn about the attempt's first loss that is not finite."""
+        if self.diverged:
+            return
+        self.diverged = metrics.find_divergence(point)
+        if self.diverged:
+            self._warn(self.diverged)
+
+    def _record_step_time(self) -> None:
+        """Record the time of a new training step, for the pace."""
+        step = self._values.get("step")
+        if step is None or (self._last is not None and step == self._last[0]):
+            return
+        self._last = (step, time.time())
+        if self._first is None:
+            self._first = self._last
 
     def text(self) -> str:
         """Return the latest metrics as JSON for the step's database row; "" if there are none."""

@@ -459,7 +459,7 @@ class HostCheckpoints:
     async def hash_path(self, path: str) -> HashedOutput:
         """Return the digest and manifest of a file or directory on the host.  Raises Vanished if the state directory does not exist."""
         folder, _, name = self._at(path).rpartition("/")
-        return (await self._host_store.hash_outputs(folder, ((name, False),))).outputs[name]
+        return (await self._host_store.hash_outputs(folder, [name])).outputs[name]
 
     async def download_hashed(self, path: str, taken: HashedOutput, target: Path) -> int:
         """Download a content found by `hash_path`, or a part of it.  Returns the number of bytes."""

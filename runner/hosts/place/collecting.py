@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 from drivers.base import DriverError, Exit
 
 from ...errors import RecipeError
-from ...planning.step import DIRECTORY, NONEMPTY, OPTIONAL, TEMPORARY
+from ...planning.step import MISSING, TEMPORARY
 from ...storage.workspace import Workspace
 from .folder import RemoteFolder
 from .host_task import HostTask, Paths, TaskResult
+from .outputs import find_output_problem, is_in_state
 from .staging import AttemptDirectory
 
 if TYPE_CHECKING:
-    from ..transfer.download import HashedOutput
     from ..transfer.host_store import HashedOutputs, HostStore
 
 REMAINS_EACH, REMAINS_ALL, REMAINS_COUNT = 1 << 20, 16 << 20, 200
@@ -58,7 +58,7 @@ class Collector:
         if not outputs and not has_inputs and not task.rejoined:
             return TaskResult(exit)
         hashed = await self._host_store.hash_outputs(
-            self._paths.cwd, [(path, bool(flags & DIRECTORY)) for _, path, flags in outputs]
+            self._paths.cwd, [path for _, path, _ in outputs]
         )
         if words := await self._find_changed_input(hashed):
             return TaskResult(exit, problem="input", words=words)
@@ -93,18 +93,15 @@ class Collector:
         """
         found: dict[str, str] = {}
         problems: list[str] = []
-        for name, path, flags in self._task.outputs:
+        for declared in self._task.outputs:
+            name, path, _ = declared
             output = hashed.outputs[path]
-            if output.problem:
-                problems.append(output.problem)
-            elif not output.content:
-                if name in moved:
-                    found[name] = moved[name]
-                elif not flags & OPTIONAL:
-                    problems.append(f"declared output {path} was not created")
-            elif flags & NONEMPTY and _is_empty(output):
-                problems.append(f"declared output {path} is empty, but the recipe requires content")
-            else:
+            problem = find_output_problem(declared, output.kind, is_empty=output.is_empty)
+            if output.kind == MISSING and name in moved:
+                found[name] = moved[name]
+            elif problem or output.problem:
+                problems.append(problem or output.problem)
+            elif output.content:
                 found[name] = output.content
         return found, problems
 
@@ -118,18 +115,14 @@ class Collector:
                 await self._folder.download_output(f"{self._paths.cwd}/{path}", output, partial)
 
     async def _store_outputs(self, found: Mapping[str, str], moved: Mapping[str, str]) -> None:
-        """Move the outputs into the host's store.  Outputs in a state are copied, because the state still needs them."""
+        """Move the outputs into the host's store.  Outputs in a state are copied."""
         new = {
             path: found[name]
             for name, path, _ in self._task.outputs
             if name in found and name not in moved
         }
         states = [state.path for state in self._task.states]
-        in_states = {
-            path
-            for path in new
-            if any(path == state or path.startswith(f"{state}/") for state in states)
-        }
+        in_states = {path for path in new if is_in_state(path, states)}
         if new:
             self._folder.contents |= await self._host_store.store_outputs(
                 self._paths.cwd, new, copy=in_states
@@ -158,10 +151,6 @@ class Collector:
             if others:
                 of = f"{others} of {others + len(found)} files left on {self._host_store.wire.name}"
                 self._task.say(f"{of} are not copied: too large, too many, or unreadable")
-
-
-def _is_empty(output: HashedOutput) -> bool:
-    return not output.entries if output.content[0] == "t" else output.size == 0
 
 
 def _write_leftover(top: str, name: str, data: bytes) -> None:

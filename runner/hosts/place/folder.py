@@ -180,9 +180,7 @@ class RemoteFolder(Folder):
         path = self._host_store.path(content)
         name = path.removeprefix(f"{self.root}/")
         taken = (
-            await self._contact.insist(
-                lambda: self._host_store.hash_outputs(self.root, [(name, content[0] == "t")])
-            )
+            await self._contact.insist(lambda: self._host_store.hash_outputs(self.root, [name]))
         ).outputs[name]
         if taken.content == content:
             await self._contact.insist(lambda: self.download_output(path, taken, content[2:18]))

@@ -94,8 +94,8 @@ def _ignore_phase(_phase: Phase) -> None:
     pass
 
 
-async def _provide_nothing() -> None:
-    """Do nothing: all inputs come from this machine."""
+async def _do_nothing() -> None:
+    pass
 
 
 @dataclass(slots=True)
@@ -131,10 +131,15 @@ class HostTask:
     """Outputs that are also copied while the step runs."""
     phase: Callable[[Phase], None] = _ignore_phase
     """Receives the phases on a host with a disk of its own."""
-    bring: Callable[[], Awaitable[None]] = _provide_nothing
+    bring: Callable[[], Awaitable[None]] = _do_nothing
     """Provides inputs that do not come from this machine.
 
     Awaited before `compose` on a host with a disk of its own.
+    """
+    make_room: Callable[[], Awaitable[None]] = _do_nothing
+    """Lets another step start on the local disk's host.
+
+    Awaited once the command succeeded, before the outputs are collected.
     """
     job: Job | None = None
     """The job; already set if an earlier worker started it."""

@@ -78,9 +78,9 @@ async def _bring(
     copied: str,
 ) -> str:
     """Copy an output if its content has changed.  Returns the content; empty if there is no output yet."""
-    hashed = (await host_store.hash_outputs(attempt, [(output.path, output.folder)])).outputs[
-        output.path
-    ]
+    hashed = (await host_store.hash_outputs(attempt, [output.path])).outputs[output.path]
+    if output.folder and hashed.kind != "d":
+        return ""
     if not hashed.content or hashed.content == copied:
         return hashed.content
     target = Path(folder, output.path)

@@ -200,6 +200,8 @@ class Place:
         if exit.code != 0 or exit.reason != "exit":
             return TaskResult(exit)
         crashpoint("job-over")
+        if task.attempt.has_outputs(task.outputs):  # otherwise, the step fails
+            await task.make_room()
         if task.attempt.is_slow_to_collect(task.outputs):
             return await asyncio.to_thread(self._store_outputs, task, exit)
         return self._store_outputs(task, exit)
@@ -213,7 +215,9 @@ class Place:
             return TaskResult(
                 exit,
                 attempt.collect(
-                    task.outputs, self.ws.objects, [state.path for state in task.states]
+                    task.outputs,
+                    self.ws.objects,
+                    {state.path: str(state.local_path) for state in task.states},
                 ),
             )
         except OutputProblem as error:

@@ -17,22 +17,25 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING
 
+from ...agent.outputs import find_changed_copies, find_mark, look_at_output, mark_of
 from ...errors import CannotRun
 from ...paths import escapes, heads
-from ...planning.step import DIRECTORY, NONEMPTY, OPTIONAL, OutputSpec
+from ...planning.step import DIRECTORY, MISSING, NONEMPTY, OPTIONAL, OutputSpec
 from ...storage.content.digest_cache import DigestCache
 from ...storage.content.disk import MODE, WRITABLE, delete, overwrite
 from ...storage.content.files import Changed, Content, Unhashable, scan
 from ...storage.content.giving import FULL
 from ...storage.content.inputs import EACH_FILE, InputSource, StoredInputs
 from ...storage.content.objects import Objects
+from .outputs import find_output_problem, is_in_state
 from .overlays import CHANGES, Overlays
 from .spare_dirs import SpareFolder, SparePool
 
-Mark: TypeAlias = tuple[int, int, int]
-"""Inode, size and modification time of a file."""
+if TYPE_CHECKING:
+    from ...agent.outputs import Mark
+
 _LOOKED_AT = 10_000
 """Files of an attempt to search for a missing output."""
 SMALL = 64 << 10
@@ -155,15 +158,15 @@ class Workdir:
         if self._scrap is not None and not mode & stat.S_IXUSR:
             if self._spare:
                 os.rename(self._spare.pop(), target)
-                return _mark(overwrite(target, data, mode))
+                return mark_of(overwrite(target, data, mode))
             if self._scrap.take_file(target):
-                return _mark(overwrite(target, data, mode))
+                return mark_of(overwrite(target, data, mode))
         handle = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         try:
             view = memoryview(data)
             while view:
                 view = view[os.write(handle, view) :]
-            return _mark(os.fstat(handle))
+            return mark_of(os.fstat(handle))
         finally:
             os.close(handle)
 
@@ -444,7 +447,7 @@ class AttemptDirectory:
 
     def _recall_copy(self, content: str, name: str) -> bool:
         target = f"{self.path}/{name}"
-        self.staged[name] = _find_mark(target) or (0, 0, 0)
+        self.staged[name] = find_mark(target) or (0, 0, 0)
         return os.path.isfile(target) and scan(target) == content
 
     def is_staged(self, name: str, mode: int) -> bool:
@@ -475,11 +478,7 @@ class AttemptDirectory:
 
         Only the step can change a copy or an object.  An input read in place may be changed by other processes.
         """
-        changed = [
-            name
-            for name, mark in self.staged.items()
-            if self.overlays is None and _find_mark(f"{self.path}/{name}") != mark
-        ]
+        changed = find_changed_copies(self.staged, self.path) if self.overlays is None else []
         changed += [
             name
             for name, content in self.objects.items()
@@ -514,57 +513,37 @@ class AttemptDirectory:
         return False
 
     def collect(
-        self, outputs: Sequence[OutputSpec], objects: Objects, below_state: Iterable[str] = ()
+        self, outputs: Sequence[OutputSpec], objects: Objects, states: Mapping[str, str]
     ) -> dict[str, str]:
-        """Store every output: output name -> content.  Raises OutputProblem with all problems.
+        """Store every output: output name -> content.  `states` are the states of the attempt: path -> local directory.
 
-        The files stay in the attempt until `retire`, so a worker after a kill can repeat this.
+        Raises OutputProblem with all problems.  The files stay in the attempt until `retire`, so a worker after a kill can
+        repeat this.
         """
         wrong: list[str] = []
         found: dict[str, str] = {}
-        states = tuple(below_state)
-        for name, path, flags in outputs:
-            try:
-                status = os.lstat(f"{self.path}/{path}")
-            except OSError:
-                if not flags & OPTIONAL:
-                    hint = self._find_elsewhere(path)
-                    wrong.append(f"declared output {path} was not created{hint}")
-                continue
-            if problem := self._find_output_problem(path, flags, status, states):
-                wrong.append(problem)
-                continue
-            try:
-                found[name] = self._store_output(path, status, objects, states)
-            except Unhashable as error:
-                wrong.append(str(error).replace(self.path + "/", ""))
+        for output in outputs:
+            name, path, flags = output
+            kind, status = look_at_output(self.path, path, states.values())
+            is_empty = bool(flags & NONEMPTY) and _is_empty(f"{self.path}/{path}", kind)
+            if problem := find_output_problem(output, kind, is_empty=is_empty):
+                hint = self._find_elsewhere(path) if kind == MISSING else ""
+                wrong.append(problem + hint)
+            elif status is not None:
+                try:
+                    found[name] = self._store_output(path, status, objects, states)
+                except Unhashable as error:
+                    wrong.append(str(error).replace(self.path + "/", ""))
         if wrong:
             raise OutputProblem("; ".join(wrong))
         return found
 
-    def _find_output_problem(
-        self, path: str, flags: int, status: os.stat_result, states: Sequence[str]
-    ) -> str:
-        """Return how an existing output differs from its declaration; empty if it does not."""
-        if self._leads_out(path, states):
-            return (
-                f"declared output {path} is behind a link that points outside the attempt directory"
-            )
-        target = f"{self.path}/{path}"
-        is_file = stat.S_ISREG(status.st_mode)
-        if flags & NONEMPTY and (status.st_size == 0 if is_file else _is_empty(target)):
-            return f"declared output {path} is empty, but the recipe requires content"
-        if flags & DIRECTORY and (is_file or not os.path.isdir(target)):
-            return f"declared output {path}/ is not a directory"
-        return ""
-
     def _store_output(
-        self, path: str, status: os.stat_result, objects: Objects, states: Sequence[str]
+        self, path: str, status: os.stat_result, objects: Objects, states: Iterable[str]
     ) -> Content:
-        """Store an output and return its content.  An output in a state is copied, because the state still needs the files."""
+        """Store an output and return its content."""
         target = f"{self.path}/{path}"
-        is_in_state = any(path == state or path.startswith(f"{state}/") for state in states)
-        if stat.S_ISLNK(status.st_mode) or is_in_state:
+        if stat.S_ISLNK(status.st_mode) or is_in_state(path, states):
             content = scan(target)
             objects.put(Path(os.path.realpath(target)), content, move=False)
             return content
@@ -596,20 +575,6 @@ class AttemptDirectory:
             os.path.lexists(f"{self.path}/{path}")
             for _, path, flags in outputs
             if not flags & OPTIONAL
-        )
-
-    def _leads_out(self, path: str, kept: Iterable[str]) -> bool:
-        """Return whether a directory above an output is a link that leaves the attempt.  States, which are links, are allowed."""
-        links = [
-            head
-            for head in heads(path)[1:]
-            if os.path.islink(f"{self.path}/{head}") and head not in kept
-        ]
-        if not links:
-            return False
-        root = f"{os.path.realpath(self.path)}/"
-        return any(
-            not f"{os.path.realpath(f'{self.path}/{head}')}/".startswith(root) for head in links
         )
 
     def read_moved_outputs(self) -> dict[str, str]:
@@ -677,17 +642,6 @@ def find_undeclared_file(
     return None
 
 
-def _mark(found: os.stat_result) -> Mark:
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _find_mark(path: str) -> Mark | None:
-    try:
-        return _mark(os.stat(path))
-    except OSError:
-        return None
-
-
 def _content_now(cache: DigestCache, at: str) -> str:
     """Return the content of a user's path; empty if it is missing or changing."""
     try:
@@ -696,8 +650,9 @@ def _content_now(cache: DigestCache, at: str) -> str:
         return ""
 
 
-def _is_empty(path: str) -> bool:
-    if os.path.isdir(path):
+def _is_empty(path: str, kind: str) -> bool:
+    """Return whether a file or directory of this kind is empty."""
+    if kind == "d":
         with os.scandir(path) as items:
             return next(items, None) is None
-    return os.path.getsize(path) == 0
+    return kind in "fx" and os.path.getsize(path) == 0

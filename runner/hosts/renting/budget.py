@@ -27,6 +27,8 @@ MIN_SECONDS: Final = 300.0
 
 A shorter time is not worth the start.
 """
+SHORTEST_SECONDS: Final = 1.0
+"""Seconds that the money must cover in any case, also if the user sets no minimum."""
 MIN_CHECKPOINTS: Final = 2
 """Checkpoints that the money must cover after the start, if steps have a checkpoint interval."""
 DAY: Final = 86_400.0
@@ -196,7 +198,8 @@ class Budget:
         covered = (self.lease_end(offer.price, funds, shares) - _clock()).total_seconds()
         interval = self._checkpoint_interval(need)
         if interval is None:
-            required, parts = self.min_seconds or MIN_SECONDS, ""
+            seconds = MIN_SECONDS if self.min_seconds is None else self.min_seconds
+            required, parts = max(SHORTEST_SECONDS, seconds), ""
         else:
             required = self._start_seconds + MIN_CHECKPOINTS * interval
             parts = f" ({self._start_seconds:.0f} s to start, and {MIN_CHECKPOINTS} checkpoints, {interval:.0f} s apart)"

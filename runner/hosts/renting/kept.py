@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final, Literal
 
 from drivers.base import DriverError, HostLost, Need, NoCapacity, Offer, Wish
-from drivers.machine import enough
+from drivers.machine import satisfies
 
 from ...errors import Busy, CannotRun
 from ...language.units import duration
@@ -81,7 +81,7 @@ class KeptLeases(Leases):
         if machine is None:
             return await super().offers(wish._replace(keep=True))
         offer = offer_of(machine)
-        if not enough(offer.resources, Wish(replace(wish.need, market="any"))):
+        if not satisfies(offer.resources, Wish(replace(wish.need, market="any"))):
             fix = f"choose another stack, or terminate the machine with `recipe stack down {stack.name}`; the next run rents a matching one"
             raise CannotRun(
                 f"the persistent machine of the stack {stack.name} ({offer.id}) has less than a step requires",

@@ -128,13 +128,25 @@ def market_of(settings: Mapping[str, Any]) -> AnyMarket:
     return found
 
 
-def least_of(settings: Mapping[str, Any]) -> float | None:
+def min_seconds_of(settings: Mapping[str, Any]) -> float | None:
     """Return the setting `least`, the minimum seconds that the money must cover, or None."""
     return float(settings["least"]) if "least" in settings else None
+
+
+def join_markets(settings: Iterable[Mapping[str, Any]]) -> AnyMarket:
+    """Return `on-demand` if all drivers rent on demand, else `any`.  Raises CannotRun."""
+    markets = set(map(market_of, settings))
+    return "on-demand" if markets == {"on-demand"} else "any"
+
+
+def join_min_seconds(settings: Iterable[Mapping[str, Any]]) -> float | None:
+    """Return the longest setting `least` of several drivers, or None if none has the setting."""
+    minimums = map(min_seconds_of, settings)
+    return max((seconds for seconds in minimums if seconds is not None), default=None)
 
 
 def covers(offer: Offer, need: Need) -> bool:
     """Return whether an offered machine fits a need."""
     if need.market not in (offer.market, "any"):
         return False
-    return machine.enough(offer.resources, Wish(replace(need, market="any")))
+    return machine.satisfies(offer.resources, Wish(replace(need, market="any")))

@@ -64,24 +64,28 @@ class Fate(NamedTuple):
 
 def decide_fate(row: LeaseRow, run_status: RunStatus, now: float) -> Fate:
     """Decide whether a lease is released automatically, and give the reason."""
-    if row.kept and row.state != "RELEASING":
+    is_releasing = row.state == "RELEASING"
+    if row.kept and not is_releasing:
         return Fate(False, "kept", f" {row.stack}")
     if row.until <= now:
         return Fate(True, "overdue")
-    if row.machine and not row.run and row.state != "RELEASING":
+    if row.machine and not row.run and not is_releasing:
         until = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.until))
         return Fate(False, "kept", f" {row.stack}, until {until}")
-    if run_status == "live":
-        return Fate(False, "at-work")
-    if row.state == "RELEASING":
+    if is_releasing and run_status != "live":
         return Fate(True, "releasing")
-    if run_status == "over":
-        return Fate(True, "over")
-    if run_status == "dead":
-        return Fate(not row.price, "dead")
-    if run_status == "never":
-        return Fate(True, "never")
-    return Fate(False, "unknown")
+    fates = _PAID_FATES if row.price else _FREE_FATES
+    return fates[run_status]
+
+
+_FREE_FATES: Final[Mapping[RunStatus, Fate]] = {
+    "live": Fate(False, "at-work"),
+    "over": Fate(True, "over"),
+    "dead": Fate(True, "dead"),
+    "gone": Fate(False, "unknown"),
+    "never": Fate(True, "never"),
+}
+_PAID_FATES: Final[Mapping[RunStatus, Fate]] = {**_FREE_FATES, "dead": Fate(False, "dead")}
 
 
 def find_run_status(row: LeaseRow, environ: Mapping[str, str]) -> RunStatus:

@@ -66,15 +66,27 @@ def driver_names(config: Config, name: str) -> tuple[str, ...]:
     return alternatives(config, name) or (name,)
 
 
+def denying_drivers(config: Config, name: str) -> tuple[str, ...]:
+    """Return the drivers behind `name` with `secrets = "deny"`.  If there is one, no machine of the run gets secrets."""
+    return tuple(
+        each
+        for each in driver_names(config, name)
+        if config.driver(each).get("secrets", "send") == "deny"
+    )
+
+
 def data_notice(config: Config, name: str) -> str:
     """Return a notice that names the possible recipients of a run's data and secrets; empty for a single driver."""
     names = alternatives(config, name)
     if not names:
         return ""
     *most, last = names
-    withheld = any(config.driver(each).get("secrets", "send") == "deny" for each in names)
-    what = "the run's data" if withheld else "the run's data and secrets"
-    return f"{what} may be sent to machines of {', '.join(most)}{' or ' if most else ''}{last}"
+    to = f"may be sent to machines of {', '.join(most)}{' or ' if most else ''}{last}"
+    tables = " and ".join(f"[drivers.{each}]" for each in denying_drivers(config, name))
+    if not tables:
+        return f"the run's data and secrets {to}"
+    why = f'`secrets = "deny"` in {tables}'
+    return f"the run's data {to}; its secrets are sent to none of them ({why})"
 
 
 class JointDriver(Driver):
@@ -92,15 +104,20 @@ class JointDriver(Driver):
 
 def _join_traits(traits: Sequence[Traits]) -> Traits:
     """Return the traits of several drivers in the role of one."""
-    limits = [each.hosts_at_once for each in traits]
     return Traits(
         priced=True,
         ends="nothing" if any(each.ends == "nothing" for each in traits) else "machine",
         comes_up=max(each.comes_up for each in traits),
         poll=min(each.poll for each in traits),
-        hosts_at_once=None if None in limits else sum(limit or 0 for limit in limits),
+        hosts_at_once=_sum_limits([each.hosts_at_once for each in traits]),
         images=any(each.images for each in traits),
     )
+
+
+def _sum_limits(limits: Sequence[int | None]) -> int | None:
+    """Return the sum of the limits, or None if one of them is None (unlimited)."""
+    known = [limit for limit in limits if limit is not None]
+    return sum(known) if len(known) == len(limits) else None
 
 
 class SeveralLeases(KeptLeases):

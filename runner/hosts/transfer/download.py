@@ -18,9 +18,11 @@ from drivers.base import Unreachable
 
 from ...agent import sparse
 from ...agent.neighbours import copy
-from ...agent.trees import below, digest_of, remove
+from ...agent.tree_hash import hash_file
+from ...agent.trees import below, remove
 from ...errors import Corrupt, DiskFull, Infrastructure
 from ...language.units import about
+from ...planning.step import MISSING
 from ...storage.content.files import Entry, no_space
 from ..link.read_range import hash_chunks
 from ..link.wire import (
@@ -41,13 +43,20 @@ LEAST, FILES = 1 << 20, 4096
 
 @dataclass(frozen=True, slots=True)
 class HashedOutput:
-    """The digest and manifest of an output.  Without `content`, `problem` is the reason, or is empty if the output does not exist."""
+    """The digest and manifest of an output on a host.  Without `content`, `problem` is the reason, or is empty if the output does not exist."""
 
     content: str = ""
     entries: tuple[Entry, ...] = ()
     """A tree's manifest; for a file, one entry with an empty path."""
     size: int = 0
     problem: str = ""
+    kind: str = MISSING
+    """The kind of the path, as returned by `agent/outputs.py`."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the output is an empty file or directory."""
+        return bool(self.content) and not (self.entries if self.content[0] == "t" else self.size)
 
 
 class _Span(NamedTuple):
@@ -174,7 +183,7 @@ class OutputDownload:
         """Verify an existing file and record its missing ranges: none, all, or, for a large file, some chunks."""
         path = self._local_path(entry)
         size = os.lstat(path).st_size
-        if size == entry.size and await asyncio.to_thread(digest_of, path) == entry.value:
+        if size == entry.size and await asyncio.to_thread(hash_file, path) == entry.value:
             del self._missing[entry.path]
             del self._holes[entry.path]
             return
@@ -211,7 +220,7 @@ class OutputDownload:
 
         async def judge(entry: Entry) -> None:
             if (
-                hashed[entry.path] or await asyncio.to_thread(digest_of, self._local_path(entry))
+                hashed[entry.path] or await asyncio.to_thread(hash_file, self._local_path(entry))
             ) == entry.value:
                 del self._missing[entry.path]
                 del self._holes[entry.path]

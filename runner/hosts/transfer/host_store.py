@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...errors import Corrupt, Infrastructure
+from ...planning.step import BROKEN_LINK, MISSING, OUTSIDE, SPECIAL, unfit_output
 from ...storage.content import files, tar
 from ...storage.content.files import Content, Entry
 from ..link.wire import CorruptReply, UploadGone, Wire, ignore_answer, parse_strings
@@ -200,13 +201,13 @@ class HostStore(Sender):
         inputs += [self.path(content) for content in contents.links.values()]
         return "".join(f"{path}\0" for path in inputs).encode("utf-8", "surrogateescape")
 
-    async def hash_outputs(self, path: str, outputs: Sequence[tuple[str, bool]]) -> HashedOutputs:
-        """Hash the outputs of an attempt on the host.  `outputs` are their names, each with whether it must be a directory."""
+    async def hash_outputs(self, path: str, outputs: Sequence[str]) -> HashedOutputs:
+        """Hash these outputs of an attempt on the host, and find its changed inputs."""
         try:
             found, changed = await self.wire.ask(
                 "take",
                 path,
-                [name for name, _ in outputs],
+                outputs,
                 read=lambda answer: _parse_outputs(answer, outputs),
             )
         except UploadGone:
@@ -349,14 +350,14 @@ def _content_at(path: str) -> str:
 
 
 def _parse_outputs(
-    answer: Any, outputs: Sequence[tuple[str, bool]]
+    answer: Any, outputs: Sequence[str]
 ) -> tuple[dict[str, HashedOutput], list[str]]:
     found, changed = answer
     if len(found) != len(outputs):
         raise ValueError
     return {
-        name: _parse_output(name, folder, kind, rows)
-        for (name, folder), (kind, rows) in zip(outputs, found, strict=True)
+        name: _parse_output(name, kind, rows)
+        for name, (kind, rows) in zip(outputs, found, strict=True)
     }, parse_strings(changed)
 
 
@@ -372,33 +373,30 @@ def _parse_listing(answer: Any) -> tuple[list[tuple[str, int, int, bool]], int, 
     )
 
 
-def _parse_output(
-    name: str, folder: bool, kind: str, rows: Sequence[Sequence[Any]]
-) -> HashedOutput:
-    """Parse the host's answer about one output: its kind and its entries.
-
-    Kinds are f (file), x (executable), d (directory), - (missing) and o (other).
-    """
+def _parse_output(name: str, kind: str, rows: Sequence[Sequence[Any]]) -> HashedOutput:
+    """Parse the host's answer about one output: its kind and its entries."""
     entries = tuple(
         Entry(str(path), str(each), int(size), str(value)) for path, each, size, value in rows
     )
-    if kind not in ("-", "o", "f", "x", "d") or any(
+    unfit = (BROKEN_LINK, SPECIAL, OUTSIDE)
+    if kind not in (MISSING, *unfit, "f", "x", "d") or any(
         entry.kind not in ("f", "x", "l", "d", "o") for entry in entries
     ):
         raise ValueError
-    if kind == "-":
+    if kind == MISSING:
         return HashedOutput()
-    if kind == "o":
-        return HashedOutput(problem=f"{name} is neither a file nor a directory")
+    if kind in unfit:
+        why = unfit_output(kind, 0, is_empty=False)
+        return HashedOutput(problem=f"{name} {why}", kind=kind)
     if kind != "d":
         (only,) = entries
-        if folder:
-            return HashedOutput(problem=f"declared output {name}/ is not a directory")
+        if only.kind != kind:
+            raise ValueError
         if trouble := find_fault([only._replace(path="it")]):
-            return HashedOutput(problem=f"{name}: {trouble}")
-        return HashedOutput(f"{only.kind}:{only.value}", (only._replace(path=""),), only.size)
+            return HashedOutput(problem=f"{name}: {trouble}", kind=kind)
+        content = f"{only.kind}:{only.value}"
+        return HashedOutput(content, (only._replace(path=""),), only.size, kind=kind)
     if trouble := find_fault(entries):
-        return HashedOutput(problem=f"{name}: {trouble}")
-    return HashedOutput(
-        files.tree_id(entries), entries, sum(entry.size for entry in entries if entry.kind in "fx")
-    )
+        return HashedOutput(problem=f"{name}: {trouble}", kind=kind)
+    size = sum(entry.size for entry in entries if entry.kind in "fx")
+    return HashedOutput(files.tree_id(entries), entries, size, kind=kind)

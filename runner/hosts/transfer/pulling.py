@@ -17,6 +17,7 @@ from typing import Any
 
 from drivers.base import DriverError
 
+from ...agent.tree_hash import sort_rows
 from ...errors import CannotRun, Corrupt, Infrastructure, RecipeError
 from ...secrets import Secret
 from ...storage.content import files
@@ -73,7 +74,7 @@ class Puller:
         self, source: SignedObjects, known: str, learn: Callable[[Sequence[Secret]], None]
     ) -> Content:
         digests = await self._download_all(source, learn)
-        entries = files.sort(
+        entries = sort_rows(
             [Entry(item.path, "f", item.size, digests[item.path]) for item in source.items]
         )
         content = files.tree_id(entries) if source.folder else Content(f"f:{entries[0].value}")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ...agent.trees import digest_of
+from ...agent.tree_hash import hash_file
 from ...storage.content.files import Changed, Entry
 from ..link.read_range import hash_chunks
 from ..link.wire import Wire, ignore_answer, parse_digests
@@ -139,7 +139,7 @@ class UploadChecker:
         ]
         if not wrong:
             origin = upload.origin(entry)
-            if await asyncio.to_thread(digest_of, origin) != entry.value:
+            if await asyncio.to_thread(hash_file, origin) != entry.value:
                 raise Changed(origin)
             if entry.path in upload.bases:
                 # The bytes are equal, but the mode may differ: the upload of the last grain sets it.

@@ -50,6 +50,14 @@ def positive(text: str) -> int:
     return value
 
 
+def parse_label(text: str) -> tuple[str, str]:
+    """Return the name and value of NAME=VALUE."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f'"{text}" is not NAME=VALUE')
+    return name, value
+
+
 def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> None:
     """Add the recipe, its inputs, and the flags for the driver, hosts, outputs and store.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from drivers import DRIVERS, install_line
-from drivers.base import Need, Wish
+from drivers.base import Driver, Need, Wish
 
 from ...errors import CannotRun
 from ...execution.session import preview
@@ -107,42 +107,55 @@ def _ask_drivers(
     `wanted` returns the requirements by step, given True for a cluster and False for other drivers.
     Raises CannotRun.
     """
+    drivers = _find_drivers(ws, asked)
+    if args.update:
+        _update_prices(drivers, is_required=args.recipe is None and args.file is None)
+    kinds = {driver.traits.allocates for driver in drivers.values()}
+    by_kind = {kind: wanted(kind) for kind in kinds}
+    steps: list[str] = []
+    asking: dict[str, tuple[Driver, list[Wish]]] = {}
+    for name, driver in drivers.items():
+        requests = by_kind[driver.traits.allocates]
+        steps += requests
+        own = [on_market_of(ws, name, each.wish) for each in requests.values()]
+        asking[name] = (driver, [wish._replace(filters=where) for wish in own])
+    pricing = pricing_of(ws, [each for requests in by_kind.values() for each in requests.values()])
+    shelves = asyncio.run(offering.ask_offers(asking, pricing))
+    return list(zip(steps, shelves, strict=True))
+
+
+def _find_drivers(ws: Workspace, asked: str) -> Mapping[str, Driver]:
+    """Return the installed drivers in `asked` that rent machines, and report the others.
+
+    Raises CannotRun without drivers.
+    """
     drivers, not_installed = offering.priced_drivers(ws, asked)
+    extras = [name for name in not_installed if name in DRIVERS]
     if not drivers:
-        extras = [name for name in not_installed if name in DRIVERS] or ["vastai"]
-        others = "" if not_installed else "; or gcp, prime, runpod in its place"
+        others = "; or gcp, prime, runpod in its place" if not_installed else ""
         raise CannotRun(
             "no driver that rents machines is installed",
-            fix=f"{install_line(*extras)}{others}",
+            fix=f"{install_line(*(extras or ['vastai']))}{others}",
         )
     if not_installed:
         print(
             f"recipe: skipped drivers that are not installed: {', '.join(not_installed)} "
-            f"({install_line(*(name for name in not_installed if name in DRIVERS))})",
+            f"({install_line(*extras)})",
             file=sys.stderr,
         )
-    if args.update:
-        lists = asyncio.run(offering.update_prices(drivers))
-        if not lists and args.recipe is None and args.file is None:
-            raise CannotRun(
-                f"{', '.join(drivers)}: has no price list to update; prices are always current",
-                fix="remove `--update`",
-            )
-        for name, words in lists.items():
-            print(f"recipe: {name}: {words}", file=sys.stderr)
-    by_kind = {
-        kind: wanted(kind) for kind in {driver.traits.allocates for driver in drivers.values()}
-    }
-    steps = [step for driver in drivers.values() for step in by_kind[driver.traits.allocates]]
-    asking = {
-        name: (
-            driver,
-            [
-                on_market_of(ws, name, each.wish)._replace(filters=where)
-                for each in by_kind[driver.traits.allocates].values()
-            ],
+    return drivers
+
+
+def _update_prices(drivers: Mapping[str, Driver], *, is_required: bool) -> None:
+    """Fetch the drivers' price lists.
+
+    Raises CannotRun if an update is required and no driver has a list.
+    """
+    statuses = asyncio.run(offering.update_prices(drivers))
+    if not statuses and is_required:
+        raise CannotRun(
+            f"{', '.join(drivers)}: has no price list to update; prices are always current",
+            fix="remove `--update`",
         )
-        for name, driver in drivers.items()
-    }
-    costing = pricing_of(ws, [each for wanted in by_kind.values() for each in wanted.values()])
-    return list(zip(steps, asyncio.run(offering.ask_offers(asking, costing)), strict=True))
+    for name, words in statuses.items():
+        print(f"recipe: {name}: {words}", file=sys.stderr)

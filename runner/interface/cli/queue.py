@@ -1,371 +1,87 @@
-"""`recipe submit` and `recipe worker`: queue runs and execute queued runs."""
+"""`recipe queue`: list the workers, and the queued runs with the reason why each waits."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import sys
-import threading
-import time
-import uuid
-from contextlib import closing, suppress
-from datetime import datetime
-from pathlib import Path
+import json
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
 
-from ...api.submitting import QueueSettings
-from ...errors import Invalid, Problem
-from ...execution.queue import serve
-from ...execution.steps.control import Handover
-from ...execution.terms import Listener, Settings
-from ...paths import data_folder
-from ...settings import ANY
-from ...storage.records.runs import LIMITED, ClaimCriteria
-from ...survey.request import Request
-from ..console import for_stream
-from ..handle.http_transport import HttpTransport
-from ..handle.local_transport import LocalTransport
-from ..handle.transport import New, Transport
-from . import run as run_verb
-from .flags import EVENTS_HELP, check_driver, positive, request_of, split_words, values_of
-from .targets import open_for_run
+from ..tables import align
+from ..tail import safe_line
+from .flags import JSON_HELP
+from .one_run import fields_as_json, format_moment
+from .places import transport_for_changes
 
-ENDS = (signal.SIGTERM, signal.SIGINT)
-END_WITHIN = 28
-"""Seconds from the first signal until the worker exits, even if it has not handed over its run."""
-AGAIN = 2
-"""Seconds from the second signal until the worker exits."""
-OWN = ""
-"""Value of `--workspace` without a directory."""
+if TYPE_CHECKING:
+    from ...api.values import QueuedRun, WorkerStatus
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    if verb == "submit":
-        run_verb.arguments(parser, verb)
-        parser.add_argument(
-            "--priority",
-            type=int,
-            default=0,
-            metavar="N",
-            help="Priority of the run; workers claim runs with a higher number first (default: 0)",
-        )
-        parser.add_argument(
-            "--not-before",
-            type=_parse_time,
-            metavar="TIME",
-            help="Earliest start, in local time, for example 2026-12-01T20:00",
-        )
-        parser.add_argument(
-            "--key",
-            default="",
-            metavar="KEY",
-            help="Idempotency key; submitting again with the same key returns the existing run",
-        )
-        parser.add_argument(
-            "--label",
-            type=_parse_label,
-            action="append",
-            default=[],
-            metavar="K=V",
-            help="Only workers with this label execute the run",
-        )
-        parser.add_argument(
-            "--here",
-            action="store_true",
-            help="Let only workers of this directory execute the run, with the files at the start of the run",
-        )
-        parser.add_argument(
-            "--user",
-            default="",
-            metavar="NAME",
-            help="Owner of the run, for per-user worker limits (default: your login)",
-        )
-        parser.epilog = (
-            "Examples:\n  recipe submit sft@1 dataset=data.jsonl --preset smoke\n"
-            '  RUN=$(recipe submit ./pipeline.yaml) && recipe logs "$RUN" -f'
-        )
-    else:
-        parser.add_argument(
-            "--once",
-            action="store_true",
-            help="Exit when the queue is empty instead of waiting",
-        )
-        words = (
-            "Number of parallel runs, each in its own process (default: "
-            "$MAX_CONCURRENT_JOBS, otherwise 1)"
-        )
-        parser.add_argument(
-            "--concurrency",
-            type=positive,
-            default=os.environ.get("MAX_CONCURRENT_JOBS") or 1,
-            metavar="N",
-            help=words,
-        )
-        parser.add_argument(
-            "--driver",
-            default="",
-            metavar="NAME",
-            help="Execute only runs submitted for this driver",
-        )
-        parser.add_argument(
-            "--label",
-            type=_parse_label,
-            action="append",
-            default=[],
-            metavar="K=V",
-            help="Label of this worker, which runs can require",
-        )
-        parser.add_argument(
-            "--tied",
-            action="store_true",
-            help="Exit when stdin closes (for use as a child process)",
-        )
-        parser.add_argument(
-            "--workspace",
-            dest="own",
-            nargs="?",
-            const=OWN,
-            metavar="DIR",
-            help=(
-                "Execute runs submitted from any directory or machine with the same shared store. DIR is "
-                "the working directory (default: $RECIPE_HOME/worker)"
-            ),
-        )
-        parser.add_argument(
-            "--store",
-            default="",
-            metavar="NAME",
-            help="Shared store for --workspace, by its name or URL (default: the store in recipe.toml)",
-        )
-        words = (
-            "Limit concurrent runs per `user`, `recipe` or `driver` across all workers, for "
-            "example user=2. Repeatable"
-        )
-        parser.add_argument(
-            "--at-most",
-            type=_parse_limit,
-            action="append",
-            default=[],
-            metavar="WHAT=N",
-            help=words,
-        )
-        parser.add_argument("--json", action="store_true", help=EVENTS_HELP)
-        parser.description = (
-            "Execute the runs queued in this workspace, by priority and then by age. If a "
-            "run's worker has exited, this worker resumes the run.\n\n"
-            "On SIGTERM or Ctrl-C, the worker stops claiming runs and hands over the current "
-            "run within 30 seconds. A second signal stops it immediately. Started jobs "
-            "continue, and the next worker takes them over."
-        )
-        parser.epilog = "Examples:\n  recipe worker\n  recipe worker --once\n  recipe worker --concurrency 2 --label gpu=a100"
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
+    parser.description = (
+        "List the queued runs in the order in which workers claim them, with the reason why each "
+        "run waits, and list the workers. To change the order, use `recipe prioritize`."
+    )
+    parser.epilog = "Examples:\n  recipe queue\n  recipe queue --json"
 
 
 def run(args: argparse.Namespace) -> int:
-    return _submit(args) if args.verb == "submit" else _work(args)
-
-
-def _submit(args: argparse.Namespace) -> int:
-    new = _new(args)
-    with closing(_transport_for(new, args)) as place:
-        run = place.submit(new, new.ticket.idempotency or uuid.uuid4().hex)
-    print(run)
-    if not args.quiet:
-        _say_where_data_goes(args)
-        to = f" --to {place.name}" if place.name else ""
-        follows = f"follow it with `recipe logs -f {run}{to}`"
-        waits = f"execute it with `recipe worker`, or cancel it with `recipe cancel {run}`"
-        where = f"is queued at {place.name}; {follows}" if to else f"is queued; {waits}"
-        print(f"recipe: run {run} {where}", file=sys.stderr)
+    with closing(transport_for_changes(args)) as place:
+        runs, workers = place.queue(), place.workers()
+    if args.json:
+        found = {
+            "runs": [fields_as_json(each) for each in runs],
+            "workers": [fields_as_json(each) for each in workers],
+        }
+        print(json.dumps(found, indent=2))
+        return 0
+    print("\n".join([*_runs(runs), "", *_workers(workers)]))
     return 0
 
 
-def _say_where_data_goes(args: argparse.Namespace) -> None:
-    """Print which drivers may receive the run's data, if the run may choose among several.
-
-    Prints nothing for a run on a server, because the server's own settings apply.
-    """
-    if args.server or (not args.stack and args.driver.partition(":")[0] != ANY):
-        return
-    from ...hosts.renting.several import data_notice
-    from ...settings import load
-
-    config = load(Path(os.path.abspath(args.workspace)), os.environ)
-    driver = config.stack(args.stack).driver if args.stack else args.driver
-    if words := data_notice(config, driver):
-        print(f"recipe: {words}", file=sys.stderr)
-
-
-def _new(args: argparse.Namespace) -> New:
-    """Return the run to submit.  Raises Invalid, NotFound."""
-    ticket = QueueSettings(
-        args.priority, args.not_before, args.key, dict(args.label), args.user, here=args.here
-    )
-    if not args.server:
-        return New(request_of(args), run_verb.choice_of(args), run_verb.settings_of(args), ticket)
-    words = [*([args.recipe] if args.recipe is not None else []), *args.inputs]
-    names, typed = split_words(words)
-    names += [str(args.file)] if args.file is not None else []
-    if len(names) != 1:
-        fix = f"name one recipe of the server's catalog: recipe submit NAME INPUT=VALUE --to {args.server}"
-        words_ = f"a server takes exactly one recipe name, but {len(names)} are given"
-        raise Invalid([Problem("no-recipe", words_, fix=fix)])
-    given, _ = values_of(args, typed)
-    request = Request(names[0], given, args.preset)
-    return New(request, settings=Settings(args.driver), ticket=ticket)
-
-
-def _transport_for(new: New, args: argparse.Namespace) -> Transport:
-    """Return the server or workspace that stores the run; create the workspace's store if missing."""
-    if args.server:
-        return HttpTransport(args.server)
-    secrets = args.here or not os.environ.get("RECIPE_RUNS")
-    return LocalTransport(open_for_run(args.workspace, new.request, secrets=secrets))
-
-
-def _work(args: argparse.Namespace) -> int:
-    if args.driver:
-        check_driver(args.driver)
-    if args.concurrency > 1:
-        return _supervise_workers(args)
-    handover = Handover()
-
-    def handle_signal(number: int, frame: object) -> None:
-        handover(number, frame)
-        # The default action of SIGALRM ends the process, and the kernel releases the lock on its run.
-        signal.alarm(END_WITHIN if handover.asked == 1 else AGAIN)
-
-    for each in ENDS:
-        signal.signal(each, handle_signal)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # blocked by `_fork`
-
-    if args.tied:
-        _terminate_on_close(sys.stdin.fileno())
-
-    def listener() -> Listener:
-        return for_stream(
-            sys.stdout,
-            sys.stderr,
-            json=args.json,
-            quiet=args.quiet,
-            verbose=args.verbose,
-            commands=False,
+def _runs(runs: Sequence[QueuedRun]) -> list[str]:
+    if not runs:
+        return ["no queued runs"]
+    rows = [
+        (
+            str(each.position),
+            each.run,
+            each.recipe,
+            str(each.priority),
+            safe_line(each.user),
+            safe_line(
+                f"{each.waits.words}; {each.waits.fix}" if each.waits.fix else each.waits.words
+            ),
         )
-
-    root = args.workspace if args.own is None else _worker_directory(args.own)
-    if not args.quiet and not args.once:
-        sys.stderr.write(f"recipe: process {os.getpid()} waits for runs in {root}\n")
-    store = None if args.own is None else args.store
-    serve(
-        root,
-        ClaimCriteria(args.driver, dict(args.label), dict(args.at_most)),
-        listener,
-        handover,
-        os.environ,
-        once=args.once,
-        store=store,
-    )
-    return 0
+        for each in runs
+    ]
+    return align([("", "RUN", "RECIPE", "PRIORITY", "USER", "WAITS BECAUSE"), *rows], (0, 3))
 
 
-def _terminate_on_close(handle: int) -> None:
-    """Send SIGTERM to this process when all writers of the pipe `handle` have closed it."""
-
-    def watch() -> None:
-        while os.read(handle, 4096):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, name="tied", daemon=True).start()
-
-
-def _worker_directory(named: str) -> Path:
-    """Return the directory of a worker for several workspaces; create it if missing."""
-    base = os.environ.get("RECIPE_HOME") or str(data_folder(os.environ))
-    root = Path(os.path.abspath(named or f"{base}/worker"))
-    root.mkdir(parents=True, exist_ok=True)
-    return root
+def _workers(workers: Sequence[WorkerStatus]) -> list[str]:
+    if not workers:
+        return ["no worker is running; start one with `recipe worker`"]
+    rows = [
+        (
+            each.worker,
+            "idle" if each.idle else "busy" if each.alive else "dead",
+            safe_line(_describe_claims(each)),
+            format_moment(each.heard) if each.heard else "",
+            " ".join(each.runs),
+        )
+        for each in workers
+    ]
+    return align([("WORKER", "STATE", "TAKES", "LAST SEEN", "RUNS"), *rows], ())
 
 
-def _supervise_workers(args: argparse.Namespace) -> int:
-    """Start `--concurrency` worker processes, replace those killed by a signal, and wait for all.
-
-    The workers exit when this process ends, even by SIGKILL, so that no worker claims runs without
-    a supervisor: the kernel then closes the pipe that the workers watch.
-    """
-    handover, workers = Handover(), set[int]()
-    tie = os.pipe()
-
-    def handle_signal(number: int, frame: object) -> None:
-        handover(number, frame)
-        _terminate(workers)
-
-    for each in ENDS:
-        signal.signal(each, handle_signal)
-    bad = 0
-    for _ in range(args.concurrency):
-        _fork(args, workers, tie)
-    while workers:
-        pid, status = os.wait()
-        workers.discard(pid)
-        died = os.WIFSIGNALED(status)
-        bad = bad or os.waitstatus_to_exitcode(status)
-        if died and not handover.asked:
-            print(
-                f"recipe: worker process {pid} died ({signal.Signals(os.WTERMSIG(status)).name}); a new worker process replaces it",
-                file=sys.stderr,
-            )
-            time.sleep(1.0)
-            _fork(args, workers, tie)
-    return 1 if bad > 0 else 0
-
-
-def _terminate(workers: set[int]) -> None:
-    for pid in list(workers):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-
-
-def _fork(args: argparse.Namespace, workers: set[int], tie: tuple[int, int]) -> None:
-    """Fork a worker process and add its pid to `workers`.
-
-    Signals are blocked until the pid is added here, and until the handlers are set in the worker.
-    `tie` is a pipe whose write end only this process keeps open.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
-    if pid := os.fork():
-        workers.add(pid)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
-        return
-    code = 1
-    os.setpgrp()  # so that Ctrl-C reaches the workers only once, through `_tell`
-    kept, ours = tie
-    os.close(ours)
-    try:
-        _terminate_on_close(kept)
-        code = _work(argparse.Namespace(**{**vars(args), "concurrency": 1}))
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
-
-
-def _parse_label(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise argparse.ArgumentTypeError(f'"{text}" is not NAME=VALUE')
-    return name, value
-
-
-def _parse_limit(text: str) -> tuple[str, int]:
-    kind, number = _parse_label(text)
-    if kind not in LIMITED:
-        raise argparse.ArgumentTypeError(f'"{kind}" is not one of {", ".join(LIMITED)}')
-    return kind, positive(number)
-
-
-def _parse_time(text: str) -> float:
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f'"{text}" is not a valid time; use the form 2026-12-01T20:00'
-        ) from None
+def _describe_claims(worker: WorkerStatus) -> str:
+    """Describe the runs that a worker claims."""
+    if not worker.takes_runs:
+        return "its own run"
+    words = [f"driver {worker.driver}"] if worker.driver else []
+    words += [f"{name}={value}" for name, value in worker.labels.items()]
+    words += [f"at most {most} per {kind}" for kind, most in worker.at_most.items()]
+    words += ["any workspace"] if worker.any_workspace else []
+    return ", ".join(words) or "any"

@@ -15,7 +15,7 @@ from ...errors import CannotRun, Infrastructure, Invalid, Problem
 from ...execution.refusals import nodes_to_check
 from ...execution.session import preview
 from ...execution.session import run as run_session
-from ...execution.terms import Choice, Label, Settings, apply_stack, lower_limits
+from ...execution.terms import Choice, Label, Settings, apply_stack, limits_asked, lower_limits
 from ...language.units import money_text
 from ...planning.ids import stored_form
 from ...survey.empty_globs import empty_warnings
@@ -132,6 +132,12 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
             "-n", "--dry-run", action="store_true", help="Show the plan without running it"
         )
     add_where(parser)
+    section(parser, COST).add_argument(
+        "--max-cost",
+        type=usd,
+        metavar="USD",
+        help="Stop the run before its rented machines cost more than this; if the recipe has a lower limit, that limit applies",
+    )
     if verb in ("run", "submit"):
         _add_execution(parser, verb)
 
@@ -181,12 +187,6 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
         help="Run CPU-only steps on rented machines too",
     )
     cost = section(parser, COST)
-    cost.add_argument(
-        "--max-cost",
-        type=usd,
-        metavar="USD",
-        help="Stop the run before its rented machines cost more than this; if the recipe has a lower limit, that limit applies",
-    )
     cost.add_argument(
         "--keep-alive",
         action="store_true",
@@ -329,8 +329,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
 
 def _limits_of(args: argparse.Namespace) -> dict[str, float]:
     """Return the limits that the flags set."""
-    cost = getattr(args, "max_cost", None)  # only the verbs that run have the flag
-    return {} if cost is None else {"cost": cost}
+    return {} if args.max_cost is None else {"cost": args.max_cost}
 
 
 def _rental_lines(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
@@ -532,7 +531,8 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
         facts = {**as_json(ws, found, expected), "findings": _findings_json(verdict, found)}
         print(json.dumps(facts, indent=2))
         return
-    cost = lower_limits(found.plan.settings.limits, _limits_of(args)).cost
+    asked = limits_asked(ws, Settings(stack=args.stack, limits=_limits_of(args)))
+    cost = lower_limits(found.plan.settings.limits, asked).cost
     print(as_text(ws, found, expected, cost, commands=args.print_commands, quiet=args.quiet))
     if not args.quiet:
         for warning in empty_warnings(ws, found):

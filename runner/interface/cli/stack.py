@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
             )
             return 0
         try:
-            return asyncio.run(_done(ws, stack, args))
+            return asyncio.run(_act(ws, stack, args))
         except DriverError as error:
             raise Infrastructure(
                 str(error),
@@ -92,57 +93,70 @@ def run(args: argparse.Namespace) -> int:
             ) from error
 
 
-async def _done(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
+async def _act(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
+    """Carry out an action that requires the provider.  Raises Infrastructure, DriverError."""
+
     def say(words: str) -> None:
         if not args.quiet:
             print(f"recipe: {words}", file=sys.stderr, flush=True)
 
     async with stacks.open_kept_leases(ws, stack) as leases:
         if args.action == "status":
-            print(
-                _as_json(leases, await stacks.read_state(leases))
-                if args.json
-                else "\n".join(_lines(stack, leases, await stacks.read_state(leases)))
-            )
+            state = await stacks.read_state(leases)
+            text = _as_json(leases, state) if args.json else _as_text(stack, leases, state)
+            print(text)
             return 0
         if args.action == "ssh":
-            return enter(
-                f"the machine of {stack.name}",
-                await stacks.find_host(leases),
-                args.forwards,
-                args.command,
-            )
+            host = await stacks.find_host(leases)
+            return enter(f"the machine of {stack.name}", host, args.forwards, args.command)
         with stacks.hold_stack(stack, ws.environ):
-            if args.action in ("up", "start"):
-                if args.action == "start" and leases.find_machine() is None:
-                    raise Infrastructure(
-                        f"the stack {stack.name} has no machine yet",
-                        fix=f"create it with `recipe stack up {stack.name}`",
-                    )
-                for made in await stacks.ensure(ws, stack, leases) if args.action == "up" else ():
+            if args.action == "up":
+                for made in await stacks.ensure(ws, stack, leases):
                     say(f"created {made}")
-                row = await stacks.start_machine(leases, say)
-                leases.release_hold(row)
-                print(
-                    f"{stack.name} runs until {format_time(row.until)}; stop it with `recipe stack stop {stack.name}`"
-                )
-                return 0
-            proved = await (
-                stacks.stop_machine(leases, "`recipe stack stop`")
-                if args.action == "stop"
-                else stacks.terminate_machine(leases)
-            )
-            if proved and args.action == "down":
-                print(
-                    "".join(f"{words}\n" for words in await stacks.drop(ws, stack, leases)), end=""
-                )
-    if not proved:
+                return await _start(stack, leases, say)
+            if args.action == "start":
+                _require_machine(stack, leases)
+                return await _start(stack, leases, say)
+            if args.action == "stop":
+                is_confirmed = await stacks.stop_machine(leases, "`recipe stack stop`")
+            else:
+                is_confirmed = await _terminate(ws, stack, leases)
+    if not is_confirmed:
         raise Infrastructure(
             f"{stack.driver} has not confirmed `{args.action}` of {stack.name} yet",
             fix=f"run `recipe stack {args.action} {stack.name}` again",
         )
     print(f"{stack.name} {'is stopped' if args.action == 'stop' else 'no longer has a machine'}")
     return 0
+
+
+def _require_machine(stack: Stack, leases: KeptLeases) -> None:
+    if leases.find_machine() is None:
+        raise Infrastructure(
+            f"the stack {stack.name} has no machine yet",
+            fix=f"create it with `recipe stack up {stack.name}`",
+        )
+
+
+async def _start(stack: Stack, leases: KeptLeases, say: Callable[[str], None]) -> int:
+    row = await stacks.start_machine(leases, say)
+    leases.release_hold(row)
+    print(
+        f"{stack.name} runs until {format_time(row.until)}; stop it with `recipe stack stop {stack.name}`"
+    )
+    return 0
+
+
+async def _terminate(ws: Workspace, stack: Stack, leases: KeptLeases) -> bool:
+    """Terminate the machine, then delete its resources.
+
+    Return False if the end of the machine is not confirmed yet.
+    """
+    is_confirmed = await stacks.terminate_machine(leases)
+    if is_confirmed:
+        for words in await stacks.drop(ws, stack, leases):
+            print(words)
+    return is_confirmed
 
 
 def _describe_stack(stack: Stack) -> list[str]:
@@ -166,23 +180,22 @@ def _describe_stack(stack: Stack) -> list[str]:
     return lines + [f"  {name}: {value}" for name, value in facts.items() if value]
 
 
-def _lines(stack: Stack, leases: KeptLeases, found: stacks.StackState) -> list[str]:
+def _as_text(stack: Stack, leases: KeptLeases, found: stacks.StackState) -> str:
     """Format the state and the cost of a stack's machine as text."""
     machine = found.machine
     if machine is None:
-        return [f"{stack.name}: no machine; a run or `recipe stack up {stack.name}` creates it"]
+        return f"{stack.name}: no machine; a run or `recipe stack up {stack.name}` creates it"
     disk = f"disk ${24 * machine.price:.2f} a day"
-    words = [
-        f"{stack.name}: {stack.driver} {machine.lease.get('id', 'starting')}, {found.stands or machine.state.lower()}, {disk}"
+    status = found.stands or machine.state.lower()
+    lines = [
+        f"{stack.name}: {stack.driver} {machine.lease.get('id', 'starting')}, {status}, {disk}"
     ]
-    words += [
-        f"  used by {f'run {row.run}' if row.run else 'no run'} until {format_time(row.until)}, ${row.price:.2f} an hour"
-        for row in found.uses
-    ]
-    return [
-        *words,
-        f"  created {format_time(machine.asked)}, ${leases.total_cost(machine):.2f} so far",
-    ]
+    for row in found.uses:
+        user = f"run {row.run}" if row.run else "no run"
+        lines.append(f"  used by {user} until {format_time(row.until)}, ${row.price:.2f} an hour")
+    cost = leases.total_cost(machine)
+    lines.append(f"  created {format_time(machine.asked)}, ${cost:.2f} so far")
+    return "\n".join(lines)
 
 
 def _as_json(leases: KeptLeases, found: stacks.StackState) -> str:

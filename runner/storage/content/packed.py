@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from ...agent.tree_hash import sort_rows
 from ...errors import Corrupt, Infrastructure, NotFound
 from ..crew import Crew
 from .disk import pour
-from .files import Content, Entry, Progress, sort, tree_id
+from .files import Content, Entry, Progress, tree_id
 from .manifests import unsafe
 from .pack import Shard, shard_name, shards
 from .tar import END, member_header, member_size, tar_stream
@@ -228,7 +229,7 @@ def read(folder: Path) -> Pack:
         raise Corrupt(f"{path}: a damaged manifest") from error
     kind = content[:1]
     right = (
-        manifest == sort(list(manifest))
+        manifest == sort_rows(list(manifest))
         and (kind == "t" or (len(manifest) == 1 and kind in "fx"))
         and content_of(manifest, kind) == content
         and first == len(manifest)

@@ -16,6 +16,7 @@ from runner.errors import CannotRun, Infrastructure
 from runner.execution.steps.bell import Bell
 from runner.execution.steps.carrying import Carrier
 from runner.execution.steps.running_attempts import RunningAttempts
+from runner.language.step_options import StepOptions
 
 
 class SharedStates:
@@ -29,22 +30,29 @@ class World:
 
     def __init__(self, root: Path, does: object, *, job: object = None) -> None:
         self.does, self.stops, self.entered = does, 0, list[Any]()
+        self.left = list[Any]()
         capacity = Of(
-            reserve=lambda *words: self.entered.append(words), release=lambda *_words: None
+            reserve=lambda *words: self.entered.append(words),
+            release=lambda *words: self.left.append(words),
         )
         place = Of(run_attempt=self._carry, lost="", capacity=capacity)
         self.attempt: Any = Of(
-            place=place, task=Of(job=job), spec=None, name="x", log=str(root / "x.log")
+            place=place,
+            task=Of(job=job),
+            spec=Of(options=StepOptions()),
+            name="x",
+            log=str(root / "x.log"),
         )
         self.attempt.save_asked = self.attempt.stop_asked = False
         self.attempt.wants, self.attempt.devices, self.attempt.stop = {"cpus": 1}, (), self._stop
         self.running = RunningAttempts(Bell())
 
-    async def _carry(self, _task: Any) -> Any:
+    async def _carry(self, task: Any) -> Any:
         if isinstance(self.does, Exception):
             raise self.does
         if self.does is None:
             await asyncio.sleep(3600)
+        await task.make_room()
         return Of(exit=self.does)
 
     async def _stop(self) -> None:
@@ -53,7 +61,8 @@ class World:
     def end(self, *, cancel: bool = False) -> Any:
         async def carry() -> Any:
             shared: Any = SharedStates()
-            Carrier(self.running, shared).begin("a", self.attempt)
+            schedule: Any = Of(make_room=lambda _id: True)
+            Carrier(schedule, self.running, shared).begin("a", self.attempt)
             assert "a" in self.running and self.entered == [({"cpus": 1}, ())]
             await asyncio.sleep(0)
             if cancel:
@@ -67,6 +76,24 @@ class World:
 def test_the_exit_of_a_job_is_its_end_and_its_result_is_kept(tmp_path: Path) -> None:
     world = World(tmp_path, Exit(0))
     assert world.end() == ("a", Exit(0)) and world.attempt.result.exit == Exit(0)
+
+
+def test_the_capacity_of_an_ended_command_is_freed_once_before_its_result(tmp_path: Path) -> None:
+    world = World(tmp_path, Exit(0))
+    world.end()
+    assert world.left == [({"cpus": 1}, ())]
+    assert world.running.pop("a") is world.attempt and len(world.left) == 1
+
+
+@pytest.mark.parametrize("may_fail", ["stopped", "nan"])
+def test_an_attempt_that_may_still_fail_keeps_its_capacity(tmp_path: Path, may_fail: str) -> None:
+    world = World(tmp_path, Exit(0))
+    world.attempt.stop_asked = may_fail == "stopped"
+    world.attempt.spec.options = StepOptions(ends_on_nan=may_fail == "nan")
+    world.end()
+    assert world.left == []
+    world.running.pop("a")
+    assert world.left == [({"cpus": 1}, ())]
 
 
 @pytest.mark.parametrize(

@@ -27,14 +27,14 @@ class World:
         self.can_pull, self.passes, self.said = True, False, list[str]()
         self.learned: list[Any] = []
         self.copy = root / "copies" / "x"
-        config = Of(driver=lambda _name: {})
+        config = Of()
         ws: Any = Of(home=root, config=config, cache=Of(content_of=lambda _path: "f-copy"))
         ws.write = self._write
         facts = Of(takes={"asked": "etag"})
         masker = Of(learn=self.learned.extend)
         survey: Any = Of(facts=facts)
         commits: Any = Of(say=self.said.append, masker=masker)
-        monkeypatch.setattr(bucket_inputs, "driver_names", lambda _config, name: [name])
+        monkeypatch.setattr(bucket_inputs, "denying_drivers", lambda _config, _name: ())
         monkeypatch.setattr(bucket_inputs, "copy_of", lambda *_words: self.copy)
         self.inputs = BucketInputs(ws, survey, commits, "vastai")
         monkeypatch.setattr(self.inputs, "_sign_objects", lambda *_words: Of(size=self.size))

@@ -64,6 +64,6 @@ def test_every_example_of_the_guide_is_language(block: str) -> None:
     elif "outputs" in value and "steps" not in value:
         value = {"steps": {"example": {"run": ["true"], **value}}}
     value = {"recipe": "example@1", "steps": {"s": {"run": ["true"]}}, **value}
-    assert schema.faults(value) == []
+    assert schema.find_faults(value) == []
     if "recipe:" in block:
         assert parse.recipe(document.parse(block, "guide.yaml")).steps

@@ -123,10 +123,10 @@ def test_the_commonest_step_takes_the_fast_way(step: object) -> None:
 @settings(max_examples=100, deadline=None)
 def test_the_fast_way_hides_no_fault(some: dict[str, object]) -> None:
     value = {"recipe": "a@1", "steps": some}
-    faults = schema.faults(value)
+    faults = schema.find_faults(value)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schema, "_suspects", dict)
-        assert schema.faults(value) == faults
+        assert schema.find_faults(value) == faults
 
 
 json_values = st.recursive(
@@ -160,7 +160,7 @@ def test_every_fault_has_words_of_its_own(
     top: dict[str, Any], some_inputs: dict[str, Any], some_steps: dict[str, Any]
 ) -> None:
     value = {"recipe": "a@1", **top, "inputs": some_inputs, "steps": some_steps}
-    faults = schema.faults(value)
+    faults = schema.find_faults(value)
     assert bool(faults) == bool(list(schema._validator().iter_errors(value)))
     for fault in faults:
         assert (
@@ -182,18 +182,20 @@ def test_a_problem_stands_where_it_is() -> None:
 
 
 def test_a_word_of_another_tool_is_translated() -> None:
-    [fault] = schema.faults({"recipe": "a@1", "steps": {"s": {"run": "x", "depends_on": ["a"]}}})
+    [fault] = schema.find_faults(
+        {"recipe": "a@1", "steps": {"s": {"run": "x", "depends_on": ["a"]}}}
+    )
     assert fault.fix == 'use "needs" instead'
 
 
 def test_a_key_of_a_step_that_stands_too_far_out_is_sent_back_in() -> None:
-    faults = schema.faults(
+    faults = schema.find_faults(
         {"recipe": "a@1", "steps": {"s": {"run": "x"}, "outputs": {"o": "x"}, "code": ["x.py"]}}
     )
     assert [fault.fix for fault in faults if len(fault.path) == 2] == [
         f'indent it further, if it is "{key}" of the step above' for key in ("code", "outputs")
     ]
-    faults = schema.faults({"recipe": "a@1", "steps": None, "train": {"run": "x"}})
+    faults = schema.find_faults({"recipe": "a@1", "steps": None, "train": {"run": "x"}})
     assert [fault.fix for fault in faults] == [
         'indent the lines below "steps"',
         'a step belongs under "steps": indent "train"',
@@ -201,12 +203,12 @@ def test_a_key_of_a_step_that_stands_too_far_out_is_sent_back_in() -> None:
 
 
 def test_where_a_step_runs_is_no_key_of_a_recipe_and_no_number_of_nodes() -> None:
-    [fault] = schema.faults({"recipe": "a@1", "steps": {"s": {"run": "x", "host": "gpu1"}}})
+    [fault] = schema.find_faults({"recipe": "a@1", "steps": {"s": {"run": "x", "host": "gpu1"}}})
     assert "recipe run --driver ssh --host" in fault.fix
 
 
 def test_a_type_of_another_language_is_translated() -> None:
-    faults = schema.faults(
+    faults = schema.find_faults(
         {
             "recipe": "a@1",
             "inputs": {"a": {"type": "float"}, "b": {"type": "folder"}},
@@ -223,17 +225,17 @@ def test_a_thousand_simple_steps_cost_next_to_nothing() -> None:
             for n in range(number)
         }
 
-    schema.faults({})
+    schema.find_faults({})
     for number in (1000, 10000):
         value = {"recipe": "a@1", "steps": steps(number)}
-        assert schema.faults(value) == []
-        assert calls(lambda value=value: schema.faults(value)) < 20 * number
+        assert schema.find_faults(value) == []
+        assert calls(lambda value=value: schema.find_faults(value)) < 20 * number
 
 
 def test_a_file_of_nothing_but_mistakes_ends_soon() -> None:
     value = {"recipe": "a@1", "steps": {f"n{n}": {"rum": 1} for n in range(5000)}}
-    assert len(schema.faults(value)) == 200
-    assert calls(lambda: schema.faults(value)) < 200 * 5000
+    assert len(schema.find_faults(value)) == 200
+    assert calls(lambda: schema.find_faults(value)) < 200 * 5000
 
 
 def test_nothing_is_fetched_for_a_reference(
@@ -251,13 +253,17 @@ def test_nothing_is_fetched_for_a_reference(
             "inputs": {"a": {"type": "object", "default": {"$ref": address}, "$ref": address}},
             "steps": {"s": {"run": "x"}},
         }
-        assert [fault.path for fault in schema.faults(value)] == [("inputs", "a", "$ref")]
+        assert [fault.path for fault in schema.find_faults(value)] == [("inputs", "a", "$ref")]
     assert asked == []
 
 
 def test_the_deepest_value_that_a_document_may_hold_is_checked() -> None:
     def under(frames: int) -> list[schema.Fault]:
-        return under(frames - 1) if frames else schema.faults(document.parse(text, "r.yaml").value)
+        return (
+            under(frames - 1)
+            if frames
+            else schema.find_faults(document.parse(text, "r.yaml").value)
+        )
 
     deep = yaml_reader.MAX_DEPTH - 6
     text = (

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runner.language.script_options import ScriptOptions, options_of
-from runner.language.script_words import GivenWord, faults, words_of_mapping, words_of_script
+from runner.language.script_words import GivenWord, find_faults, words_of_mapping, words_of_script
 
 PARSER = """
 import argparse
@@ -41,7 +41,7 @@ def said(source: str, *words: str, **more: str) -> list[str]:
     takes = read(source, **more)
     assert takes is not None
     given = [GivenWord(word, (), word.startswith("{{")) for word in words]
-    return [fault.message for fault in faults("train.py", takes, given, ())]
+    return [fault.message for fault in find_faults("train.py", takes, given, ())]
 
 
 @pytest.mark.parametrize(

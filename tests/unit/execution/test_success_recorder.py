@@ -1,0 +1,124 @@
+"""What is stored of an attempt that succeeded, and what still fails it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from drivers.base import Exit
+from runner.storage.workspace import Workspace
+from tests.unit.execution.fakes import SimulatedRun, StartedJob, exits, writes
+
+RECIPE = "steps: {a: {run: 'true', deps: [in.txt], outputs: {o: a.txt}}}"
+
+
+@pytest.fixture(autouse=True)
+def _input(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("given")
+
+
+def test_a_success_has_its_duration_and_is_up_to_date_in_the_next_run(tmp_path: Path) -> None:
+    async def takes_two_seconds(job: StartedJob) -> Exit:
+        await writes(a="1")(job)
+        return Exit(0, started=100.0, ended=102.25)
+
+    run = SimulatedRun(tmp_path, RECIPE, {"a": takes_two_seconds})
+    assert run.run().state == "COMPLETED" and run.last_of("a").data["seconds"] == 2.25
+    assert (tmp_path / "a.txt").read_text() == "1"
+    again = SimulatedRun(tmp_path, RECIPE, {"a": exits(1)})
+    assert again.run().state == "COMPLETED" and not again.started
+
+
+def test_the_result_of_an_input_that_changed_meanwhile_is_used_but_not_cached(
+    tmp_path: Path,
+) -> None:
+    async def program(job: StartedJob) -> Exit:
+        (tmp_path / "in.txt").write_text("edited")
+        return await writes(a="1")(job)
+
+    run = SimulatedRun(tmp_path, RECIPE, {"a": program})
+    assert run.run().state == "COMPLETED"
+    note = str(run.last_of("a").data["note"])
+    assert note.startswith("in.txt changed during the step") and "the next run repeats" in note
+    (tmp_path / "in.txt").write_text("given")
+    again = SimulatedRun(tmp_path, RECIPE, {"a": writes(a="2")})
+    again.run()
+    assert again.started == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "reported", "warnings"),
+    [
+        ("{file: gone.json}", "", ["no metrics: there is no file `gone.json`"]),
+        (
+            "{file: a.txt}",
+            "",
+            ["no metrics: `a.txt` has no line that is a JSON object with numbers"],
+        ),
+        (
+            "{pattern: 'loss=(?P<loss>[0-9]+)'}",
+            "",
+            ["no metrics: the pattern `loss=(?P<loss>[0-9]+)` matches no line of the log"],
+        ),
+        (
+            "true",
+            "loss 0.5",
+            ["no metrics: no line in $RECIPE_METRICS is a JSON object with numbers"],
+        ),
+        ("true", '{"warning": "few rows"}', ["few rows"]),
+        ("true", "", None),
+    ],
+)
+def test_metrics_that_are_declared_but_not_found_are_a_warning(
+    tmp_path: Path, declared: str, reported: str, warnings: list[str] | None
+) -> None:
+    async def program(job: StartedJob) -> Exit:
+        if reported:
+            job.report(f"{reported}\n")
+        return await writes(a="no JSON")(job)
+
+    recipe = RECIPE.replace("outputs", f"metrics: {declared}, outputs")
+    run = SimulatedRun(tmp_path, recipe, {"a": program})
+    assert run.run().state == "COMPLETED"
+    data = run.last_of("a").data
+    assert "metrics" not in data and data.get("warnings") == warnings
+
+
+@pytest.mark.parametrize(("policy", "state"), [("", "COMPLETED"), ("on_nan: stop, ", "FAILED")])
+def test_a_loss_that_is_no_number_is_a_warning_or_a_failure_as_asked(
+    tmp_path: Path, policy: str, state: str
+) -> None:
+    async def diverges(job: StartedJob) -> Exit:
+        job.report('{"step": 1, "loss": NaN}\n')
+        return await writes(a="1")(job)
+
+    recipe = RECIPE.replace("outputs", f"metrics: true, {policy}outputs")
+    run = SimulatedRun(tmp_path, recipe, {"a": diverges})
+    assert run.run().state == state
+    if state == "COMPLETED":
+        assert run.last_of("a").data["warnings"] == ["loss is nan at step 1"]
+    else:
+        assert not (tmp_path / "a.txt").exists()
+
+
+def test_an_output_that_cannot_be_published_fails_the_step_but_is_cached(tmp_path: Path) -> None:
+    async def program(job: StartedJob) -> Exit:
+        (tmp_path / "a.txt").write_text("mine")
+        return await writes(a="1")(job)
+
+    run = SimulatedRun(tmp_path, RECIPE, {"a": program})
+    (failure,) = run.run().failures
+    assert failure.kind == "publish" and (tmp_path / "a.txt").read_text() == "mine"
+    (tmp_path / "a.txt").unlink()
+    again = SimulatedRun(tmp_path, RECIPE, {"a": exits(1)})
+    assert again.run().state == "COMPLETED" and not again.started
+    assert (tmp_path / "a.txt").read_text() == "1"
+
+
+def test_files_of_a_success_are_deleted_once_it_is_stored(tmp_path: Path) -> None:
+    run = SimulatedRun(tmp_path, RECIPE, {"a": writes(a="1", b="more")})
+    assert run.run().state == "COMPLETED"
+    assert not [path for path in (tmp_path / ".recipe/attempts").rglob("*") if path.name == "b.txt"]
+    with Workspace.open(tmp_path) as ws:
+        assert [row.outcome for row in ws.store.runs.attempts(run.run_id)] == ["done"]
