@@ -179,7 +179,7 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
         action="append",
         default=[],
         metavar="NAME=N",
-        help="Capacity of a pool that running steps share (default: 1), for example licence=2. Also sets cpus, gpus or memory, for example memory=64GB",
+        help="Capacity of a pool that running steps share (default: 1), for example licence=2. Also sets cpus, gpus or memory (memory=64GB)",
     )
     section(parser, WHERE).add_argument(
         "--everything-there",
