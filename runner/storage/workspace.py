@@ -308,6 +308,14 @@ class Workspace:
         except OSError as error:
             raise no_space(error, str(path)) from error
 
+    def save_costly_digests(self) -> None:
+        """Store the changes as `save_cache` does, unless all are digests that are cheap to repeat.
+
+        The first group of a run stores these digests without a transaction of their own.
+        """
+        if self.cache.is_costly_to_repeat or self.traces.has_changes:
+            self.save_cache()
+
     def save_cache(self) -> None:
         """Store the new file digests, seals and traces in the index."""
         if self.read_only:
@@ -429,6 +437,11 @@ class _Traces:
 
     def _change(self, trace: Trace) -> None:
         self._found[trace.key] = self._changed[trace.key] = trace
+
+    @property
+    def has_changes(self) -> bool:
+        """Return True if cached results have changed since the last call of `changes`."""
+        return bool(self._changed)
 
     def changes(self) -> list[Trace]:
         """Return the changed cached results since the last call."""

@@ -133,7 +133,7 @@ def survey(
         _rename_traces(ws, plan, verdicts)
         grown = find_expansions(ws, plan, made)
         if not grown:
-            ws.save_cache()
+            ws.save_costly_digests()
             return Survey(
                 request, source, library, plan, facts, verdicts, made, targets, known, forced, all
             )

@@ -61,6 +61,22 @@ def test_a_file_written_just_now_is_not_believed(tmp_path: Path, reads: list[str
     assert cache.content_of("a") == scan(tmp_path / "a")
 
 
+def test_few_small_files_are_cheap_to_hash_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aged(monkeypatch, 3)
+    cache = DigestCache(tmp_path)
+    for n in range(digest_cache.CHEAP_FILES + 1):
+        assert not cache.is_costly_to_repeat
+        (tmp_path / f"small{n}").write_text("x")
+        cache.content_of(f"small{n}")
+    assert cache.is_costly_to_repeat
+    assert cache.changes() and not cache.is_costly_to_repeat
+    (tmp_path / "large").write_bytes(bytes(digest_cache.CHEAP_BYTES + 1))
+    cache.content_of("large")
+    assert cache.is_costly_to_repeat
+
+
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .listings import Listings
 
 FEW = 1000  # maximum files of a tree with a row per file; larger trees have a listing
+CHEAP_FILES, CHEAP_BYTES = 16, 1 << 20  # limits of files that are hashed in about a millisecond
 _SQLITE_MAX = 1 << 63
 
 
@@ -137,6 +138,13 @@ class DigestCache:
         except Unhashable:
             return  # another process changed the tree; the next request detects it
         self._large().note(path, sight, manifest)
+
+    @property
+    def is_costly_to_repeat(self) -> bool:
+        """Return True if hashing the new files again takes longer than storing their digests."""
+        if self._listings is not None or len(self._new) > CHEAP_FILES:
+            return True
+        return sum(row[3] for row in self._new.values()) > CHEAP_BYTES
 
     def changes(self) -> list[FileRow]:
         """Return the new digest rows since the last call, for the store's `files` table.
