@@ -175,12 +175,17 @@ def _aspects(left: StepRecord, right: StepRecord) -> dict[str, list[Change]]:
         before, after = {"python": left.facts["python"]}, {"python": right.facts["python"]}
         found["env"] += diff_mappings(before, after)
     if left.state == right.state:  # missing outputs of a failed step are not a difference
-        if left.outputs is not None and right.outputs is not None:
-            found["outputs"] += diff_mappings(left.outputs, right.outputs)
-        found["metrics"] += diff_mappings(left.metrics, right.metrics)
-        timings = diff_mappings(_timing(left), _timing(right))
-        found["time"] += [change for change in timings if _differs(change)]
+        _add_results(found, left, right)
     return {name: changes for name, changes in found.items() if changes}
+
+
+def _add_results(found: dict[str, list[Change]], left: StepRecord, right: StepRecord) -> None:
+    """Add the changes of outputs, metrics and durations."""
+    if left.outputs is not None and right.outputs is not None:
+        found["outputs"] += diff_mappings(left.outputs, right.outputs)
+    found["metrics"] += diff_mappings(left.metrics, right.metrics)
+    timings = diff_mappings(_timing(left), _timing(right))
+    found["time"] += [change for change in timings if _differs(change)]
 
 
 def diff_mappings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:

@@ -78,18 +78,18 @@ def _runs_claimed_by(rows: Sequence[RunRow], name: str) -> list[str]:
 
 
 def _waits(ws: Workspace, rows: Sequence[RunRow]) -> list[Wait]:
+    executing, waiting = list[RunRow](), list[RunRow]()
     live = _executing_runs(ws, rows)
-    executing = [row for row in rows if row.id in live]
-    waiting = [row for row in rows if row.id not in live and row.state != "PAUSED"]
+    for row in rows:
+        if row.id in live:
+            executing.append(row)
+        elif row.state != "PAUSED":
+            waiting.append(row)
     busy = {row.claim for row in executing}
     workers = ws.store.runs.workers.all(str(ws.root))
     takers = [_taker(worker, busy) for worker in workers if worker.alive]
-    return explain_waits(
-        [_queue_entry(row) for row in waiting],
-        takers,
-        [_queue_entry(row) for row in executing],
-        time.time(),
-    )
+    entries = [_queue_entry(row) for row in waiting]
+    return explain_waits(entries, takers, [_queue_entry(row) for row in executing], time.time())
 
 
 def _taker(worker: WorkerRow, busy: set[str]) -> Taker:

@@ -66,16 +66,17 @@ def _restrict(schema: object) -> None:
         _restrict(each)
     if not isinstance(schema, dict):
         return
-    if schema.get("type") == "string" and not schema.keys() & {"pattern", "format", "enum"}:
+    kind = schema.get("type")
+    if kind == "string" and not schema.keys() & {"pattern", "format", "enum"}:
         schema.update(_TEXT)
-    if schema.get("type") == "array" and not schema.get("items"):
+    if kind == "array" and not schema.get("items"):
         schema["items"] = _VALUE
     if "patternProperties" in schema:
         schema["additionalProperties"] = False  # pydantic checks each name, but does not say so
-    elif schema.get("type") == "object":
-        if schema.get("additionalProperties") is not False:
-            schema["propertyNames"] = _TEXT
-        if schema.get("additionalProperties") in (True, None, {}):
+    elif kind == "object" and schema.get("additionalProperties") is not False:
+        schema["propertyNames"] = _TEXT
+        is_any_value = schema.get("additionalProperties") in (True, None, {})
+        if is_any_value:
             schema["additionalProperties"] = _VALUE
 
 

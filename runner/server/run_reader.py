@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
@@ -297,14 +298,16 @@ class RunReader:
 
     def begin(self, ws: Workspace, recent: int) -> list[Message]:
         """Read the earlier events of a run, and return the last `recent` of them."""
-        run = self.row.id
-        last: list[Event] = []
-        while self._heard < self.seen and (page := ws.store.runs.events(run, self._heard, PAGE)):
-            page = [event for event in page if event.seq <= self.seen]
-            for event in page:
+        last: deque[Event] = deque(maxlen=recent)
+        while self._heard < self.seen:
+            page = ws.store.runs.events(self.row.id, self._heard, PAGE)
+            if not page:
+                break
+            events = [event for event in page if event.seq <= self.seen]
+            for event in events:
                 apply_event(event, self.parts, self._going)
-            self._heard = page[-1].seq if page else self.seen
-            last = [*last, *page][-recent:] if recent else []
+            self._heard = events[-1].seq if events else self.seen
+            last.extend(events)
         for part in self._going.values():
             self._attempts[part.step, part.number] = AttemptReader(part, from_start=False)
         return [event_message(ws, event) for event in last]
