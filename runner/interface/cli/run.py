@@ -340,7 +340,7 @@ def _rental_lines(ws: Workspace, found: Survey, args: argparse.Namespace) -> lis
     if args.driver == "local" or not found.todo:
         return []
     from ...execution.refusals import find_sent_secrets, find_signed_addresses
-    from ...hosts.renting.several import data_notice
+    from ...hosts.renting.any_driver import data_notice
     from ..shelves import describe_choice
 
     try:
@@ -421,7 +421,7 @@ def _check_multi_node(
 def _renting_drivers(ws: Workspace, args: argparse.Namespace) -> dict[str, Driver]:
     """Return the drivers by name that may rent machines for the run; empty if none may."""
     from ...hosts.renting import offering
-    from ...hosts.renting.several import driver_names
+    from ...hosts.renting.any_driver import driver_names
 
     made = {
         name: offering.create_renter(ws, name, args.hosts)
@@ -474,7 +474,7 @@ def _confirm_cost(
     """
     if args.driver == "local":
         return True
-    from ...hosts.renting.several import data_notice
+    from ...hosts.renting.any_driver import data_notice
 
     drivers = _renting_drivers(ws, args)
     _check_endless(drivers, args)
