@@ -176,12 +176,12 @@ def describe_shortfall(
     that cannot be measured count as present.  `least` is the CUDA version for images without one
     in their name.
     """
-    needs, runs = (
-        find_cuda_version(image) or find_cuda_version(f"cuda{least}"),
-        find_cuda_version(f"cuda{next(iter(told.get('cuda', ())), '')}"),
-    )
+    of_image = find_cuda_version(image)
+    needs = of_image or find_cuda_version(f"cuda{least}")
+    of_driver = next(iter(told.get("cuda", ())), "")
+    runs = find_cuda_version(f"cuda{of_driver}")
     if needs and runs and runs < needs:
-        who = f"{image} needs" if find_cuda_version(image) else "the setting `cuda` says"
+        who = f"{image} needs" if of_image else "the setting `cuda` says"
         return f"its driver runs CUDA {runs[0]}.{runs[1]} (nvidia-smi: CUDA Version), and {who} {needs[0]}.{needs[1]}"
     if sold.gpus and "hung" in told:
         return HUNG

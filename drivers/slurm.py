@@ -533,19 +533,17 @@ class Slurm(Driver):
 
     def _fits(self, group: NodeGroup, wish: Wish) -> bool:
         """Return True if a node group satisfies one node of a wish and the driver's settings."""
-        if (
-            not set(filter(None, self._pattern.constraint.replace("&", ",").split(",")))
-            <= group.features
-            and self._pattern.constraint.isalnum()
-        ):
+        pattern, have = self._pattern, group.have
+        # Only a plain word is compared here. Slurm itself evaluates all other constraints.
+        if pattern.constraint.isalnum() and pattern.constraint not in group.features:
             return False
-        if (self._pattern.cpus or 0) > (group.have.cpus or 0) or commands.count_gpus(
-            self._pattern.gres
-        ) > (group.have.gpus or 0):
+        if (pattern.cpus or 0) > (have.cpus or 0):
+            return False
+        if commands.count_gpus(pattern.gres) > (have.gpus or 0):
             return False
         model = wish.need.gpu and wish.need.gpu.replace(" ", "_")  # no name in Slurm has a space
         return machine.satisfies(
-            self._share(group.have, wish),
+            self._share(have, wish),
             wish._replace(need=replace(wish.need, nodes=1, gpu=model)),
         )
 

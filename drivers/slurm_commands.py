@@ -614,11 +614,8 @@ def count_gpus(gres: str) -> int:
     for each in re.sub(r"\([^)]*\)", "", gres).split(","):
         kind, _, rest = each.strip().partition(":")
         if kind in ("gpu", "gres/gpu"):
-            found += (
-                _parse_leading_number(rest.rpartition(":")[2])
-                if rest and rest.rpartition(":")[2].isdigit()
-                else 1
-            )
+            count = rest.rpartition(":")[2]
+            found += _parse_leading_number(count) if count.isdigit() else 1
     return found
 
 

@@ -751,7 +751,7 @@ class _Keys:
     def _replace_by_agent_key(self, path: Path, public: Path, error: Exception) -> None:
         """Request the key of a locked or public key file from the agent.
 
-        Raises Denied if the file is unusable, or if the agent cannot replace a locked key.
+        Raises Denied if the file is unusable. A lenient route skips a locked key.
         """
         route = self._route
         is_locked = "passphrase" in str(error).lower()

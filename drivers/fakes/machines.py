@@ -93,31 +93,13 @@ class Machines:
                 shutil.rmtree(place, ignore_errors=True)
 
     async def _begin(self, name: str, place: Path, boot: Boot) -> None:
-        (place / "home").mkdir(parents=True, exist_ok=True)
-        for found in (place / "home").iterdir() if boot.kept is not None else ():
-            if found.name not in (boot.kept or ()):
-                shutil.rmtree(
-                    found
-                ) if found.is_dir() and not found.is_symlink() else found.unlink()
-        nowhere = (
-            {"RECIPE_SSHD_KEYS": str(place / "unseen")}
-            if self._world.account.machines[name].impostor
-            else {}
-        )
-        _write(
-            place / "env",
-            json.dumps({"USER": boot.user, "LOGNAME": boot.user, **dict(boot.env), **nowhere}),
-        )
+        _prepare_home(place / "home", boot)
+        env = {"USER": boot.user, "LOGNAME": boot.user, **dict(boot.env)}
+        if self._world.account.machines[name].impostor:
+            env["RECIPE_SSHD_KEYS"] = str(place / "unseen")
+        _write(place / "env", json.dumps(env))
         _write(place / "keys", "".join(f"{key}\n" for key in boot.keys))
-        (place / "bin").mkdir(exist_ok=True)
-        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-        _write(
-            place / "bin" / "nvidia-smi",
-            SMI.format(gpu=boot.gpu, gpus=boot.gpus, memory=boot.memory, digest=digest),
-        )
-        if Luck(self._world.faults, name, "boot").strikes("wedged"):
-            _write(place / "bin" / "nvidia-smi", "#!/bin/sh\nexec sleep 900\n")
-        (place / "bin" / "nvidia-smi").chmod(0o755)
+        self._write_smi(name, place / "bin" / "nvidia-smi", boot)
         if boot.script:
             _write(place / "boot", boot.script)
         pipe = asyncio.subprocess.PIPE
@@ -137,6 +119,16 @@ class Machines:
         self._running[name] = begun
         self._ports[name] = int(await begun.stdout.readline())
 
+    def _write_smi(self, name: str, path: Path, boot: Boot) -> None:
+        """Write a machine's `nvidia-smi`, which hangs if the GPU driver is wedged."""
+        path.parent.mkdir(exist_ok=True)
+        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+        script = SMI.format(gpu=boot.gpu, gpus=boot.gpus, memory=boot.memory, digest=digest)
+        if Luck(self._world.faults, name, "boot").strikes("wedged"):
+            script = "#!/bin/sh\nexec sleep 900\n"
+        _write(path, script)
+        path.chmod(0o755)
+
     async def _end(self, name: str) -> None:
         self._ports.pop(name, None)
         begun = self._running.pop(name)
@@ -148,6 +140,20 @@ class Machines:
         """End all machine processes."""
         for name in [*self._running]:
             await self._end(name)
+
+
+def _prepare_home(home: Path, boot: Boot) -> None:
+    """Create a machine's home directory, or remove all files that a restart does not keep."""
+    home.mkdir(parents=True, exist_ok=True)
+    if boot.kept is None:
+        return
+    for found in home.iterdir():
+        if found.name in boot.kept:
+            continue
+        if found.is_dir() and not found.is_symlink():
+            shutil.rmtree(found)
+        else:
+            found.unlink()
 
 
 def _write(path: Path, text: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ..errors import CannotRun, Invalid, NoHost, Problem, did_you_mean
@@ -21,6 +23,7 @@ from .terms import Listener, Settings
 if TYPE_CHECKING:
     from drivers.base import Need, Wish
 
+    from ..hosts.place.place import Place
     from ..hosts.pool import HostPool
     from ..hosts.renting.needs import StepTotals
     from ..hosts.renting.totals import HoursOn
@@ -39,73 +42,106 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
 
     refuse_unrenderable(ws, found)
     _refuse_unsandboxed(ws, found, settings)
-    wrong, gone, unset, unread = [], [], list[str](), list[str]()
-    specs, env_files = found.plan.specs(), EnvFiles(ws.own)
-    for n in found.todo:
-        if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
-            continue
-        from ..advice.facts.missing_inputs import find_missing
-        from ..planning.secret_values import faults
-
+    faults, specs, env_files = _Faults(), found.plan.specs(), EnvFiles(ws.own)
+    for n in _list_command_nodes(found):
         spec, id = specs[n], found.plan.nodes[n].id
-        gone += [f"{id} requires {path}, which {why}" for path, why in find_missing(ws, found, n)]
-        if isinstance(spec.nodes, str):
-            wrong.append(
-                f"the node count of {id}, `{spec.nodes}`, is not known before the run: use only inputs and the matrix in `nodes`"
-            )
-        elif spec.node_count > 1 and settings.driver == "local":
-            wrong.append(f"{id} requires {spec.nodes} nodes, but the driver local has one")
-        wrong += [
+        faults.missing += _report_missing(ws, found, n)
+        faults.wrong += _report_node_count(id, spec, settings.driver)
+        faults.wrong += [
             f"{id} requires {tool}, which is not on PATH"
             for tool in found.plan.nodes[n].tools
             if found.facts.tools.get(tool) is None
         ]
-        wrong += _report_unreachable_inputs(found, n)
-        unset += faults(id, spec, ws.environ)
-        unread += env_files.faults(spec.env_files)
-    gone += _report_missing_ahead(ws, found)
-    gone += [
+        faults.wrong += _report_unreachable_inputs(found, n)
+        faults.unset += _report_unset(id, spec, ws.environ)
+        faults.unread += env_files.faults(spec.env_files)
+    faults.missing += _report_missing_ahead(ws, found)
+    faults.missing += [
         f"{each.step} requires {each.pattern}, which {each.refused}"
         for each in empty_globs(ws, found)
         if each.refused
     ]
-    if problems := [
-        *_report_too_many_nodes(ws, found),
-        *_report_unusable_head(ws, found, settings),
-    ]:
+    problems = [*_report_too_many_nodes(ws, found), *_report_unusable_head(ws, found, settings)]
+    if problems:
         raise Invalid(problems)
-    clashes = [] if settings.overwrite else found.conflicts
-    if clashes:
-        from ..survey.explain import describe_replaced
+    conflicts = [] if settings.overwrite else found.conflicts
+    if conflicts:
+        _refuse_conflicts(ws, conflicts)
+    faults.refuse(ws.root)
 
-        shown = "\n".join(
-            f"the run would replace {words}" for words in describe_replaced(ws, clashes[:5])
-        )
-        shown += f"\nand {len(clashes) - 5} more" if len(clashes) > 5 else ""
-        raise CannotRun(
-            shown,
-            fix="move the file away, pass `--overwrite`, or accept it as the step's output with `recipe adopt STEP`",
-        )
-    if gone:
-        lines = [*gone, *unset, *wrong]
-        shown = "\n".join(lines[:20]) + (f"\nand {len(lines) - 20} more" if len(lines) > 20 else "")
-        raise CannotRun(
-            shown,
-            fix=f"create the missing file or correct its path: paths in a recipe are relative to {ws.root}, paths with ./ or ../ to the recipe file",
-        )
-    if unread:
-        raise CannotRun(
-            "\n".join(dict.fromkeys([*unread, *unset, *wrong])),
-            fix=f"create the file with one NAME=value line per variable, or remove it from `env_file`; its path is relative to {ws.root}",
-        )
-    if unset:
-        raise CannotRun(
-            "\n".join(dict.fromkeys([*unset, *wrong])),
-            fix="export the environment variable of the secret, then run again",
-        )
-    if wrong:
-        shown = "\n".join(dict.fromkeys(wrong[:20]))
-        raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), or another driver")
+
+@dataclass
+class _Faults:
+    """Reasons for which steps of a run cannot start."""
+
+    missing: list[str] = field(default_factory=list)  # local files
+    unread: list[str] = field(default_factory=list)  # files with environment variables
+    unset: list[str] = field(default_factory=list)  # variables of secrets
+    wrong: list[str] = field(default_factory=list)
+
+    def refuse(self, root: Path) -> None:
+        """Refuse the run if there is a reason.  Raises CannotRun."""
+        if self.missing:
+            lines = [*self.missing, *self.unset, *self.wrong]
+            shown = "\n".join(lines[:20])
+            shown += f"\nand {len(lines) - 20} more" if len(lines) > 20 else ""
+            fix = f"create the missing file or correct its path: paths in a recipe are relative to {root}, paths with ./ or ../ to the recipe file"
+        elif self.unread:
+            shown = "\n".join(dict.fromkeys([*self.unread, *self.unset, *self.wrong]))
+            fix = f"create the file with one NAME=value line per variable, or remove it from `env_file`; its path is relative to {root}"
+        elif self.unset:
+            shown = "\n".join(dict.fromkeys([*self.unset, *self.wrong]))
+            fix = "export the environment variable of the secret, then run again"
+        elif self.wrong:
+            shown = "\n".join(dict.fromkeys(self.wrong[:20]))
+            fix = "use a preset that fits (`--preset smoke`), or another driver"
+        else:
+            return
+        raise CannotRun(shown, fix=fix)
+
+
+def _list_command_nodes(found: Survey) -> list[int]:
+    """Return the plan nodes to run that have a command."""
+    specs = found.plan.specs()
+    return [
+        n for n in found.todo if found.verdicts[n].answer != RESTORE and specs[n].select is None
+    ]
+
+
+def _report_missing(ws: Workspace, found: Survey, n: int) -> list[str]:
+    from ..advice.facts.missing_inputs import find_missing
+
+    id = found.plan.nodes[n].id
+    return [f"{id} requires {path}, which {why}" for path, why in find_missing(ws, found, n)]
+
+
+def _report_unset(id: str, spec: StepSpec, environ: Mapping[str, str]) -> list[str]:
+    from ..planning.secret_values import faults
+
+    return list(faults(id, spec, environ))
+
+
+def _report_node_count(id: str, spec: StepSpec, driver: str) -> list[str]:
+    if isinstance(spec.nodes, str):
+        return [
+            f"the node count of {id}, `{spec.nodes}`, is not known before the run: use only inputs and the matrix in `nodes`"
+        ]
+    if spec.node_count > 1 and driver == "local":
+        return [f"{id} requires {spec.nodes} nodes, but the driver local has one"]
+    return []
+
+
+def _refuse_conflicts(ws: Workspace, conflicts: Sequence[str]) -> None:
+    """Refuse to replace files that recipe did not write.  Raises CannotRun."""
+    from ..survey.explain import describe_replaced
+
+    lines = [f"the run would replace {words}" for words in describe_replaced(ws, conflicts[:5])]
+    if len(conflicts) > 5:
+        lines.append(f"and {len(conflicts) - 5} more")
+    raise CannotRun(
+        "\n".join(lines),
+        fix="move the file away, pass `--overwrite`, or accept it as the step's output with `recipe adopt STEP`",
+    )
 
 
 def _refuse_unsandboxed(ws: Workspace, found: Survey, settings: Settings) -> None:
@@ -500,70 +536,94 @@ def refuse_too_large(
 
     `offered` are the needs for which machines are on offer. Raises CannotRun, Invalid, NoHost.
     """
-    from ..language.units import about
     from ..planning.plan import LOCAL
 
-    wrong, uneven, unmet = [], list[Problem](), list[str]()
-    specs = found.plan.specs()
-    for n in found.todo:
-        if found.verdicts[n].answer == RESTORE or specs[n].select is not None:
+    wrong, uneven, unmet = list[str](), list[Problem](), list[str]()
+    nodes, specs = found.plan.nodes, found.plan.specs()
+    for n in _list_command_nodes(found):
+        id, spec = nodes[n].id, specs[n]
+        is_local = bool(nodes[n].flags & LOCAL) or host_pool.runs_locally(spec)
+        if spec.node_count > 1:
+            wrong += _report_too_few_hosts(id, spec, host_pool)
+        if host_pool.is_priced and not is_local:
+            if host_pool.need(spec) not in offered:
+                unmet.append(_report_no_offer(id, spec, host_pool))
             continue
-        node, wants = found.plan.nodes[n], specs[n].resources
-        near = bool(node.flags & LOCAL) or host_pool.runs_locally(specs[n])
-        count = specs[n].node_count
-        if count > 1:
-            wrong += _report_too_few_hosts(node.id, specs[n], host_pool)
-        if host_pool.is_priced and not near:
-            if host_pool.need(specs[n]) not in offered:
-                asked_for = ", ".join(f"{name} {value}" for name, value in wants.as_key.items())
-                left = host_pool.unmet.get(host_pool.need(specs[n]), "")
-                unmet.append(
-                    f"{node.id} requires {asked_for or 'a machine'}, but {host_pool.name} has no matching machine now{left and f' ({left})'}"
-                )
-            continue
-        places = [host_pool.local_place] if near else host_pool.places
-        if count > 1:
-            uneven += _report_uneven_hosts(node.id, specs[n], host_pool)
-        for name, unit in (("gpus", "GPU(s)"), ("cpus", "processors"), ("memory", "")):
-            asked = wants.room.get(name)
-            if not asked:
-                continue
-            sizes = sorted((place.capacity.total_of(name) for place in places), reverse=True)
-            most = (
-                settings.pools[name]
-                if name in settings.pools
-                else sizes[min(host_pool.head.count_workers(specs[n]), len(sizes)) - 1]
-            )
-            if asked > most:
-                whose = (
-                    "this machine has"
-                    if places == [host_pool.local_place]
-                    else "its largest host has"
-                )
-                need, there = (
-                    f"{each:,.{0 if each == int(each) else 3}f}" if unit else about(each)
-                    for each in (asked, most)
-                )
-                wrong.append(
-                    f"{node.id} requires {need} {unit or 'of memory'}, but {whose} {there}"
-                )
+        if spec.node_count > 1:
+            uneven += _report_uneven_hosts(id, spec, host_pool)
+        places = [host_pool.local_place] if is_local else host_pool.places
+        wrong += _report_too_small_hosts(id, spec, host_pool, places, settings.pools)
     if unmet and not wrong:
-        words = [spec.resources.gpu or "" for spec in specs] + [
-            host_pool.where.get("gpu") or str(ws.config.driver(host_pool.name).get("gpu", ""))
-        ]
-        fix = next(
-            (fix for word in words if word and (fix := _suggest_gpu(word))),
-            "relax the filters (`--where`, or the driver's settings)",
-        )
         raise NoHost(
             "\n".join(dict.fromkeys(unmet[:20])),
-            fix=f"{fix}; list the offers with `recipe offers --driver {host_pool.name}`",
+            fix=f"{_suggest_filters(ws, found, host_pool)}; list the offers with `recipe offers --driver {host_pool.name}`",
         )
     if wrong or unmet:
         shown = "\n".join(dict.fromkeys([*wrong, *unmet][:20]))
         raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), or another machine")
     if uneven:
         raise Invalid(uneven)
+
+
+def _report_no_offer(id: str, spec: StepSpec, host_pool: HostPool) -> str:
+    wants = ", ".join(f"{name} {value}" for name, value in spec.resources.as_key.items())
+    reason = host_pool.unmet.get(host_pool.need(spec), "")
+    words = (
+        f"{id} requires {wants or 'a machine'}, but {host_pool.name} has no matching machine now"
+    )
+    return f"{words} ({reason})" if reason else words
+
+
+_UNITS: Final = {"gpus": "GPU(s)", "cpus": "processors", "memory": "of memory"}
+
+
+def _report_too_small_hosts(
+    id: str,
+    spec: StepSpec,
+    host_pool: HostPool,
+    places: Sequence[Place],
+    pools: Mapping[str, float],
+) -> list[str]:
+    """Report the resources of which a step requests more than its hosts have.
+
+    `pools` are amounts that the user sets in place of the hosts' own.
+    """
+    workers = host_pool.head.count_workers(spec)
+    owner = "this machine has" if places == [host_pool.local_place] else "its largest host has"
+    wrong = []
+    for name, unit in _UNITS.items():
+        asked = spec.resources.room.get(name)
+        if not asked:
+            continue
+        if name in pools:
+            most = pools[name]
+        else:
+            sizes = sorted((place.capacity.total_of(name) for place in places), reverse=True)
+            most = sizes[min(workers, len(sizes)) - 1]
+        if asked > most:
+            need, there = _format_amount(name, asked), _format_amount(name, most)
+            wrong.append(f"{id} requires {need} {unit}, but {owner} {there}")
+    return wrong
+
+
+def _format_amount(pool: str, amount: float) -> str:
+    from ..language.units import about
+
+    if pool == "memory":
+        return about(amount)
+    decimals = 0 if amount == int(amount) else 3
+    return f"{amount:,.{decimals}f}"
+
+
+def _suggest_filters(ws: Workspace, found: Survey, host_pool: HostPool) -> str:
+    """Suggest a known name for a misspelled GPU name in steps or settings, or else wider filters."""
+    words = [spec.resources.gpu for spec in found.plan.specs()]
+    words.append(host_pool.where.get("gpu") or str(ws.config.driver(host_pool.name).get("gpu", "")))
+    for word in words:
+        suggestion = _suggest_gpu(word) if word else ""
+        if suggestion:
+            return suggestion
+    return "relax the filters (`--where`, or the driver's settings)"
 
 
 def _suggest_gpu(word: str) -> str:

@@ -555,22 +555,33 @@ class _RunText:
 
     def _on_end(self, event: Event) -> Line | None:
         """Return the line for a finished step; None for steps that are shown only if verbose."""
-        after, data = event.after, event.data
-        head = f"[{self.run.ended}/{self.run.total}] {safe_ids(event.id)}  "
-        if after == "DONE":
-            return head + self._describe_success(data), ""
-        if after == "FAILED":
-            return f"{head}failed: {_why(event)}", "bad"
-        if after == "FRESH":
-            if data.get("restored"):
-                return head + "restored", ""
-            return (head + "fresh", "dim") if self._verbose else None
-        if after == "SKIPPED" and event.before == "RUNNING":
-            return f"{head}stopped early ({_why(event)})", "odd"
-        if after == "SKIPPED" or self._verbose or event.before == "RUNNING":
-            why = _why(event)
+        end = self._describe_end(event)
+        if end is None:
+            return None
+        text, style = end
+        return f"[{self.run.ended}/{self.run.total}] {safe_ids(event.id)}  {text}", style
+
+    def _describe_end(self, event: Event) -> Line | None:
+        """Return the result of a step and its style; None to hide the result."""
+        if event.after == "DONE":
+            return self._describe_success(event.data), ""
+        if event.after == "FAILED":
+            return f"failed: {_why(event)}", "bad"
+        if event.after != "FRESH":
+            return self._describe_unfinished(event)
+        if event.data.get("restored"):
+            return "restored", ""
+        return ("fresh", "dim") if self._verbose else None
+
+    def _describe_unfinished(self, event: Event) -> Line | None:
+        """Return the state and the reason of a step that ended without a result."""
+        was_running = event.before == "RUNNING"
+        why = _why(event)
+        if event.after == "SKIPPED" and was_running:
+            return f"stopped early ({why})", "odd"
+        if event.after == "SKIPPED" or was_running or self._verbose:
             reason = f" ({why})" if why else ""
-            return head + after.lower() + reason, "odd"
+            return event.after.lower() + reason, "odd"
         return None
 
     def _describe_success(self, data: Mapping[str, object]) -> str:

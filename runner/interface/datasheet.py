@@ -524,10 +524,9 @@ def _environment(sheet: Sheet) -> Iterator[tuple[str, str]]:
     recipe = sheet.recipe
     own: list[Recipe | Step] = [recipe, *recipe.steps.values()]
     all_parts: list[Recipe | Step | Preset] = [*own, *recipe.presets.values()]
-    pythons = [part.python for part in all_parts if part.python]
     rows = [
         ("python", _describe_locks(sheet)),
-        ("python version", _join_distinct(python.version for python in pythons)),
+        ("python version", _join_distinct(_python_versions(all_parts))),
         ("image", _join_distinct(part.image for part in all_parts)),
         ("passed on", _describe_pass_env(own)),
         ("env_file", _join_distinct(path for part in own for path in part.env_files)),
@@ -554,6 +553,13 @@ def _describe_pass_env(parts: Iterable[Recipe | Step]) -> str:
 def _join_distinct(texts: Iterable[str | None]) -> str:
     """Join the texts in order, without duplicates and empty texts."""
     return ", ".join(dict.fromkeys(text for text in texts if text))
+
+
+def _python_versions(parts: Iterable[Recipe | Step | Preset]) -> Iterator[str | None]:
+    """Yield the Python version of each part with a `python` key; None for the default version."""
+    for part in parts:
+        if part.python:
+            yield part.python.version
 
 
 def _checkouts(parts: Iterable[Recipe | Step]) -> Iterator[str]:

@@ -166,10 +166,7 @@ def _files_and_metrics(
     states = [option for option in script.options if option.role == "state"]
     yield from _section("state", [_state(option, names) for option in states])
     yield from _section("outputs", outputs)
-    if script.metrics is True:
-        yield "    metrics: true"
-    elif script.metrics:
-        yield f"    metrics: {{pattern: {_single(str(script.metrics))}}}"
+    yield from _metrics(script)
 
 
 def _section(key: str, lines: Sequence[str]) -> Iterator[str]:
@@ -177,6 +174,14 @@ def _section(key: str, lines: Sequence[str]) -> Iterator[str]:
     if lines:
         yield f"    {key}:"
         yield from lines
+
+
+def _metrics(script: Script) -> Iterator[str]:
+    """Yield the line of `metrics`, if the script reports or prints metrics."""
+    if script.metrics is True:
+        yield "    metrics: true"
+    elif script.metrics:
+        yield f"    metrics: {{pattern: {_single(str(script.metrics))}}}"
 
 
 def _as_data(option: Option, kind: Callable[[str], str]) -> Option:

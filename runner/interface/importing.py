@@ -302,7 +302,8 @@ def from_sky(
         made.look.append(
             "`code` lists what `workdir` holds; keep what the step needs: each change of it runs the step again"
         )
-    _add_environment(task, step, inputs)
+    _add_environment(_mapping(task.get("envs")), step)
+    _add_secrets(task.get("secrets") or (), step, inputs)
     _add_mounts(_mapping(task.get("file_mounts")), base, step, inputs, made.look)
     if resources := _sky_resources(_mapping(task.get("resources")), made.look, set(gpus)):
         step["resources"] = resources
@@ -334,18 +335,25 @@ def _sky_script(script: str, look: list[str]) -> str:
     return script
 
 
-def _add_environment(task: Value, step: Table, inputs: Table) -> None:
-    """Add the environment variables of a task to the step, and its secrets also to the inputs."""
-    env = _mapping(task.get("envs"))
-    if fixed := {key: str(value) for key, value in env.items() if value is not None}:
+def _add_environment(variables: Value, step: Table) -> None:
+    """Add the environment variables of a task to the step."""
+    fixed = {key: str(value) for key, value in variables.items() if value is not None}
+    if fixed:
         step["env"] = fixed
-    if passed := [key for key, value in env.items() if value is None]:
+    passed = [key for key, value in variables.items() if value is None]
+    if passed:
         step["pass_env"] = passed
-    secrets = task.get("secrets") or {}
-    for key in secrets:
-        inputs[plain_name(key)] = {"type": "secret", "env": key}
-    if secrets:
-        step["secrets"] = [plain_name(key) for key in secrets]
+
+
+def _add_secrets(keys: Iterable[str], step: Table, inputs: Table) -> None:
+    """Add the secrets of a task to the inputs and to the step."""
+    names = []
+    for key in keys:
+        name = plain_name(key)
+        inputs[name] = {"type": "secret", "env": key}
+        names.append(name)
+    if names:
+        step["secrets"] = names
 
 
 def _add_mounts(mounts: Value, base: str, step: Table, inputs: Table, look: list[str]) -> None:

@@ -277,22 +277,33 @@ _Fields = Mapping[str, Sequence[tuple[str, str]]]
 
 def _command(rule: _Rule, shell: str, names: Sequence[str], look: list[str]) -> str:
     """Return the shell command of a rule with recipe templates instead of Snakemake fields."""
-    outputs = [f"{{{{ outputs.{name} }}}}" for name in names]
-    split = len(outputs) - len([path for _, path in rule.logs if path])
-    fields = {
-        "input": [(word, _as_template(path or "")) for word, path in rule.inputs],
-        "output": [
-            (word, each) for (word, _), each in zip(rule.outputs, outputs[:split], strict=False)
-        ],
-        "log": [(word, each) for (word, _), each in zip(rule.logs, outputs[split:], strict=False)],
-        "params": [(word, value or "") for word, value in rule.params],
-    }
+    fields = _fields(rule, names)
     parts: list[str] = []
     for before, field, _, _ in string.Formatter().parse(shell):
         parts.append(before)
         if field is not None:
             parts.append(_replacement(field, fields, rule, look))
     return "".join(parts)
+
+
+def _fields(rule: _Rule, names: Sequence[str]) -> _Fields:
+    """Return the replacements of a rule's fields; `names` has its outputs, followed by its logs."""
+    templates = [f"{{{{ outputs.{name} }}}}" for name in names]
+    log_count = len([path for _, path in rule.logs if path])
+    first_log = len(templates) - log_count
+    return {
+        "input": [(word, _as_template(path or "")) for word, path in rule.inputs],
+        "output": _replace_values(rule.outputs, templates[:first_log]),
+        "log": _replace_values(rule.logs, templates[first_log:]),
+        "params": [(word, value or "") for word, value in rule.params],
+    }
+
+
+def _replace_values(
+    items: Sequence[tuple[str, str | None]], values: Sequence[str]
+) -> list[tuple[str, str]]:
+    """Return the names of the items with new values."""
+    return [(name, value) for (name, _), value in zip(items, values, strict=False)]
 
 
 def _replacement(field: str, fields: _Fields, rule: _Rule, look: list[str]) -> str:

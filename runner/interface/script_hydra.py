@@ -99,17 +99,20 @@ def _is_main(node: ast.expr) -> bool:
 
 def _class_in_store(tree: ast.Module, name: str) -> str | None:
     """Return the class that the script registers in the ConfigStore as `name`; otherwise None."""
-    for call in ast.walk(tree):
-        if not isinstance(call, ast.Call) or not _is_store(call.func):
-            continue
-        given = {keyword.arg: keyword.value for keyword in call.keywords}
-        if text_of(given.get("name")) != name or "group" in given:
-            continue
-        node = given.get("node")
+    for node in _nodes_in_store(tree, name):
         if isinstance(node, (ast.Name, ast.Call)):
             stored = node.func if isinstance(node, ast.Call) else node
             return stored.id if isinstance(stored, ast.Name) else None
     return None
+
+
+def _nodes_in_store(tree: ast.Module, name: str) -> Iterator[ast.expr | None]:
+    """Yield the `node` of each call `store(name=…, node=…)` without a group."""
+    for call in ast.walk(tree):
+        if isinstance(call, ast.Call) and _is_store(call.func):
+            given = {keyword.arg: keyword.value for keyword in call.keywords}
+            if text_of(given.get("name")) == name and "group" not in given:
+                yield given.get("node")
 
 
 def _is_store(function: ast.expr) -> bool:

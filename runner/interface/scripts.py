@@ -480,7 +480,7 @@ class _Access(NamedTuple):
 
     @property
     def is_of_folders(self) -> bool:
-        return self.word in _LISTERS or self.word in _MAKERS
+        return self.word in _LISTERS | _MAKERS
 
 
 class _Use(ast.NodeVisitor):
@@ -561,8 +561,8 @@ class _Use(ast.NodeVisitor):
             # A checkpoint is renamed. `str.replace`, with literal arguments, is excluded.
             renamed = [each for each in node.args if self._starts_with_option(each)]
             return _Access(word, reads=False, writes=True, places=renamed)
-        reads = word in _READERS or word in _LISTERS
-        writes = word in _WRITERS or word in _MAKERS
+        reads = word in _READERS | _LISTERS
+        writes = word in _WRITERS | _MAKERS
         if word in _METHODS and owner is not None:
             return _Access(word, reads, writes, [owner])
         named = [keyword.value for keyword in node.keywords if keyword.arg in _KEYWORDS]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -38,8 +38,8 @@ HEAD: Final = (
     "reliable",
     "longest",
 )
-
-
+_RIGHT_COLUMNS: Final = frozenset({3, 6, 7, 8, 9, 10, 11})
+"""Indices of the columns with numbers in `HEAD`."""
 GUESSED: Final = "~: estimate, not measured by a run yet ({})"
 UNKNOWN: Final = "the run time on {} is unknown; its offers are listed last"
 
@@ -140,23 +140,43 @@ def pricing_of(ws: Workspace, asked: Iterable[OfferRequest]) -> dict[Need, CostM
 def lines(step: str, shelves: Sequence[Shelf], most: int) -> list[str]:
     """Format the offers of drivers for a step as one table of at most `most` rows, cheapest run first."""
     ranked = rank_offers(shelves)
-    rows = [_row(offer, shelf) for shelf, offer in ranked[:most]]
-    table = align([HEAD, *rows], right={3, 6, 7, 8, 9, 10, 11}) if rows else []
-    more = [f"… {len(ranked) - most} more"] if len(ranked) > most else []
     whose = f" for {step}" if step else ""
-    heads = []
-    notes = []
-    for shelf in shelves:
-        ends = f"; {shelf.ends}" if shelf.ends else ""
-        heads.append(f"{shelf.driver}{whose}: {len(shelf.offers)} offer(s){ends}")
-        notes += [shelf.egress_note(), _left_out(shelf, several=len(shelves) > 1)]
-    notes = [note for note in dict.fromkeys([*notes, *_time_notes(ranked)]) if note]
+    heads = [_head(shelf, whose) for shelf in shelves]
+    table = _offer_table(ranked, most)
+    notes = _table_notes(shelves, ranked)
     if len(shelves) == 1:
-        return [*heads, *table, *more, *notes]
+        return [*heads, *table, *notes]
+    return [_title(shelves, len(ranked), whose), *table, *heads, *notes]
+
+
+def _title(shelves: Sequence[Shelf], count: int, whose: str) -> str:
+    """Return the title of the offers of several drivers."""
     names = ", ".join(shelf.driver for shelf in shelves if shelf.offers)
     of = f" of {names}" if names else ""
-    title = f"{len(ranked)} offer(s){whose}{of}, the cheapest run first"
-    return [title, *table, *more, *heads, *notes]
+    return f"{count} offer(s){whose}{of}, the cheapest run first"
+
+
+def _head(shelf: Shelf, whose: str) -> str:
+    """Return the number of a driver's offers, and the end of its rentals."""
+    ends = f"; {shelf.ends}" if shelf.ends else ""
+    return f"{shelf.driver}{whose}: {len(shelf.offers)} offer(s){ends}"
+
+
+def _offer_table(ranked: Sequence[tuple[Shelf, Offer]], most: int) -> list[str]:
+    """Return the table of the first `most` offers, and the number of the others."""
+    rows = [_row(offer, shelf) for shelf, offer in ranked[:most]]
+    table = align([HEAD, *rows], _RIGHT_COLUMNS) if rows else []
+    hidden = len(ranked) - most
+    return [*table, f"… {hidden} more"] if hidden > 0 else table
+
+
+def _table_notes(shelves: Sequence[Shelf], ranked: Sequence[tuple[Shelf, Offer]]) -> list[str]:
+    """Return the distinct notes on egress, excluded offers and run times."""
+    notes = []
+    for shelf in shelves:
+        notes += [shelf.egress_note(), _left_out(shelf, several=len(shelves) > 1)]
+    distinct = dict.fromkeys([*notes, *_time_notes(ranked)])
+    return [note for note in distinct if note]
 
 
 def _left_out(shelf: Shelf, *, several: bool) -> str:
@@ -206,19 +226,25 @@ def _row(offer: Offer, shelf: Shelf) -> tuple[str, ...]:
 
 def describe_choice(found: Mapping[str, Sequence[Shelf]]) -> list[str]:
     """Return the lines of `recipe plan` about rentals: the chosen offer of each step and its runners-up."""
-    lines = []
-    for step, shelves in found.items():
-        ranked = rank_offers(shelves)[: 1 + offering.RUNNERS_UP]
-        for place, (shelf, offer) in enumerate(ranked):
-            verb = "allocates" if offer.queued else "rents"
-            head = f"{'':9}else" if place else f"{verb} for {step}"
-            lines.append(f"{head}: {_describe_offer(offer, shelf)}")
-        for shelf in shelves:
-            if not shelf.offers and (not ranked or shelf.failed):
-                why = shelf.failed or f"{shelf.driver} has no matching machine"
-                lines.append(f"rents for {step}: {why}")
-            lines += [f"{'':9}{note}" for note in _shelf_notes(shelf, several=len(shelves) > 1)]
-    return lines
+    return [line for step, shelves in found.items() for line in _describe_rental(step, shelves)]
+
+
+def _describe_rental(step: str, shelves: Sequence[Shelf]) -> Iterator[str]:
+    """Yield the chosen offer of a step and its runners-up, then the notes of each driver."""
+    ranked = rank_offers(shelves)[: 1 + offering.RUNNERS_UP]
+    for place, (shelf, offer) in enumerate(ranked):
+        verb = "allocates" if offer.queued else "rents"
+        head = f"{'':9}else" if place else f"{verb} for {step}"
+        yield f"{head}: {_describe_offer(offer, shelf)}"
+    for shelf in shelves:
+        if not shelf.offers and (shelf.failed or not ranked):
+            yield f"rents for {step}: {_explain_no_offers(shelf)}"
+        for note in _shelf_notes(shelf, several=len(shelves) > 1):
+            yield f"{'':9}{note}"
+
+
+def _explain_no_offers(shelf: Shelf) -> str:
+    return shelf.failed or f"{shelf.driver} has no matching machine"
 
 
 def _shelf_notes(shelf: Shelf, *, several: bool) -> list[str]:

@@ -316,21 +316,19 @@ def _run_and_step(place: Transport, word: str) -> tuple[str, str]:
     name, slash, step = word.partition("/")
     names_last_run = name.partition("~")[0] == "last"
     last = None if names_last_run else _last_run(place)
-    known = [each.id for each in place.run(last.id).steps] if last is not None else []
-    if last is not None and _is_step_of_recipe(place, word, last.recipe, known):
+    if last is None:
+        return place.find(name), step
+    known = [each.id for each in place.run(last.id).steps]
+    # The step may have run only in an earlier run of the same recipe.
+    if any(word in names(id) for id in known) or _has_run(place, word, last.recipe):
         return last.id, word
     try:
         return place.find(name), step
     except NotFound as error:
-        if last is not None and not slash and _has_run(place, word, None):
+        if not slash and _has_run(place, word, None):
             return last.id, word  # a step of another recipe
         near = did_you_mean(word, [id.partition("[")[0] for id in known] + known)
         raise NotFound(str(error), fix=near or error.fix) from error
-
-
-def _is_step_of_recipe(place: Transport, word: str, recipe: str, known: Sequence[str]) -> bool:
-    """Return True for a step of the last run, `known`, or only of an earlier run of the recipe."""
-    return any(word in names(id) for id in known) or _has_run(place, word, recipe)
 
 
 def _last_run(place: Transport) -> Status | None:

@@ -58,15 +58,15 @@ def run(args: argparse.Namespace) -> int:
 def _import(source: Path, root: Path, args: argparse.Namespace) -> ImportedRecipe:
     """Return the draft of a recipe from another tool's file.  Raises RecipeError."""
     if source.name == "Snakefile" or source.suffix == ".smk":
-        name = _parse_target(args.name or root.resolve().name)
+        name = _recipe_name(args.name, root.resolve().name)
         return _snakemake(name, source, root, args)
     value = _read(source, args.file)
     if isinstance(value.get("stages"), dict):
-        name = _parse_target(args.name or source.resolve().parent.name)
+        name = _recipe_name(args.name, source.resolve().parent.name)
         return _dvc(name, source, value, root)
     if "run" in value and "steps" not in value:
-        name = _parse_target(args.name or str(value.get("name") or source.stem))
-        return _sky(name, source, value, root)
+        task_name = str(value.get("name") or source.stem)
+        return _sky(_recipe_name(args.name, task_name), source, value, root)
     words = f"{args.file} is neither a dvc.yaml with `stages` nor a SkyPilot task with `run`"
     fix = "pass a dvc.yaml, a SkyPilot task or a Snakefile"
     raise Invalid([Problem("bad-file", words, fix=fix)])
@@ -116,7 +116,9 @@ def _read(path: Path, shown: str) -> Table:
     return value if isinstance(value, dict) else {}
 
 
-def _parse_target(word: str) -> str:
+def _recipe_name(given: str | None, default: str) -> str:
+    """Return the name of the recipe, `given` or `default`, in the characters of recipe names."""
+    word = given or default
     name = re.sub(r"[^a-z0-9_-]+", "-", word.lower()).strip("-_")
     return name if name[:1].isalpha() else f"from-{name}".rstrip("-")
 
@@ -189,12 +191,18 @@ def _parameter_files(pipeline: Table) -> set[str]:
     files.add("params.yaml")
     for body in pipeline["stages"].values():
         stage = body.get("do", body) if isinstance(body, dict) else {}
-        folder = str(stage.get("wdir", ""))
-        files.add(str(Path(folder, "params.yaml")))
-        for each in stage.get("params") or ():
-            if isinstance(each, dict):
-                files |= {str(Path(folder, file)) for file in each}
+        files |= _parameter_files_of_stage(stage)
     return files
+
+
+def _parameter_files_of_stage(stage: Table) -> set[str]:
+    """Return the default parameter file of a stage, and the files that its `params` name."""
+    folder = str(stage.get("wdir", ""))
+    named = ["params.yaml"]
+    for each in stage.get("params") or ():
+        if isinstance(each, dict):
+            named += each
+    return {str(Path(folder, file)) for file in named}
 
 
 def _from_root(base: str, path: str) -> str:
@@ -254,18 +262,20 @@ def _kind(path: Path) -> str:
 def _sky(name: str, source: Path, task: Table, root: Path) -> ImportedRecipe:
     from ...advice.estimates import load_hardware
 
-    workdir = task.get("workdir") or "."
     base = _base(source, root)
+    workdir = str(task.get("workdir") or ".")
     path = os.path.normpath(f"{base or '.'}/{workdir}")
     prefix = "" if path == "." else f"{path}/"
-    work = source.parent / str(workdir)
-    files = sorted(work.iterdir()) if work.is_dir() else []
-    code = [
-        f"{prefix}{file.name}/" if file.is_dir() else f"{prefix}{file.name}"
-        for file in files
-        if file != source and _is_code(file)
-    ]
+    code = [f"{prefix}{file}" for file in _code_in(source.parent / workdir, source)]
     return from_sky(name, task, base, code, {gpu.asked for gpu in load_hardware().gpus})
+
+
+def _code_in(folder: Path, task: Path) -> list[str]:
+    """Return the scripts and directories with code in a folder, without the file of the task."""
+    if not folder.is_dir():
+        return []
+    code = [file for file in sorted(folder.iterdir()) if file != task and _is_code(file)]
+    return [f"{file.name}/" if file.is_dir() else file.name for file in code]
 
 
 def _is_code(path: Path) -> bool:

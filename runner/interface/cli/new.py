@@ -11,7 +11,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -228,55 +228,65 @@ def _draft_script(location: CallerLocation, recipe: Path, name: str, script: Pat
     from ...survey.imports import follow_imports, read_imports, way_to_start
     from .. import drafting
 
-    home = Path(os.path.abspath(location.here / recipe)).parent
-    home = root if home.is_relative_to(root := Path(os.path.abspath(location.root))) else home
+    home = _code_folder(location, recipe)
     source = Path(os.path.abspath(location.here / script))
-    if not source.is_file():
-        raise NotFound(
-            f"there is no file {script}", fix="pass the path of your Python training script"
-        )
-    if not source.is_relative_to(home):
-        fix = f"create the recipe next to the script: recipe new {script.parent / name} --script {script}"
-        raise Invalid(
-            [
-                Problem(
-                    "bad-place",
-                    f"{script} is outside {home}, the directory for the code of {_show_path(recipe)}",
-                    None,
-                    fix,
-                )
-            ]
-        )
-    if source.suffix == ".ipynb":
-        fix = f"convert the notebook: jupyter nbconvert --to script {script}, then --script {script.with_suffix('.py')}"
-        raise Invalid(
-            [Problem("not-python", f"{script} is a notebook; steps run scripts only", None, fix)]
-        )
-    read, path = _read(source, home), source.relative_to(home).as_posix()
+    _check_script(script, source, home, recipe, name)
+    facts = _read(source, home)
+    path = source.relative_to(home).as_posix()
     start, folders = way_to_start(str(home), path)
-    modules = {_module(home, folders, each) for each in read.targets} - {""}
+    modules = {_module(home, folders, target) for target in facts.targets} - {""}
     starts = [start, *(EntryPoint("module", each) for each in sorted(modules))]
     needed = follow_imports(str(home), starts, folders, read_imports)
-    imports = [
-        name
-        for file in needed.files
-        if file.endswith(".py")
-        for name in read_imports(str(home / file)).module_names
-    ]
-
-    def kind(place: str) -> str:
-        there = home / place
-        return "file" if there.is_file() else "folder" if there.is_dir() else ""
-
-    read = replace(read, imports=tuple(dict.fromkeys(imports)))
+    facts = replace(facts, imports=_imports_of(home, needed.files))
+    kind = functools.partial(_kind_of, home)
     made = drafting.draft(
-        name, path, read, list(needed.files), _show_path(recipe), kind, start, folders
+        name, path, facts, list(needed.files), _show_path(recipe), kind, start, folders
     )
     made.look += [
         f"{file}: {doubt}: check that `code` lists every file that it imports"
         for file, doubt in needed.doubts
     ]
     return made
+
+
+def _code_folder(location: CallerLocation, recipe: Path) -> Path:
+    """Return the directory for a recipe's code: the workspace if the recipe is inside, or its own directory."""
+    folder = Path(os.path.abspath(location.here / recipe)).parent
+    root = Path(os.path.abspath(location.root))
+    return root if folder.is_relative_to(root) else folder
+
+
+def _check_script(script: Path, source: Path, home: Path, recipe: Path, name: str) -> None:
+    """Raise NotFound or Invalid unless the script `source` is a Python file inside `home`."""
+    if not source.is_file():
+        raise NotFound(
+            f"there is no file {script}", fix="pass the path of your Python training script"
+        )
+    if not source.is_relative_to(home):
+        words = f"{script} is outside {home}, the directory for the code of {_show_path(recipe)}"
+        fix = f"create the recipe next to the script: recipe new {script.parent / name} --script {script}"
+        raise Invalid([Problem("bad-place", words, None, fix)])
+    if source.suffix == ".ipynb":
+        words = f"{script} is a notebook; steps run scripts only"
+        fix = f"convert the notebook: jupyter nbconvert --to script {script}, then --script {script.with_suffix('.py')}"
+        raise Invalid([Problem("not-python", words, None, fix)])
+
+
+def _imports_of(home: Path, files: Iterable[str]) -> tuple[str, ...]:
+    """Return the distinct modules that the Python files import."""
+    from ...survey.imports import read_imports
+
+    programs = [home / file for file in files if file.endswith(".py")]
+    names = [name for each in programs for name in read_imports(str(each)).module_names]
+    return tuple(dict.fromkeys(names))
+
+
+def _kind_of(home: Path, path: str) -> str:
+    """Return "file" or "folder" for an existing path below `home`, otherwise an empty text."""
+    place = home / path
+    if place.is_file():
+        return "file"
+    return "folder" if place.is_dir() else ""
 
 
 def _module(home: Path, folders: Sequence[str], target: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -14,7 +14,7 @@ from ..tail import safe_ids, safe_line, span
 from .targets import format_time
 
 if TYPE_CHECKING:
-    from ...api.values import Failed, Status, StepStatus
+    from ...api.values import Failed, LinkTo, OutputFile, Status, StepProgress, StepStatus
 
 SHOWN: Final = ("loss", "train_loss", "eval_loss")
 """Training metrics that are shown next to a step's progress."""
@@ -38,13 +38,20 @@ def _run_lines(found: Status) -> list[str]:
     if found.failed is not None:
         lines += _failure(found.failed)
     lines += [f"warning: {safe_ids(warning)}" for warning in found.warnings]
-    for link in found.links:
-        lines.append(f"{safe_line(link.name)}: {safe_line(link.to)}  ({safe_ids(link.step)})")
-    for output in found.outputs:
-        size = about(output.bytes) if output.bytes is not None else ""
-        kind = " (folder)" if output.folder else ""
-        lines.append(f"{safe_ids(output.name)}  {size}{kind}")
+    lines += [_link_line(link) for link in found.links]
+    lines += [_output_line(output) for output in found.outputs]
     return lines
+
+
+def _link_line(link: LinkTo) -> str:
+    return f"{safe_line(link.name)}: {safe_line(link.to)}  ({safe_ids(link.step)})"
+
+
+def _output_line(output: OutputFile) -> str:
+    """Return the name of an output, its size if known, and a mark of directories."""
+    size = about(output.bytes) if output.bytes is not None else ""
+    kind = " (folder)" if output.folder else ""
+    return f"{safe_ids(output.name)}  {size}{kind}"
 
 
 def _headline(found: Status) -> str:
@@ -98,17 +105,21 @@ def _activity_of(step: StepStatus) -> str:
     """Return the progress of a running step; for other steps, the reason for their state."""
     if step.state != "RUNNING":
         return safe_line(step.reason)
-    number, total, percent, eta = step.progress
-    parts = [step.reason]
+    metrics = [f"{name} {value:.4g}" for name, value in step.values.items() if name in SHOWN]
+    parts = [step.reason, *_progress_parts(step.progress), *metrics]
+    return safe_line("  ".join(part for part in parts if part))
+
+
+def _progress_parts(progress: StepProgress) -> Iterator[str]:
+    """Yield the training step, the percentage and the remaining time, if known."""
+    number, total, percent, eta = progress
     if number is not None:
         of_total = f"/{total:.0f}" if total else ""
-        parts.append(f"step {number:.0f}{of_total}")
+        yield f"step {number:.0f}{of_total}"
     if percent is not None:
-        parts.append(f"{percent:.0f}%")
+        yield f"{percent:.0f}%"
     if eta:
-        parts.append(f"{span(eta)} left")
-    parts += [f"{name} {value:.4g}" for name, value in step.values.items() if name in SHOWN]
-    return safe_line("  ".join(part for part in parts if part))
+        yield f"{span(eta)} left"
 
 
 def _failure(failed: Failed) -> list[str]:

@@ -6,7 +6,8 @@ import argparse
 import csv
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 from ...errors import NotFound, did_you_mean
 from ...planning.ids import bare, inner_names, names, stored_form
@@ -255,22 +256,26 @@ def _table_cells(
     return text, right
 
 
+_DETAILS: Final = ("state", "time", "where", "run", "label")
+"""Columns after the inputs and metrics."""
+
+
 def _choose_columns(table: Comparison, rows: Sequence[Mapping[str, Cell]]) -> list[str]:
     """Return the default columns: the inputs that differ, metrics, time, and non-empty details."""
-    differs = comparison.differing_inputs(table.results)
-    inputs = [f"inputs.{name}" if name in OWN else name for name in differs]
-    columns = [*inputs, *_metric_columns(table, rows)]
-    if not _are_distinct(rows, inputs):
-        columns.insert(0, "step")
-    if any(row["state"] != "DONE" for row in rows):
-        columns.append("state")
-    columns.append("time")
-    if any(row["where"] for row in rows):
-        columns.append("where")
-    columns.append("run")
-    if any(row["label"] for row in rows):
-        columns.append("label")
-    return columns
+    differing = comparison.differing_inputs(table.results)
+    inputs = [f"inputs.{name}" if name in OWN else name for name in differing]
+    step = [] if _are_distinct(rows, inputs) else ["step"]
+    details = [name for name in _DETAILS if _is_worth_a_column(name, rows)]
+    return [*step, *inputs, *_metric_columns(table, rows), *details]
+
+
+def _is_worth_a_column(detail: str, rows: Sequence[Mapping[str, Cell]]) -> bool:
+    """Return True for the time and the run, and for other details if a row has an unusual value."""
+    if detail in ("time", "run"):
+        return True
+    if detail == "state":
+        return any(row["state"] != "DONE" for row in rows)
+    return any(row[detail] for row in rows)
 
 
 def _metric_columns(table: Comparison, rows: Sequence[Mapping[str, Cell]]) -> list[str]:
@@ -301,11 +306,13 @@ def _is_numeric(rows: Iterable[Mapping[str, Cell]], name: str) -> bool:
     return all(row.get(name) is None or isinstance(row[name], (int, float)) for row in rows)
 
 
+_NUMBER_FORMATS: Final[Mapping[str, Callable[[float], str]]] = {"time": span, "made": format_time}
+"""Formats of the columns whose numbers are durations or times."""
+
+
 def _cell_text(name: str, value: Cell) -> str:
-    if name == "time" and isinstance(value, (int, float)):
-        return span(value)
-    if name == "made" and isinstance(value, (int, float)):
-        return format_time(value)
+    if name in _NUMBER_FORMATS and isinstance(value, (int, float)):
+        return _NUMBER_FORMATS[name](value)
     if name == "step" and isinstance(value, str):
         return safe_ids(value)
     if name == "where" and not value:

@@ -62,10 +62,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     with closing(transport_for_reading(args)) as place:
-        # A server has no workspace whose outputs could be up to date.
-        ws = place.ws if isinstance(place, LocalTransport) else None
-        requests = resolve_requests(ws, args) if ws is not None else []
-        reports = [report(ws, preview(ws, each)) for each in requests] if ws is not None else []
+        reports = _report_recipes(place, args)
         unfinished = find_unfinished(place)
     if args.json:
         print(json.dumps({"recipes": reports, **unfinished._asdict()}, indent=2))
@@ -74,6 +71,17 @@ def run(args: argparse.Namespace) -> int:
         lines += runs_as_text(unfinished)
         print("\n".join(lines or ["no run is under way or waits"]))
     return 0 if all(each["fresh"] for each in reports) else 1
+
+
+def _report_recipes(place: Transport, args: argparse.Namespace) -> list[RecipeStatus]:
+    """Return the status of each requested recipe.
+
+    A server has no status of recipes, because it has no workspace whose outputs could be up to date.
+    """
+    if not isinstance(place, LocalTransport):
+        return []
+    ws = place.ws
+    return [report(ws, preview(ws, request)) for request in resolve_requests(ws, args)]
 
 
 def runs_as_text(found: UnfinishedRuns) -> list[str]:

@@ -170,47 +170,54 @@ class Parser(argparse.ArgumentParser):
 
 def run(words: Sequence[str]) -> int:
     """Parse a command line and execute its command."""
-    words = list(words)
-    place = next(
-        (
-            n
-            for n, word in enumerate(words)
-            if not word.startswith("-") and words[n - 1 : n] != ["-C"]
-        ),
-        len(words),
-    )
-    verb = words.pop(place) if place < len(words) else None
-    before = words[:place]
+    place = _index_of_verb(words)
+    before, after = words[:place], words[place + 1 :]
     if "--version" in before:
         print(f"recipe {VERSION}")
         return 0
-    if verb is None:
-        if any(word in ("-h", "--help") for word in words):
-            print(overview())
-            return 0
-        if words and words[0] not in ("-C", "-q", "-v"):
-            print(f'recipe: unknown flag "{words[0]}"; see recipe --help', file=sys.stderr)
-            return 3
+    if place < len(words):
+        verb = words[place]
+    elif "-h" in before or "--help" in before:
+        print(overview())
+        return 0
+    elif before and before[0] not in ("-C", "-q", "-v"):
+        print(f'recipe: unknown flag "{before[0]}"; see recipe --help', file=sys.stderr)
+        return 3
+    else:
         verb = "list"
     if verb not in VERBS:
-        hint = did_you_mean(verb, VERBS)
-        if not hint and ("@" in verb or verb.endswith((".yaml", ".yml"))):
-            hint = f"to run a recipe, use `recipe run {verb}`"
-        print(
-            f'recipe: unknown verb "{verb}"' + (f"; {hint}" if hint else "; see recipe --help"),
-            file=sys.stderr,
-        )
+        print(_describe_unknown_verb(verb), file=sys.stderr)
         return 3
+    return _execute(verb, [*before, *after])
+
+
+def _index_of_verb(words: Sequence[str]) -> int:
+    """Return the index of the first word that is no flag and no value of `-C`; without it, the number of words."""
+    for n, word in enumerate(words):
+        is_workspace = n > 0 and words[n - 1] == "-C"
+        if not word.startswith("-") and not is_workspace:
+            return n
+    return len(words)
+
+
+def _describe_unknown_verb(verb: str) -> str:
+    hint = did_you_mean(verb, VERBS)
+    if not hint and ("@" in verb or verb.endswith((".yaml", ".yml"))):
+        hint = f"to run a recipe, use `recipe run {verb}`"
+    return f'recipe: unknown verb "{verb}"; {hint or "see recipe --help"}'
+
+
+def _execute(verb: str, words: list[str]) -> int:
+    """Execute a command with the other words of the command line, and return its exit code."""
     parser, module = parser_of(verb)
     parser.words = words
     args = parser.parse_intermixed_args(words)
     args.line = [verb, *words]
     args.verb = verb
-    args.location = (
-        location(os.environ, words)
-        if args.workspace is None
-        else CallerLocation(Path(args.workspace))
-    )
+    if args.workspace is None:
+        args.location = location(os.environ, words)
+    else:
+        args.location = CallerLocation(Path(args.workspace))
     args.workspace = args.location.root
     if args.verbose or os.environ.get("RECIPE_LOG"):
         from ...logs import begin

@@ -270,12 +270,15 @@ def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change
         row = rows.get(id)
         changes = differences(found, need, row) or []
         reasons = list(found.verdicts[need].reasons)
-        if not changes and not reasons and row is None:
-            reasons.append("no earlier run in this workspace")
-        elif not changes and not reasons and row is not None:
-            reasons.append(explain_unremembered(row))
+        if not changes and not reasons:
+            reasons = [_explain_missing_result(row)]
         causes.append((id, changes, reasons))
     return causes
+
+
+def _explain_missing_result(row: AttemptRow | None) -> str:
+    """Explain the rerun of a step without changes since its last attempt `row`."""
+    return "no earlier run in this workspace" if row is None else explain_unremembered(row)
 
 
 def _describe_origin(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
