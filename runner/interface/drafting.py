@@ -69,7 +69,9 @@ def draft(
     for a path. `start` is the script or module to run, `path` by default. `folders` go on
     PYTHONPATH.
     """
-    script = replace(script, options=tuple(_as_data(option, kind) for option in script.options))
+    script = replace(
+        script, options=tuple(_correct_guess(option, kind) for option in script.options)
+    )
     names = _names(script)
     made = RecipeDraft(look=list(script.notes))
     inputs = [
@@ -142,11 +144,11 @@ def _add_input(
     is_missing_path = option.role == "input" and bool(option.default)
     if default is None and (option.required or is_missing_path):
         made.needed.append(name)
-    if _continues(option, script):
+    if _continues_training(option, script):
         made.look.append(
             f"more {name} resume from the last checkpoint: remove `continues` if the learning rate depends on it"
         )
-    few = _fewer(option, default)
+    few = _smoke_length(option, default)
     if few is not None:
         made.smaller.append(f"{name}={few}")
     return f"  {name}: {_input(option, default, script, kind)}"
@@ -158,11 +160,11 @@ def _review_notes(
     """Yield the notes on outputs, checkpoints and metrics that the user must add or check."""
     for option in script.options:
         if option.role == "off":
-            yield _left_off(option, names)
+            yield _note_disabled_output(option, names)
     for unwritten in script.unwritten:
         yield f"{unwritten} is not written by default: if you enable it, add it to `outputs`"
     roles = {option.role for option in script.options}
-    if "resume" in roles and not _latest(script):
+    if "resume" in roles and not _resumable_state(script):
         yield "the script can resume, but no checkpoint directory with names such as step-10.pt was found: see docs/state.md"
     elif "state" not in roles:
         yield "no checkpointing found: an interrupted run starts over; see docs/state.md"
@@ -198,10 +200,10 @@ def _metrics(script: Script) -> Iterator[str]:
     if script.metrics is True:
         yield "    metrics: true"
     elif script.metrics:
-        yield f"    metrics: {{pattern: {_single(str(script.metrics))}}}"
+        yield f"    metrics: {{pattern: {_single_quoted(str(script.metrics))}}}"
 
 
-def _as_data(option: Option, kind: Callable[[str], str]) -> Option:
+def _correct_guess(option: Option, kind: Callable[[str], str]) -> Option:
     """Return the option as a plain value if its default is a word and not an existing path.
 
     Applies only to options guessed to be data by their name. Other options are unchanged.
@@ -211,7 +213,7 @@ def _as_data(option: Option, kind: Callable[[str], str]) -> Option:
     return replace(option, role="value") if word else option
 
 
-def _left_off(option: Option, names: dict[str, str]) -> str:
+def _note_disabled_output(option: Option, names: dict[str, str]) -> str:
     """Return a note on how to enable an output option that is off by default."""
     flag, name = option.flag or option.name, names[option.name]
     return (
@@ -266,7 +268,7 @@ def _input(option: Option, default: str | None, script: Script, kind: Callable[[
         words.append(f"default: {default}")
     elif not option.required and not is_missing_path:
         words.append("required: false")
-    if _continues(option, script):
+    if _continues_training(option, script):
         words.append("continues: true")
     if option.name in _HARMLESS:
         words.append("key: false")
@@ -320,11 +322,11 @@ def _default_path(value: object, kind: Callable[[str], str]) -> str | None:
     return _yaml(value if value.startswith(("./", "/")) else f"./{value}")
 
 
-def _continues(option: Option, script: Script) -> bool:
+def _continues_training(option: Option, script: Script) -> bool:
     return (
         option.type == "integer"
         and _LENGTH.fullmatch(option.name) is not None
-        and _latest(script) != ""
+        and _resumable_state(script) != ""
     )
 
 
@@ -337,7 +339,7 @@ def _hub_word(option: Option, kind: Callable[[str], str]) -> bool:
     return isinstance(value, str) and "/" not in value and not kind(value)
 
 
-def _fewer(option: Option, default: str | None) -> int | None:
+def _smoke_length(option: Option, default: str | None) -> int | None:
     """Return the smoke preset's value for a training length: at most 20 steps or 2 epochs.
 
     Returns None for options other than a training length.
@@ -353,7 +355,7 @@ def _fewer(option: Option, default: str | None) -> int | None:
 
 def _command(start: EntryPoint, script: Script, names: dict[str, str]) -> Iterator[str]:
     """Yield the lines of the step's command."""
-    can_resume = _latest(script) != ""
+    can_resume = _resumable_state(script) != ""
     options = [
         option
         for option in script.options
@@ -404,12 +406,12 @@ def _argument(option: Option, names: dict[str, str], script: Script) -> str:
 
 def _value(option: Option, names: dict[str, str], script: Script) -> str:
     if option.role == "resume":
-        return f"{{{{ state.{_latest(script, names)}.latest }}}}"
+        return f"{{{{ state.{_resumable_state(script, names)}.latest }}}}"
     head = {"output": "outputs", "state": "state"}.get(option.role, "inputs")
     return f"{{{{ {head}.{names[option.name]} }}}}"
 
 
-def _latest(script: Script, names: dict[str, str] | None = None) -> str:
+def _resumable_state(script: Script, names: dict[str, str] | None = None) -> str:
     """Return the name of the state option with a checkpoint file pattern, as in `names` if given.
 
     Returns an empty text without such an option, or if the script cannot resume.
@@ -499,5 +501,5 @@ def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _single(text: str) -> str:
+def _single_quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
