@@ -50,17 +50,36 @@ def type_of(path: str, head: bytes = b"") -> str:
     The content takes precedence over the name, so HTML in a file named `.png` is HTML. With an
     empty `head`, the name alone decides.
     """
-    named = _BY_SUFFIX.get(path.rpartition(".")[2].lower(), "") if "." in path else ""
+    named = _type_by_name(path)
     if not head:
         return named or BYTES
-    if markup := _MARKUP.match(head.removeprefix(b"\xef\xbb\xbf")):
+    detected = _type_by_content(head)
+    if detected:
+        return detected
+    if named in PICTURES or named == PARQUET:
+        return BYTES  # the content would have been detected
+    if named:
+        return named
+    return "text/plain" if is_text(head) else BYTES
+
+
+def _type_by_name(path: str) -> str:
+    """Return the media type for the suffix of a path, or "" if unknown."""
+    _, dot, suffix = path.rpartition(".")
+    return _BY_SUFFIX.get(suffix.lower(), "") if dot else ""
+
+
+def _type_by_content(head: bytes) -> str:
+    """Return the media type that the first bytes of a file prove, or "" if none."""
+    markup = _MARKUP.match(head.removeprefix(b"\xef\xbb\xbf"))
+    if markup:
         return SVG if markup[2].lower() == b"svg" else HTML
     if head[:4] == b"RIFF" and head[8:12] in _RIFF:
         return _RIFF[head[8:12]]
-    seen = next((kind for magic, kind in _BY_HEAD if head.startswith(magic)), "")
-    if seen or named in PICTURES or named == PARQUET:
-        return seen or BYTES
-    return named or ("text/plain" if is_text(head) else BYTES)
+    for magic, kind in _BY_HEAD:
+        if head.startswith(magic):
+            return kind
+    return ""
 
 
 def is_text(data: bytes) -> bool:

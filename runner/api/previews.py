@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import struct
 import warnings
@@ -204,22 +205,31 @@ def _list_tensors(header: Mapping[str, Any], said: Mapping[str, str]) -> Preview
     rows: list[list[str]] = []
     numbers: Counter[str] = Counter()
     for name, each in header.items():
-        shape = each.get("shape") if isinstance(each, dict) else None
-        if not isinstance(shape, list) or not all(type(side) is int for side in shape[:9]):
+        shape = _shape_of(each)
+        if shape is None:
             return _damaged_preview(f"the tensor {_short(whole(name), CELL)} has no shape")
         kind = _cell(each.get("dtype"))
         numbers[kind] += _count(shape)
         if len(rows) < TENSORS:
-            rows.append([_cell(name), kind, " × ".join(map(str, shape[:9])) or "scalar"])
+            rows.append([_cell(name), kind, " × ".join(map(str, shape)) or "scalar"])
     parts = ", ".join(f"{count:,} of {kind}" for kind, count in numbers.most_common(8))
     facts = {"tensors": f"{len(header):,}", "parameters": parts or "0", **said}
     words = f"the first {TENSORS} of {len(header):,} tensors" if len(header) > TENSORS else ""
     return Preview("tensors", SAFETENSORS, words, "", ("tensor", "type", "shape"), rows, facts)
 
 
+def _shape_of(tensor: object) -> list[int] | None:
+    """Return the first nine dimensions of a tensor in a header, or None if the header lacks them."""
+    shape = tensor.get("shape") if isinstance(tensor, dict) else None
+    if not isinstance(shape, list):
+        return None
+    sides = shape[:9]
+    return sides if all(type(side) is int for side in sides) else None
+
+
 def _count(shape: Sequence[int]) -> int:
     found = 1
-    for side in shape[:9]:
+    for side in shape:
         found = min(found * max(side, 0), 10**18)
     return found
 
@@ -296,11 +306,21 @@ def _parse_json_lines(text: str, _kind: str) -> tuple[list[str], list[list[str]]
     The first rows have a column for each of their keys. Raises ValueError.
     """
     lines = [line for line in text.splitlines() if line.strip()]
-    found = [parse_json(line) for line in lines[:ROWS]]
-    records = [each if isinstance(each, dict) else {"value": each} for each in found]
-    names = list(dict.fromkeys(name for record in records for name in record))[:COLUMNS]
-    rows = [[_cell(record[name]) if name in record else "" for name in names] for record in records]
+    records = [_parse_record(line) for line in lines[:ROWS]]
+    keys = dict.fromkeys(itertools.chain.from_iterable(records))
+    names = list(keys)[:COLUMNS]
+    rows = [_format_row(record, names) for record in records]
     return [_cell(name) for name in names], rows, len(lines) > ROWS
+
+
+def _parse_record(line: str) -> dict[str, Any]:
+    """Parse a JSON object. Any other JSON value becomes the field `value`. Raises ValueError."""
+    found = parse_json(line)
+    return found if isinstance(found, dict) else {"value": found}
+
+
+def _format_row(record: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    return [_cell(record[name]) if name in record else "" for name in names]
 
 
 # -- text -----------------------------------------------------------------------------------------

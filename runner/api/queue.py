@@ -79,17 +79,18 @@ def _runs_claimed_by(rows: Sequence[RunRow], name: str) -> list[str]:
 
 def _waits(ws: Workspace, rows: Sequence[RunRow]) -> list[Wait]:
     live = _executing_runs(ws, rows)
-    executing = [row for row in rows if row.id in live]
-    waiting = [row for row in rows if row.id not in live and row.state != "PAUSED"]
-    busy = {row.claim for row in executing}
+    waiting: list[WaitingRun] = []
+    executing: list[WaitingRun] = []
+    busy: set[str] = set()
+    for row in rows:
+        if row.id in live:
+            executing.append(_queue_entry(row))
+            busy.add(row.claim)
+        elif row.state != "PAUSED":
+            waiting.append(_queue_entry(row))
     workers = ws.store.runs.workers.all(str(ws.root))
     takers = [_taker(worker, busy) for worker in workers if worker.alive]
-    return explain_waits(
-        [_queue_entry(row) for row in waiting],
-        takers,
-        [_queue_entry(row) for row in executing],
-        time.time(),
-    )
+    return explain_waits(waiting, takers, executing, time.time())
 
 
 def _taker(worker: WorkerRow, busy: set[str]) -> Taker:

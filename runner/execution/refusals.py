@@ -379,7 +379,7 @@ def find_signed_addresses(
     With a signed URL, a host reads the bucket itself instead of through this machine. Empty if a
     driver's `secrets` is "deny".
     """
-    from ..hosts.renting.several import denying_drivers
+    from ..hosts.renting.any_driver import denying_drivers
 
     if denying_drivers(ws.config, driver):
         return set()
@@ -398,7 +398,7 @@ def refuse_denied_secrets(ws: Workspace, found: Survey, host_pool: HostPool) -> 
 
     Raises Invalid.
     """
-    from ..hosts.renting.several import driver_names
+    from ..hosts.renting.any_driver import driver_names
 
     for name in driver_names(ws.config, host_pool.name):
         _refuse_denied_secrets(ws, found, host_pool, name)

@@ -194,7 +194,7 @@ def _connect_ahead(
     """
     if settings.driver == "local":
         return nullcontext()
-    from ..hosts.renting.several import alternatives
+    from ..hosts.renting.any_driver import alternatives
 
     if alternatives(ws.config, settings.driver):  # the driver is chosen when a machine is ordered
         return nullcontext()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import random
 import time
@@ -127,18 +128,19 @@ class Delivery(Thread):
             if watch is not None and not self._over.is_set():
                 watch.look()
             due = outbox.due(receivers.known, self._busy)
-            is_due = due is not None and due <= 0
+            seconds = math.inf if due is None else due
+            is_due = seconds <= 0
             if is_due and len(self._busy) < AT_ONCE:
                 self._send(ws, receivers, outbox)
-            if self._over.is_set():
-                is_late = time.monotonic() > self._drain_until
-                if is_late or not (is_due or self._busy):
-                    return
-            if is_due or self._over.is_set():
-                wait = SOON
-            else:
-                wait = look if due is None else min(look, due)
-            self._settle(outbox, wait)
+            if self._over.is_set() and self._is_drained(is_due):
+                return
+            is_soon = is_due or self._over.is_set()
+            self._settle(outbox, SOON if is_soon else min(look, seconds))
+
+    def _is_drained(self, is_due: bool) -> bool:
+        """Return True if no delivery is due or in progress, or if the time to drain is over."""
+        is_idle = not is_due and not self._busy
+        return is_idle or time.monotonic() > self._drain_until
 
     def _send(self, ws: Workspace, receivers: Receivers, outbox: Outbox) -> None:
         """Send due deliveries to free receivers."""

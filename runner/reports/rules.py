@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..storage.records.ledger import LeaseRow, Ledger, of_user
 from ..storage.records.runs import RunRow
 from ..storage.workspace import Workspace
+
+if TYPE_CHECKING:
+    from ..storage.records.letters import Letters
 
 EVERY: Final = 30.0
 """Seconds between two evaluations."""
@@ -87,12 +90,17 @@ class Watch:
             return
         for row, condition in self._look_at(working, now):
             for name, words in find_alerts(condition).items():
-                id = f"{row.id}-{name}"
-                if runs.outbox.knows(row.id, id):
-                    continue
-                alerts = letters.alert(row, name, id, now, words)
-                if alerts:
-                    runs.outbox.post(row.id, alerts)
+                self._post(letters, row, name, words, now)
+
+    def _post(self, letters: Letters, row: RunRow, name: str, words: str, now: float) -> None:
+        """Add an alert of a run to the outbox, unless the run had the alert before."""
+        outbox = self._ws.store.runs.outbox
+        id = f"{row.id}-{name}"
+        if outbox.knows(row.id, id):
+            return
+        alerts = letters.alert(row, name, id, now, words)
+        if alerts:
+            outbox.post(row.id, alerts)
 
     def _look_at(self, working: list[RunRow], now: float) -> Iterator[tuple[RunRow, RunCondition]]:
         runs = self._ws.store.runs

@@ -232,15 +232,19 @@ class FeedReader:
         if self._next is None:
             self._next = {run: number for run, (_, number) in standing.items()}
             return standing
-        ended = runs.states_of([run for run in self._next if run not in standing])
-        for run in self._next.keys() - standing.keys():
-            state, number = ended.get(run, ("", 0))
-            if run not in self._readers and (not state or self._next[run] >= number):
+        others = [run for run in self._next if run not in standing]
+        ended = runs.states_of(others)
+        for run in others:
+            if run in self._readers:
+                continue
+            is_deleted = run not in ended
+            if is_deleted or self._next[run] >= ended[run][1]:
                 del self._next[run]
         for run in standing:
             # A run that was missing at the last read is new. Its first event has number 1.
             self._next.setdefault(run, 1)
-        return {run: stands for run, stands in (standing | ended).items() if run in self._next}
+        states = standing | ended
+        return {run: states[run] for run in states if run in self._next}
 
     def _read_live(
         self, ws: Workspace, look: ReadRequest, messages: dict[str, list[Message]]
@@ -722,15 +726,19 @@ class Feed:
     def _next_request(self) -> ReadRequest | None:
         """Return the next read request for the store, or None without followers."""
         now = time.monotonic()
-        for run, channel in list(self._channels.items()):
-            if not channel.followers and channel.wanted_until < now:
-                del self._channels[run]
+        self._drop_channels(now)
         every = self._all.kinds(now)
         if every is None and not self._channels and not self._followers:
             return None
         runs = {run: channel.kinds for run, channel in self._channels.items()}
         first = (run for run, channel in self._channels.items() if not channel.ready.done())
         return ReadRequest(runs, every, frozenset(first))
+
+    def _drop_channels(self, now: float) -> None:
+        """Drop the channels of runs without current or expected followers."""
+        for run, channel in list(self._channels.items()):
+            if not channel.followers and channel.wanted_until < now:
+                del self._channels[run]
 
     async def _read(self) -> None:
         loop, reader = asyncio.get_running_loop(), FeedReader(self._room, self._upcoming)

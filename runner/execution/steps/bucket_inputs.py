@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ...digest import of_value
 from ...hosts.place.place import Place
 from ...hosts.place.staging import SMALL, AttemptDirectory
-from ...hosts.renting.several import denying_drivers
+from ...hosts.renting.any_driver import denying_drivers
 from ...logs import Log
 from ...planning.plan import Node
 from ...planning.step import Source
