@@ -113,8 +113,13 @@ def _world(names: Collection[str], ranks: Collection[int], shards: Collection[in
     return max(shards) + 1 if shards else None
 
 
+def _is_deepspeed(names: Iterable[str]) -> bool:
+    """Return True if a checkpoint has files of a DeepSpeed engine."""
+    return any(ENGINE.search(name) for name in names)
+
+
 def _kind_of_shards(names: Collection[str], shards: Collection[int]) -> str:
-    if any(ENGINE.search(name) for name in names):
+    if _is_deepspeed(names):
         return "deepspeed"
     return "sharded" if shards else "files"
 
@@ -134,15 +139,16 @@ def shape(names: Iterable[str]) -> set[str]:
 
 
 def _of_transformers(names: Collection[str], ranked: bool) -> list[str]:
-    missing = _missing_model(names, "optimizer.pt")
-    if "scheduler.pt" not in names and not any(ENGINE.search(name) for name in names):
-        missing.append("scheduler.pt")
-    if not ranked and "rng_state.pth" not in names:
-        missing.append("rng_state.pth")
-    if _any_starts(names, "adapter_model.") and "adapter_config.json" not in names:
-        missing.append("adapter_config.json")
-    missing += [name for name in ("training_args.bin", "trainer_state.json") if name not in names]
-    return missing
+    needed = []
+    if not _is_deepspeed(names):
+        needed.append("scheduler.pt")
+    if not ranked:
+        needed.append("rng_state.pth")
+    if _any_starts(names, "adapter_model."):
+        needed.append("adapter_config.json")
+    needed += ["training_args.bin", "trainer_state.json"]
+    missing = [name for name in needed if name not in names]
+    return [*_missing_model(names, "optimizer.pt"), *missing]
 
 
 def _of_accelerate(names: Collection[str], ranked: bool) -> list[str]:
@@ -152,7 +158,7 @@ def _of_accelerate(names: Collection[str], ranked: bool) -> list[str]:
 
 def _missing_model(names: Collection[str], optimizer: str) -> list[str]:
     """List missing weights and a missing optimizer file of a checkpoint."""
-    if any(ENGINE.search(name) for name in names):
+    if _is_deepspeed(names):
         return [] if "latest" in names else ["latest"]
     missing = []
     if not any(WEIGHTS.match(name) for name in names):

@@ -440,18 +440,35 @@ def files_of(address: str, path: str, there: Sequence[Object]) -> dict[str, Obje
 
     Raises CannotRun for keys that cannot be files of one directory.
     """
-    names = {below(path, each): each for each in there}
-    files = {name: each for name, each in names.items() if name and (name[-1] != "/" or each.size)}
-    folders = {parent for name in files for parent in heads(name)[1:]}
-    reasons = {name: _why_no_file(name, folders) for name in sorted(files)}
-    bad = [f"{json.dumps(name)} {why}" for name, why in reasons.items() if why]
-    if bad:
-        more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
+    files: dict[str, Object] = {}
+    for each in there:
+        name = below(path, each)
+        if not _is_marker(name, each):
+            files[name] = each
+    faults = _name_faults(files)
+    if faults:
+        more = f"; and {len(faults) - 3} more" if len(faults) > 3 else ""
         raise CannotRun(
-            f"{address} has keys that cannot be file names in one directory: {'; '.join(bad[:3])}{more}",
+            f"{address} has keys that cannot be file names in one directory: {'; '.join(faults[:3])}{more}",
             fix="copy these objects to other keys, or exclude them with the input's `only`",
         )
     return files
+
+
+def _is_marker(name: str, file: Object) -> bool:
+    """Return True for the marker of the bucket prefix, or of a directory below the prefix."""
+    return not name or (name.endswith("/") and not file.size)
+
+
+def _name_faults(names: Collection[str]) -> list[str]:
+    """Describe the bucket keys that cannot be file names in one directory."""
+    folders = {parent for name in names for parent in heads(name)[1:]}
+    faults = []
+    for name in sorted(names):
+        why = _why_no_file(name, folders)
+        if why:
+            faults.append(f"{json.dumps(name)} {why}")
+    return faults
 
 
 def _why_no_file(name: str, folders: Collection[str]) -> str:

@@ -68,20 +68,25 @@ def _absent_code(
 
 def _absent_deps(recipe: Recipe, step: Step, root: Path) -> Iterator[Problem]:
     for n, dep in enumerate(step.deps):
-        path = dep if isinstance(dep, str) else dep.pattern
-        if "{{" in path or escapes(path) or _may_be_made(recipe, path):
+        where: Where = (*step.origin, "deps", n)
+        if isinstance(dep, str):
+            path = dep
+            fixed = fixed_folder(path) if is_glob(path) else posixpath.normpath(path)
+        elif dep.allow_empty:
             continue
-        if not isinstance(dep, str) and dep.allow_empty:
-            continue
-        if isinstance(dep, str) and not is_glob(path):
-            fixed = posixpath.normpath(path)
         else:
+            path = dep.pattern
             fixed = fixed_folder(path)
+            where = (*where, "glob")
+        if _is_uncertain(recipe, path):
+            continue
         if fixed and not os.path.lexists(root / fixed):
-            where: Where = (*step.origin, "deps", n)
-            if not isinstance(dep, str):
-                where = (*where, "glob")
             yield _absent(recipe, f'"{fixed}" in `deps` does not exist', where, str(root))
+
+
+def _is_uncertain(recipe: Recipe, path: str) -> bool:
+    """Return True if a path of `deps` may exist by the time of the run, or cannot be checked."""
+    return "{{" in path or escapes(path) or _may_be_made(recipe, path)
 
 
 def _may_be_made(recipe: Recipe, path: str) -> bool:

@@ -89,22 +89,29 @@ def _moments(
     places: Sequence[float], samples: Iterable[Mapping[str, Any]], span: Span
 ) -> list[tuple[float, float]]:
     """Return training steps with the time of their first observation, both strictly increasing."""
-    found: list[tuple[float, float]] = []
-    loaded = span.started
-    for sample in samples:
-        step, at = sample.get("step"), sample.get("at")
-        if not is_comparable(at):
-            continue
-        if is_comparable(step):
-            if not found or (step > found[-1][0] and at > found[-1][1]):
-                found.append((step, at))
-        elif not found:
-            loaded = at  # the script was still loading
+    timed = [sample for sample in samples if is_comparable(sample.get("at"))]
+    loading = list(itertools.takewhile(lambda sample: not _has_step(sample), timed))
+    loaded = loading[-1]["at"] if loading else span.started
+    found = _first_observations(filter(_has_step, timed))
     first, last = min(places), max(places)
     if loaded is not None and (not found or first < found[0][0]):
         found.insert(0, (first, loaded))
     if span.ended is not None and (not found or last > found[-1][0]):
         found.append((last, span.ended))
+    return found
+
+
+def _has_step(sample: Mapping[str, Any]) -> bool:
+    return is_comparable(sample.get("step"))
+
+
+def _first_observations(samples: Iterable[Mapping[str, Any]]) -> list[tuple[float, float]]:
+    """Return steps and times of samples, without samples that are not later in both."""
+    found: list[tuple[float, float]] = []
+    for sample in samples:
+        step, at = sample["step"], sample["at"]
+        if not found or (step > found[-1][0] and at > found[-1][1]):
+            found.append((step, at))
     return found
 
 
@@ -155,17 +162,22 @@ def _regular_curves(points: Sequence[Mapping[str, Any]]) -> dict[str, Curve] | N
     names = points[0].keys()
     if any(point.keys() != names for point in points):
         return None
-    x = [point["step"] for point in points]
-    columns = {name: [point[name] for point in points] for name in names if _is_curve(name)}
-    if not all(_are_numbers(column) for column in (x, *columns.values())):
+    used = ["step", *filter(_is_curve, names)]
+    columns = {name: [point[name] for point in points] for name in used}
+    if not all(map(_are_numbers, columns.values())):
         return None
-    if any(map(operator.ge, x, x[1:])):
+    x = columns.pop("step")
+    if not _is_increasing(x):
         return None
     return {name: Curve(x, y) for name, y in columns.items()}
 
 
 def _are_numbers(column: Iterable[object]) -> bool:
     return set(map(type, column)) <= {int, float}
+
+
+def _is_increasing(column: Sequence[float]) -> bool:
+    return not any(map(operator.ge, column, column[1:]))
 
 
 def _is_curve(name: str) -> bool:

@@ -438,18 +438,29 @@ def _compare_step(
     sort: str | None,
     least: bool | None,
 ) -> Comparison:
-    by = choose_criterion(found, chosen)
-    if sort is not None and _is_metric(found, sort):
-        by = next(
-            (given for given in chosen.values() if given.metric == sort),
-            Criterion(sort, lower_is_better(sort)),
-        )
+    by = _criterion_of_metric(sort, found, chosen) or choose_criterion(found, chosen)
     if by is not None and least is not None:
         by = by._replace(least=least)
     ordered = rank(found, by) if by is not None else list(found)
-    if sort is not None and (by is None or by.metric != sort):
+    is_ranked = by is not None and by.metric == sort
+    if sort is not None and not is_ranked:
         ordered.sort(key=lambda result: _order(as_row(result, is_best=False).get(sort)))
     return Comparison(ordered, by, find_best(found, by))
+
+
+def _criterion_of_metric(
+    name: str | None, found: Sequence[Result], chosen: Mapping[str, Criterion]
+) -> Criterion | None:
+    """Return the comparison criterion for a metric, or None if no result has the metric.
+
+    A `select` step with this metric decides whether lower values are better.
+    """
+    if name is None or not _is_metric(found, name):
+        return None
+    for given in chosen.values():
+        if given.metric == name:
+            return given
+    return Criterion(name, lower_is_better(name))
 
 
 def _is_metric(found: Sequence[Result], name: str) -> bool:

@@ -42,16 +42,21 @@ def empty_globs(ws: Workspace, found: Survey) -> Iterator[EmptyGlob]:
     if not found.only and not found.until:
         for step, pattern in plan.empty:
             yield EmptyGlob(step, pattern, True, _no_folder(ws, pattern))
-    asked = {
-        bare(plan.nodes[n].id) for n in found.select_wanted(plan) if not plan.nodes[n].flags & SKIP
-    }
+    requested = _requested_steps(found)
     for step, text, allowed in plan.globs:
-        if bare(step) in asked and not found.facts.matches.get(text):
-            pattern = decode_pattern(text)[0]
-            refused = _no_folder(ws, pattern)
-            if not refused and allowed is False:
-                refused = "matches nothing"
-            yield EmptyGlob(step, pattern, False, refused)
+        if bare(step) not in requested or found.facts.matches.get(text):
+            continue
+        pattern = decode_pattern(text)[0]
+        refused = _no_folder(ws, pattern)
+        if not refused and allowed is False:
+            refused = "matches nothing"
+        yield EmptyGlob(step, pattern, False, refused)
+
+
+def _requested_steps(found: Survey) -> set[str]:
+    """Return the names of the requested steps that the plan does not skip."""
+    nodes = [found.plan.nodes[n] for n in found.select_wanted(found.plan)]
+    return {bare(node.id) for node in nodes if not node.flags & SKIP}
 
 
 def empty_warnings(ws: Workspace, found: Survey) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from ..planning.ids import bare
-from ..planning.plan import SKIP, Plan
+from ..planning.plan import SKIP, Node, Plan
 
 
 def skipped_steps(plan: Plan, skipped: Collection[str], wanted: Collection[int]) -> list[str]:
@@ -40,20 +40,28 @@ def with_skipped(counts: Mapping[str, int], plan: Plan, wanted: Collection[int])
 def _reason(plan: Plan, n: int, gone: Collection[int]) -> str:
     """Explain why a step is skipped: missing outputs, a skipped dependency, or its own condition."""
     node = plan.nodes[n]
-    chosen = set(node.choices)
-    lacks = {
-        f"{each.name} of {bare(plan.nodes[each.producer].id)}": None
-        for each in node.upstream
-        if each.producer in gone and each.producer not in chosen
-    }
-    if lacks:
-        paths = list(lacks)
-        return f"{', '.join(paths[:3])}{', …' if len(paths) > 3 else ''} {'is' if len(paths) == 1 else 'are'} missing"
-    before = [*(each.producer for each in node.late), *node.after, *node.choices]
-    needed = dict.fromkeys(bare(plan.nodes[each].id) for each in before if each in gone)
-    own = (
-        "its `when` is false"
-        if "/" not in node.id
-        else "its `when`, or the `when` of an enclosing step, is false"
-    )
-    return f"{', '.join(list(needed)[:3])} is skipped" if needed else own
+    missing = _missing_outputs(plan, node, gone)
+    if missing:
+        more = ", …" if len(missing) > 3 else ""
+        verb = "is" if len(missing) == 1 else "are"
+        return f"{', '.join(missing[:3])}{more} {verb} missing"
+    needed = [*(each.producer for each in node.late), *node.after, *node.choices]
+    skipped = [bare(plan.nodes[each].id) for each in needed if each in gone]
+    if skipped:
+        names = list(dict.fromkeys(skipped))
+        return f"{', '.join(names[:3])} is skipped"
+    if "/" in node.id:
+        return "its `when`, or the `when` of an enclosing step, is false"
+    return "its `when` is false"
+
+
+def _missing_outputs(plan: Plan, node: Node, gone: Collection[int]) -> list[str]:
+    """Return the outputs of skipped steps that a step reads, except for a choice of steps."""
+    choices = set(node.choices)
+    read = [each for each in node.upstream if each.producer not in choices]
+    missing = [
+        f"{each.name} of {bare(plan.nodes[each.producer].id)}"
+        for each in read
+        if each.producer in gone
+    ]
+    return list(dict.fromkeys(missing))

@@ -162,6 +162,9 @@ CASES = {
     "pool no number": Case(
         3, "api=x.*is not NAME=N", words=("run", "./good.yaml", "--pool", "api=x")
     ),
+    "pool of memory no size": Case(
+        3, "memory=lots.*is not NAME=N", words=("run", "./good.yaml", "--pool", "memory=lots")
+    ),
     "more than this machine has": Case(
         2, "s requires 99,999 processors", step('{run: "true", resources: {cpus: 99999}}')
     ),

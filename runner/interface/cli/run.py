@@ -16,7 +16,7 @@ from ...execution.refusals import nodes_to_check
 from ...execution.session import preview
 from ...execution.session import run as run_session
 from ...execution.terms import Choice, Label, Settings, apply_stack, limits_asked, lower_limits
-from ...language.units import money_text
+from ...language.units import money_text, size
 from ...planning.ids import stored_form
 from ...survey.empty_globs import empty_warnings
 from ..pairs import filters
@@ -179,7 +179,7 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
         action="append",
         default=[],
         metavar="NAME=N",
-        help="Capacity of a pool that running steps share (default: 1), for example licence=2. Also sets cpus, gpus or memory",
+        help="Capacity of a pool that running steps share (default: 1), for example licence=2. Also sets cpus, gpus or memory (memory=64GB)",
     )
     section(parser, WHERE).add_argument(
         "--everything-there",
@@ -780,16 +780,14 @@ def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
 
 
 def _pool(word: str) -> tuple[str, float]:
+    """Parse the capacity of a pool; that of memory may have a unit."""
     name, _, amount = word.partition("=")
     try:
+        if name == "memory" and not amount.isdecimal():
+            return name, float(size(amount))
         return name, float(amount)
     except ValueError:
-        raise Invalid(
-            [
-                Problem(
-                    "bad-pool",
-                    f'"{word}" is not NAME=N',
-                    fix="use NAME=N, for example `--pool api=2`",
-                )
-            ]
-        ) from None
+        example = "memory=64GB" if name == "memory" else "api=2"
+        fix = f"use NAME=N, for example `--pool {example}`"
+        problem = Problem("bad-pool", f'"{word}" is not NAME=N', fix=fix)
+        raise Invalid([problem]) from None

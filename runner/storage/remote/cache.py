@@ -100,9 +100,7 @@ class RemoteCache:
 
         Empty if a lookup is pointless.
         """
-        if self._off or verdict.answer != RUN or verdict.key is None or verdict.forced:
-            return []
-        if not node.outputs or node.flags & UNCACHED:
+        if self._off or verdict.key is None or not _may_be_restored(node, verdict):
             return []
         if verdict.key in self._looked_up or self._ws.knows(verdict.key):
             return []
@@ -251,13 +249,7 @@ class RemoteCache:
 
     def push(self, trace: Trace, node: Node) -> None:
         """Queue the outputs of a step for upload in a background thread, in order."""
-        if (
-            not self.pushes
-            or self._off
-            or not trace.outputs
-            or node.flags & UNCACHED
-            or "store" in trace.facts
-        ):
+        if not self.pushes or self._off or not _may_be_shared(node, trace):
             return
         if self._outbox is None:
             self._outbox = _UploadQueue(self._ws.objects.root, self.remote)
@@ -326,6 +318,20 @@ class RemoteCache:
             f"continuing without the shared store {self.name}: {error}"
             + (f" (fix: {error.fix})" if error.fix else "")
         )
+
+
+def _may_be_restored(node: Node, verdict: Verdict) -> bool:
+    """Return True if a step would run, but may use a cached result instead."""
+    if verdict.answer != RUN or verdict.forced:
+        return False
+    return bool(node.outputs) and not node.flags & UNCACHED
+
+
+def _may_be_shared(node: Node, trace: Trace) -> bool:
+    """Return True if a step's result may be uploaded, and did not come from a shared store."""
+    if not trace.outputs or node.flags & UNCACHED:
+        return False
+    return "store" not in trace.facts
 
 
 @dataclass(slots=True)
