@@ -140,16 +140,15 @@ def _find_changed_inputs(path: str) -> list[str]:
         marks = {}  # there are no copies, or an older version staged the attempt
     found = [f"{path}/{copy}" for copy in find_changed_copies(marks, path)]
     copies = {f"{path}/{copy}" for copy in marks}
-    for each in given:
-        if each in copies:
-            continue
-        try:
-            newest = trees.newest(each)
-        except FileNotFoundError:
-            newest = then + 1
-        if newest > then:
-            found.append(each)
-    return found
+    return found + [each for each in given if each not in copies and _is_newer(each, then)]
+
+
+def _is_newer(path: str, then: int) -> bool:
+    """Return True if a file or tree was written after the time `then`, or deleted."""
+    try:
+        return trees.newest(path) > then
+    except FileNotFoundError:
+        return True
 
 
 def _read_inputs(note: str) -> tuple[list[str], int]:

@@ -19,7 +19,7 @@ import os
 import time
 
 from . import sparse, trees
-from .tree_hash import hash_file, kind_of
+from .tree_hash import hash_blocks, hash_file, kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -331,18 +331,11 @@ def chunks(
         if remembered := _load_block_digests(known, grain):
             size = os.path.getsize(path)
             return size, remembered[: -(-size // grain)]
-    found, view = [], memoryview(bytearray(trees.BLOCK))
     with open(path, "rb", buffering=0) as file:
-        size = left = os.fstat(file.fileno()).st_size
-        while left:
-            hasher, end = hashlib.sha256(), max(0, left - grain)
-            while left > end:
-                got = file.readinto(view[: left - end])
-                if not got:
-                    return 0, []  # the file was truncated meanwhile
-                hasher.update(view[:got])
-                left -= got
-            found.append(hasher.hexdigest())
+        size = os.fstat(file.fileno()).st_size
+        found = hash_blocks(file.fileno(), size, grain)
+    if len(found) * grain < size:
+        return 0, []  # the file was truncated meanwhile
     if older and size == os.path.getsize(older):
         _save_block_digests(known, grain, found)
     return size, found

@@ -199,6 +199,24 @@ def hash_open(fd: int, size: int, count: Callable[[int], None] = lambda _: None)
     return hasher.hexdigest()
 
 
+def hash_blocks(fd: int, size: int, block: int) -> list[str]:
+    """Return the SHA-256 of each block in the first `size` bytes of an open file.
+
+    The list is incomplete if the file is shorter.
+    """
+    view = memoryview(bytearray(min(_BLOCK, block)))
+    found: list[str] = []
+    for begin in range(0, size, block):
+        hasher, left = hashlib.sha256(), min(block, size - begin)
+        while left and (got := os.readv(fd, [view[:left]])):
+            hasher.update(view[:got])
+            left -= got
+        if left:
+            break
+        found.append(hasher.hexdigest())
+    return found
+
+
 def _hash_zeros(update: Callable[[bytes], None], size: int, count: Callable[[int], None]) -> None:
     for left in range(size, 0, -_BLOCK):
         zeros = _ZEROS[: min(left, _BLOCK)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 import struct
 import warnings
@@ -44,6 +43,8 @@ ROWS: Final = 50
 COLUMNS: Final = 40
 CELL: Final = 300
 """Maximum number of characters in a cell."""
+SIDES: Final = 9
+"""Number of dimensions of a tensor that are shown."""
 TENSORS: Final = 500
 LARGEST: Final = 32 << 20
 """Maximum size in bytes of an image to re-encode."""
@@ -211,25 +212,25 @@ def _list_tensors(header: Mapping[str, Any], said: Mapping[str, str]) -> Preview
         kind = _cell(each.get("dtype"))
         numbers[kind] += _count(shape)
         if len(rows) < TENSORS:
-            rows.append([_cell(name), kind, " × ".join(map(str, shape)) or "scalar"])
+            sides = " × ".join(map(str, shape[:SIDES]))
+            rows.append([_cell(name), kind, sides or "scalar"])
     parts = ", ".join(f"{count:,} of {kind}" for kind, count in numbers.most_common(8))
     facts = {"tensors": f"{len(header):,}", "parameters": parts or "0", **said}
     words = f"the first {TENSORS} of {len(header):,} tensors" if len(header) > TENSORS else ""
     return Preview("tensors", SAFETENSORS, words, "", ("tensor", "type", "shape"), rows, facts)
 
 
-def _shape_of(tensor: object) -> list[int] | None:
-    """Return the first nine dimensions of a tensor in a header, or None if the header lacks them."""
-    shape = tensor.get("shape") if isinstance(tensor, dict) else None
+def _shape_of(entry: object) -> list[int] | None:
+    """Return the shape in the header entry of a tensor; None if it is damaged."""
+    shape = entry.get("shape") if isinstance(entry, dict) else None
     if not isinstance(shape, list):
         return None
-    sides = shape[:9]
-    return sides if all(type(side) is int for side in sides) else None
+    return shape if all(type(side) is int for side in shape[:SIDES]) else None
 
 
 def _count(shape: Sequence[int]) -> int:
     found = 1
-    for side in shape:
+    for side in shape[:SIDES]:
         found = min(found * max(side, 0), 10**18)
     return found
 
@@ -306,21 +307,20 @@ def _parse_json_lines(text: str, _kind: str) -> tuple[list[str], list[list[str]]
     The first rows have a column for each of their keys. Raises ValueError.
     """
     lines = [line for line in text.splitlines() if line.strip()]
-    records = [_parse_record(line) for line in lines[:ROWS]]
-    keys = dict.fromkeys(itertools.chain.from_iterable(records))
-    names = list(keys)[:COLUMNS]
-    rows = [_format_row(record, names) for record in records]
-    return [_cell(name) for name in names], rows, len(lines) > ROWS
+    records: list[dict[str, Any]] = []
+    names: dict[str, None] = {}  # in order of appearance
+    for line in lines[:ROWS]:
+        value = parse_json(line)
+        record = value if isinstance(value, dict) else {"value": value}
+        records.append(record)
+        names |= dict.fromkeys(record)
+    columns = list(names)[:COLUMNS]
+    rows = [_row_of(record, columns) for record in records]
+    return [_cell(name) for name in columns], rows, len(lines) > ROWS
 
 
-def _parse_record(line: str) -> dict[str, Any]:
-    """Parse a JSON object. Any other JSON value becomes the field `value`. Raises ValueError."""
-    found = parse_json(line)
-    return found if isinstance(found, dict) else {"value": found}
-
-
-def _format_row(record: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    return [_cell(record[name]) if name in record else "" for name in names]
+def _row_of(record: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
+    return [_cell(record[name]) if name in record else "" for name in columns]
 
 
 # -- text -----------------------------------------------------------------------------------------

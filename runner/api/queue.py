@@ -78,19 +78,18 @@ def _runs_claimed_by(rows: Sequence[RunRow], name: str) -> list[str]:
 
 
 def _waits(ws: Workspace, rows: Sequence[RunRow]) -> list[Wait]:
+    executing, waiting = list[RunRow](), list[RunRow]()
     live = _executing_runs(ws, rows)
-    waiting: list[WaitingRun] = []
-    executing: list[WaitingRun] = []
-    busy: set[str] = set()
     for row in rows:
         if row.id in live:
-            executing.append(_queue_entry(row))
-            busy.add(row.claim)
+            executing.append(row)
         elif row.state != "PAUSED":
-            waiting.append(_queue_entry(row))
+            waiting.append(row)
+    busy = {row.claim for row in executing}
     workers = ws.store.runs.workers.all(str(ws.root))
     takers = [_taker(worker, busy) for worker in workers if worker.alive]
-    return explain_waits(waiting, takers, executing, time.time())
+    entries = [_queue_entry(row) for row in waiting]
+    return explain_waits(entries, takers, [_queue_entry(row) for row in executing], time.time())
 
 
 def _taker(worker: WorkerRow, busy: set[str]) -> Taker:

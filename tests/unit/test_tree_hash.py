@@ -114,6 +114,20 @@ def test_a_file_that_shrinks_while_it_is_hashed_ends_the_digest(tmp_path: Path) 
         assert tree_hash.hash_open(file.fileno(), 100) == hashlib.sha256(b"abc").hexdigest()
 
 
+@given(st.binary(max_size=300), st.integers(1, 100), st.integers(0, 400))
+@settings(deadline=None)
+def test_a_file_is_hashed_block_by_block(data: bytes, block: int, size: int) -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.seek(0)
+        found = tree_hash.hash_blocks(file.fileno(), size, block)
+    whole = [data[at : at + block] for at in range(0, min(size, len(data)), block)]
+    whole = [each[: size - n * block] for n, each in enumerate(whole)]
+    if size > len(data):  # the last block is cut off
+        whole = [each for each in whole if len(each) == block]
+    assert found == [hashlib.sha256(each).hexdigest() for each in whole]
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 700_000)), max_size=5))
 @settings(deadline=None, max_examples=30)
 def test_a_sparse_file_is_hashed_like_a_dense_one(runs: list[tuple[bool, int]]) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Iterator
 
+from ...agent.tree_hash import hash_blocks
 from ...storage.content.files import Changed
 
 BLOCK = 1 << 18
@@ -28,10 +28,8 @@ def read_part(path: str, size: int, start: int, count: int) -> Iterator[bytes]:
 
 def hash_chunks(path: str, size: int, chunk: int) -> list[str]:
     """Return the digest of each chunk of a file."""
-    found = []
-    for start in range(0, size, chunk):
-        hasher = hashlib.sha256()
-        for data in read_part(path, size, start, min(chunk, size - start)):
-            hasher.update(data)
-        found.append(hasher.hexdigest())
+    with open(path, "rb", buffering=0) as file:
+        found = hash_blocks(file.fileno(), size, chunk)
+        if os.fstat(file.fileno()).st_size != size or len(found) * chunk < size:
+            raise Changed(path)
     return found

@@ -109,11 +109,11 @@ class DigestCache:
 
     def entries(self, path: str) -> list[Entry]:
         """Return the manifest of the tree at `path`, and cache the digests of its files."""
-        sight = see(self._full(path))
+        scan = see(self._full(path))
         return (
-            self._digest_rows(path, sight)
-            if sight.files <= FEW
-            else self._large().entries(path, self._full(path), sight, self.progress)
+            self._digest_rows(path, scan)
+            if scan.files <= FEW
+            else self._large().entries(path, self._full(path), scan, self.progress)
         )
 
     def note(self, path: str, content: Content) -> None:
@@ -134,10 +134,10 @@ class DigestCache:
                     self.note(f"{path}/{entry.path}", Content(f"{entry.kind}:{entry.value}"))
             return
         try:
-            sight = see(self._full(path))
+            scan = see(self._full(path))
         except Unhashable:
             return  # another process changed the tree; the next request detects it
-        self._large().note(path, sight, manifest)
+        self._large().note(path, scan, manifest)
 
     @property
     def is_costly_to_repeat(self) -> bool:
@@ -166,24 +166,24 @@ class DigestCache:
 
         An unchanged large tree needs no manifest.
         """
-        sight = see(self._full(path))
-        if sight.files <= FEW:
-            return tree_id(self._digest_rows(path, sight))
-        return self._large().content(path, self._full(path), sight, self.progress)
+        scan = see(self._full(path))
+        if scan.files <= FEW:
+            return tree_id(self._digest_rows(path, scan))
+        return self._large().content(path, self._full(path), scan, self.progress)
 
-    def _digest_rows(self, path: str, sight: TreeScan) -> list[Entry]:
+    def _digest_rows(self, path: str, scan: TreeScan) -> list[Entry]:
         """Return the manifest of a tree, and cache a digest row for each file."""
         known: dict[str, list[str]] = {}
         recall = self._rows.get
-        for folder, seen in sight.folders.items():
+        for folder, seen in scan.folders.items():
             prefix = f"{path}/{folder}/" if folder else f"{path}/"
             known[folder] = column = []
             for name, now in zip(seen.names, seen.rows, strict=True):
                 row = recall(prefix + name)
                 column.append(row[6][2:] if row is not None and row[1:6] == now[:5] else "")
-        manifest, reads, begun = read_manifest(self._full(path), sight, known, self.progress)
+        manifest, reads, begun = read_manifest(self._full(path), scan, known, self.progress)
         for folder, n, found, value in reads:
-            name = sight.folders[folder].names[n]
+            name = scan.folders[folder].names[n]
             self._remember(
                 f"{path}/{folder}/{name}" if folder else f"{path}/{name}",
                 found,

@@ -63,40 +63,40 @@ class Listings:
         self._listings: dict[str, _Listing] = {}
         self._unsaved: set[str] = set()
 
-    def content(self, path: str, full: str, sight: TreeScan, progress: Progress | None) -> Content:
+    def content(self, path: str, full: str, scan: TreeScan, progress: Progress | None) -> Content:
         """Return the content id of the tree at `full`, cached under the name `path`.
 
         An unchanged tree needs no manifest.
         """
         listing = self._listing(path)
-        if listing is not None and listing.content and _shows(listing, sight, _pack(sight)):
+        if listing is not None and listing.content and _shows(listing, scan, _pack(scan)):
             return Content(listing.content)
-        content = tree_id(self.entries(path, full, sight, progress))
+        content = tree_id(self.entries(path, full, scan, progress))
         listing = self._listings[path]
         if not any(_UNKNOWN in column for column in listing.digests.values()):
             self._keep(path, listing._replace(content=content))
         return content
 
     def entries(
-        self, path: str, full: str, sight: TreeScan, progress: Progress | None
+        self, path: str, full: str, scan: TreeScan, progress: Progress | None
     ) -> list[Entry]:
         """Return the manifest of a tree, and update its digest listing."""
-        old, packed = self._listing(path), _pack(sight)
+        old, packed = self._listing(path), _pack(scan)
         digests = {folder: _recall_digests(old, folder, seen) for folder, seen in packed.items()}
         known = {folder: _hexes(column) for folder, column in digests.items()}
-        manifest, reads, begun = read_manifest(full, sight, known, progress)
-        if reads or old is None or not _shows(old, sight, packed):
-            digests |= _new_digests(digests, sight, reads, begun)
-            self._keep(path, _Listing("", packed, sight.links, sight.empty, digests))
+        manifest, reads, begun = read_manifest(full, scan, known, progress)
+        if reads or old is None or not _shows(old, scan, packed):
+            digests |= _new_digests(digests, scan, reads, begun)
+            self._keep(path, _Listing("", packed, scan.links, scan.empty, digests))
         return manifest
 
-    def note(self, path: str, sight: TreeScan, manifest: Sequence[Entry]) -> None:
+    def note(self, path: str, scan: TreeScan, manifest: Sequence[Entry]) -> None:
         """Store the digest listing of a tree that recipe just wrote at `path`."""
         values = {
             entry.path: bytes.fromhex(entry.value) for entry in manifest if entry.kind in "fx"
         }
         digests: dict[str, bytes] = {}
-        for folder, seen in sight.folders.items():
+        for folder, seen in scan.folders.items():
             prefix = f"{folder}/" if folder else ""
             rows = zip(seen.names, seen.rows, strict=True)
             # Only digests of backdated files are valid, as in `DigestCache.note`.
@@ -104,7 +104,7 @@ class Listings:
                 values.get(prefix + name, _UNKNOWN) if row[4] - row[3] > slack(row[3]) else _UNKNOWN
                 for name, row in rows
             )
-        self._keep(path, _Listing("", _pack(sight), sight.links, sight.empty, digests))
+        self._keep(path, _Listing("", _pack(scan), scan.links, scan.empty, digests))
 
     def save(self) -> None:
         """Save the changed digest listings to disk."""
@@ -126,22 +126,20 @@ class Listings:
         self._unsaved.add(path)
 
 
-def _pack(sight: TreeScan) -> dict[str, _Packed]:
+def _pack(scan: TreeScan) -> dict[str, _Packed]:
     pack = _STATS.pack
     return {
         folder: (
             "\0".join(seen.names).encode("utf-8", "surrogateescape"),
             b"".join(starmap(pack, seen.rows)),
         )
-        for folder, seen in sight.folders.items()
+        for folder, seen in scan.folders.items()
     }
 
 
-def _shows(listing: _Listing, sight: TreeScan, packed: dict[str, _Packed]) -> bool:
+def _shows(listing: _Listing, scan: TreeScan, packed: dict[str, _Packed]) -> bool:
     """Return True if a tree's scan equals its stored listing, so that no file has changed."""
-    return (
-        listing.folders == packed and listing.links == sight.links and listing.empty == sight.empty
-    )
+    return listing.folders == packed and listing.links == scan.links and listing.empty == scan.empty
 
 
 def _recall_digests(listing: _Listing | None, folder: str, seen: _Packed) -> bytes:
@@ -167,7 +165,7 @@ def _files(seen: _Packed) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _new_digests(
-    digests: Mapping[str, bytes], sight: TreeScan, reads: Iterable[Read], begun: int
+    digests: Mapping[str, bytes], scan: TreeScan, reads: Iterable[Read], begun: int
 ) -> dict[str, bytes]:
     """Return the digests of directories with newly hashed files.
 
@@ -178,7 +176,7 @@ def _new_digests(
         if folder not in columns:
             columns[folder] = bytearray(digests[folder])
         now = identity_of(found)
-        if is_settled(now, begun) and now == sight.folders[folder].rows[n][:5]:
+        if is_settled(now, begun) and now == scan.folders[folder].rows[n][:5]:
             columns[folder][32 * n : 32 * n + 32] = bytes.fromhex(value)
     return {folder: bytes(column) for folder, column in columns.items()}
 
