@@ -194,7 +194,7 @@ def _preview_tensors(file: BinaryIO, size: int) -> Preview:
     if not isinstance(header, dict):
         return _damaged_preview("the header is not a JSON object")
     said = header.pop("__metadata__", {})
-    facts = _texts(said) if isinstance(said, dict) else {}
+    facts = _format_entries(said) if isinstance(said, dict) else {}
     return _list_tensors(header, facts)
 
 
@@ -208,12 +208,12 @@ def _list_tensors(header: Mapping[str, Any], said: Mapping[str, str]) -> Preview
     for name, each in header.items():
         shape = _shape_of(each)
         if shape is None:
-            return _damaged_preview(f"the tensor {_short(whole(name), CELL)} has no shape")
-        kind = _cell(each.get("dtype"))
-        numbers[kind] += _count(shape)
+            return _damaged_preview(f"the tensor {_shorten(whole(name), CELL)} has no shape")
+        kind = _format_cell(each.get("dtype"))
+        numbers[kind] += _count_elements(shape)
         if len(rows) < TENSORS:
             sides = " × ".join(map(str, shape[:SIDES]))
-            rows.append([_cell(name), kind, sides or "scalar"])
+            rows.append([_format_cell(name), kind, sides or "scalar"])
     parts = ", ".join(f"{count:,} of {kind}" for kind, count in numbers.most_common(8))
     facts = {"tensors": f"{len(header):,}", "parameters": parts or "0", **said}
     words = f"the first {TENSORS} of {len(header):,} tensors" if len(header) > TENSORS else ""
@@ -228,7 +228,7 @@ def _shape_of(entry: object) -> list[int] | None:
     return shape if all(type(side) is int for side in shape[:SIDES]) else None
 
 
-def _count(shape: Sequence[int]) -> int:
+def _count_elements(shape: Sequence[int]) -> int:
     found = 1
     for side in shape[:SIDES]:
         found = min(found * max(side, 0), 10**18)
@@ -256,7 +256,7 @@ def _preview_parquet(file: BinaryIO, size: int) -> Preview:
         )
         if largest > LARGEST:
             types = [
-                [_cell(each.name), _cell(each.type)]
+                [_format_cell(each.name), _format_cell(each.type)]
                 for each in map(found.schema_arrow.field, chosen)
             ]
             words = f"the first row group has {largest} bytes, too many for a preview"
@@ -265,14 +265,16 @@ def _preview_parquet(file: BinaryIO, size: int) -> Preview:
             found.iter_batches(ROWS, columns=[names[n] for n in chosen], use_threads=False), None
         )
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        return Preview("none", PARQUET, f"the Parquet file is damaged: {_short(str(error), CELL)}")
+        return Preview(
+            "none", PARQUET, f"the Parquet file is damaged: {_shorten(str(error), CELL)}"
+        )
     lines = batch.to_pylist() if batch is not None else []
-    columns = [_cell(names[n]) for n in chosen]
-    rows = [[_cell(value) for value in line.values()] for line in lines]
-    return Preview("table", PARQUET, _first(len(rows), total), "", columns, rows, facts)
+    columns = [_format_cell(names[n]) for n in chosen]
+    rows = [[_format_cell(value) for value in line.values()] for line in lines]
+    return Preview("table", PARQUET, _describe_cut(len(rows), total), "", columns, rows, facts)
 
 
-def _first(shown: int, total: int) -> str:
+def _describe_cut(shown: int, total: int) -> str:
     return f"the first {shown:,} of {total:,} rows" if total > shown else ""
 
 
@@ -297,8 +299,8 @@ def _parse_csv(text: str, kind: str) -> tuple[list[str], list[list[str]], bool]:
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=mark)
     found = [line for line, _ in zip(lines, range(ROWS + 2), strict=False)]
     columns, *rows = found or [[]]
-    shown = [[_cell(value) for value in row[:COLUMNS]] for row in rows[:ROWS]]
-    return [_cell(name) for name in columns[:COLUMNS]], shown, len(rows) > ROWS
+    shown = [[_format_cell(value) for value in row[:COLUMNS]] for row in rows[:ROWS]]
+    return [_format_cell(name) for name in columns[:COLUMNS]], shown, len(rows) > ROWS
 
 
 def _parse_json_lines(text: str, _kind: str) -> tuple[list[str], list[list[str]], bool]:
@@ -316,11 +318,11 @@ def _parse_json_lines(text: str, _kind: str) -> tuple[list[str], list[list[str]]
         names |= dict.fromkeys(record)
     columns = list(names)[:COLUMNS]
     rows = [_row_of(record, columns) for record in records]
-    return [_cell(name) for name in columns], rows, len(lines) > ROWS
+    return [_format_cell(name) for name in columns], rows, len(lines) > ROWS
 
 
 def _row_of(record: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
-    return [_cell(record[name]) if name in record else "" for name in columns]
+    return [_format_cell(record[name]) if name in record else "" for name in columns]
 
 
 # -- text -----------------------------------------------------------------------------------------
@@ -338,26 +340,26 @@ def _preview_text(kind: str, data: bytes, cut: bool) -> Preview:
     return Preview("text", kind, words if data else "the file is empty", shown)
 
 
-def _texts(said: Mapping[Any, Any]) -> dict[str, str]:
-    return {_cell(name): _cell(value) for name, value in list(said.items())[:20]}
+def _format_entries(said: Mapping[Any, Any]) -> dict[str, str]:
+    return {_format_cell(name): _format_cell(value) for name, value in list(said.items())[:20]}
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     """Format a value as text for a cell of a table preview."""
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     if isinstance(value, str):
-        return _short(whole(value), CELL)
+        return _shorten(whole(value), CELL)
     try:
-        text = json.dumps(value, ensure_ascii=False, default=_other)
+        text = json.dumps(value, ensure_ascii=False, default=_format_other)
     except (ValueError, RecursionError):
         return "…"
-    return _short(whole(text), CELL)
+    return _shorten(whole(text), CELL)
 
 
-def _other(value: object) -> str:
-    return f"{len(value)} bytes" if isinstance(value, bytes) else _short(str(value), CELL)
+def _format_other(value: object) -> str:
+    return f"{len(value)} bytes" if isinstance(value, bytes) else _shorten(str(value), CELL)
 
 
-def _short(text: str, most: int) -> str:
+def _shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -46,9 +46,9 @@ from ..storage.records.runs import Requested, RunState
 from ..storage.run_graph import recall
 from ..storage.workspace import Workspace
 from ..survey import run_environment, run_graph
-from ..survey.empty_globs import empty_warnings
+from ..survey.empty_globs import warn_of_empty_globs
 from ..survey.input_manifests import store_manifests
-from ..survey.skipped_steps import skipped_steps, with_skipped
+from ..survey.skipped_steps import add_skipped_steps, list_skipped_steps
 from ..survey.survey import Survey
 from ..survey.trainings import training_length
 from . import takeover
@@ -207,15 +207,15 @@ def _work(ours: Assignment) -> Summary | None:
     skipped = working.owners.schedule.skipped_steps()
     summary = Summary(
         state,
-        with_skipped(counts, working.owners.steps.plan, wanted),
+        add_skipped_steps(counts, working.owners.steps.plan, wanted),
         ours.since.seconds,
         report.failures,
         made,
         run,
         interrupted,
         report.abandoned,
-        empty_warnings(ws, found) if report.state == "COMPLETED" else (),
-        skipped_steps(working.owners.steps.plan, skipped, wanted),
+        warn_of_empty_globs(ws, found) if report.state == "COMPLETED" else (),
+        list_skipped_steps(working.owners.steps.plan, skipped, wanted),
     )
     if ws.remote_cache is not None and not report.left:
         ws.remote_cache.finish(listener.say)
