@@ -14,7 +14,7 @@ from ..planning.judge import RESTORE
 from ..planning.step import TEMPORARY, ResourceSpec, StepSpec
 from ..secrets import is_tokenlike
 from ..storage.workspace import Workspace
-from ..survey.empty_globs import empty_globs
+from ..survey.empty_globs import find_empty_globs
 from ..survey.env_files import EnvFiles
 from ..survey.survey import Survey
 from .terms import Listener, Settings
@@ -57,7 +57,7 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     faults.missing += _report_missing_ahead(ws, found)
     faults.missing += [
         f"{each.step} requires {each.pattern}, which {each.refused}"
-        for each in empty_globs(ws, found)
+        for each in find_empty_globs(ws, found)
         if each.refused
     ]
     problems = [*_report_too_many_nodes(ws, found), *_report_unusable_head(ws, found, settings)]
