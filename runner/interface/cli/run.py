@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from ...advice.estimates import StepEstimate
     from ...advice.rules import RuleFindings
+    from ...execution.terms import Summary
     from ...hosts.renting.offering import Shelf
     from ...settings import Head
     from ...storage.workspace import Workspace
@@ -556,35 +557,47 @@ def execute_and_print(
 ) -> int:
     """Execute the run with the output that the flags select, and return the exit code.
 
-    `resumed` is the id of a run to resume. After Ctrl-C, no more steps start. If the run completes
-    all the same, the code is 0, because the next run would find everything up to date. With `more`,
-    which announces further runs of the caller, the code is 130 so that the caller stops.
+    `resumed` is the id of a run to resume. After Ctrl-C, no more steps start. `more` announces
+    further runs of the caller.
     """
     from ...logs import redirect_lines
     from ..console import Live, for_stream
 
-    commands = getattr(args, "print_commands", False)
     listener = for_stream(
         sys.stdout,
         sys.stderr,
         json=args.json,
         quiet=args.quiet,
         verbose=args.verbose,
-        commands=commands,
+        commands=getattr(args, "print_commands", False),
     )
     with redirect_lines(listener.log if isinstance(listener, Live) else None):
         summary = run_session(ws, request, choice, settings, listener, resumed)
     if getattr(args, "notify", False):
-        from ..desktop import notify
+        _notify_of_end(request.recipe, summary)
+    return _exit_code(summary, more=more)
 
-        counts = ", ".join(
-            f"{count} {state.lower()}" for state, count in summary.counts.items() if count
+
+def _notify_of_end(recipe: str, summary: Summary) -> None:
+    """Show a desktop notification with the run's state, or print why that is impossible."""
+    from ..desktop import notify
+
+    counts = ", ".join(
+        f"{count} {state.lower()}" for state, count in summary.counts.items() if count
+    )
+    if not notify(f"{recipe}: {summary.state}", f"{counts} in {span(summary.seconds)}"):
+        print(
+            "recipe: cannot show a notification: notify-send (package libnotify) is not installed",
+            file=sys.stderr,
         )
-        if not notify(f"{request.recipe}: {summary.state}", f"{counts} in {span(summary.seconds)}"):
-            print(
-                "recipe: cannot show a notification: notify-send (package libnotify) is not installed",
-                file=sys.stderr,
-            )
+
+
+def _exit_code(summary: Summary, *, more: bool) -> int:
+    """Return the exit code of a run.
+
+    If an interrupted run completes all the same, the code is 0, because the next run would find
+    everything up to date. With `more`, the code is 130 so that the caller starts no further runs.
+    """
     if summary.interrupted and (more or summary.state != "COMPLETED"):
         return 130
     if summary.state == "COMPLETED":
