@@ -24,7 +24,7 @@ from ..storage.records.runs import ALONE, ClaimCriteria, RunRow, RunState, Stale
 from ..storage.records.store import hold_inode
 from ..storage.workspace import Workspace
 from ..survey import run_graph
-from ..survey.skipped_steps import skipped_steps, with_skipped
+from ..survey.skipped_steps import add_skipped_steps, list_skipped_steps
 from ..survey.survey import Survey
 from . import presence, uploading
 from .refusals import check, preflight
@@ -271,8 +271,8 @@ def _complete_cached(
         uploading.upload(ws, found.plan, found.made, settings.upload, listener, maker)
     _store_end(ws, row, fence, RunState("COMPLETED"))
     wanted = found.select_wanted(found.plan)
-    counts = with_skipped({"FRESH": fresh}, found.plan, wanted)
-    skipped = skipped_steps(found.plan, (), wanted)
+    counts = add_skipped_steps({"FRESH": fresh}, found.plan, wanted)
+    skipped = list_skipped_steps(found.plan, (), wanted)
     listener.end(Summary("COMPLETED", counts, since.seconds, run=row.id, skipped=skipped))
 
 

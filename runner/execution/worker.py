@@ -46,9 +46,9 @@ from ..storage.records.runs import Requested, RunState
 from ..storage.run_graph import recall
 from ..storage.workspace import Workspace
 from ..survey import run_environment, run_graph
-from ..survey.empty_globs import empty_warnings
+from ..survey.empty_globs import warn_of_empty_globs
 from ..survey.input_manifests import store_manifests
-from ..survey.skipped_steps import skipped_steps, with_skipped
+from ..survey.skipped_steps import add_skipped_steps, list_skipped_steps
 from ..survey.survey import Survey
 from ..survey.trainings import training_length
 from . import takeover
@@ -200,15 +200,15 @@ def _summarize(
     wanted = found.select_wanted(steps.plan)
     return Summary(
         state,
-        with_skipped({**report.counts, "FRESH": fresh_count}, steps.plan, wanted),
+        add_skipped_steps({**report.counts, "FRESH": fresh_count}, steps.plan, wanted),
         ours.since.seconds,
         report.failures,
         list_results(ws, found) if is_completed else (),
         ours.claimed.id,
         interrupted,
         report.abandoned,
-        empty_warnings(ws, found) if is_completed else (),
-        skipped_steps(steps.plan, working.owners.schedule.skipped_steps(), wanted),
+        warn_of_empty_globs(ws, found) if is_completed else (),
+        list_skipped_steps(steps.plan, working.owners.schedule.skipped_steps(), wanted),
     )
 
 

@@ -79,9 +79,11 @@ def recognize_layout(names: Collection[str], *, folder: str = "") -> Layout:
         # rng_state_0.pth alone: a single process would write a file without a number.
         if ranks == {0} and _any_starts(names, "rng_state_"):
             missing.append("the random state of rank 1")
-        return Layout("transformers", world, (*missing, *_of_transformers(names, bool(ranks))))
+        return Layout(
+            "transformers", world, (*missing, *_missing_of_transformers(names, bool(ranks)))
+        )
     if OF_ACCELERATE & set(names) or _any_starts(names, "random_states_"):
-        return Layout("accelerate", world, (*missing, *_of_accelerate(names, bool(ranks))))
+        return Layout("accelerate", world, (*missing, *_missing_of_accelerate(names, bool(ranks))))
     if re.fullmatch(r"checkpoint-\d+", folder) and any(WEIGHTS.match(name) for name in names):
         # The directory name and the weights are the trainer's, but every file that it writes after
         # the weights is missing: the trainer was killed during the save.
@@ -138,7 +140,7 @@ def shape(names: Iterable[str]) -> set[str]:
     return {re.sub(r"\d+", "0", name) for name in names}
 
 
-def _of_transformers(names: Collection[str], ranked: bool) -> list[str]:
+def _missing_of_transformers(names: Collection[str], ranked: bool) -> list[str]:
     needed = []
     if not _is_deepspeed(names):
         needed.append("scheduler.pt")
@@ -151,7 +153,7 @@ def _of_transformers(names: Collection[str], ranked: bool) -> list[str]:
     return [*_missing_model(names, "optimizer.pt"), *missing]
 
 
-def _of_accelerate(names: Collection[str], ranked: bool) -> list[str]:
+def _missing_of_accelerate(names: Collection[str], ranked: bool) -> list[str]:
     missing = _missing_model(names, "optimizer.bin")
     return missing if ranked else [*missing, "random_states_0.pkl"]
 

@@ -18,7 +18,7 @@ from ...execution.session import run as run_session
 from ...execution.terms import Choice, Label, Settings, apply_stack, limits_asked, lower_limits
 from ...language.units import money_text, size
 from ...planning.ids import stored_form
-from ...survey.empty_globs import empty_warnings
+from ...survey.empty_globs import warn_of_empty_globs
 from ..pairs import filters
 from ..tail import safe_ids, safe_line, span
 from .flags import (
@@ -535,7 +535,7 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     cost = lower_limits(found.plan.settings.limits, asked).cost
     print(as_text(ws, found, expected, cost, commands=args.print_commands, quiet=args.quiet))
     if not args.quiet:
-        for warning in empty_warnings(ws, found):
+        for warning in warn_of_empty_globs(ws, found):
             print(f"warning: {safe_ids(warning)}")
     _print_findings(verdict, found, args)
     for line in _rental_lines(ws, found, args):
@@ -720,7 +720,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
         "inputs": found.plan.inputs,
         "steps": steps,
         "pending": pending,
-        "warnings": empty_warnings(ws, found),
+        "warnings": warn_of_empty_globs(ws, found),
     }
 
 
@@ -771,7 +771,7 @@ def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
         cache = ImportCache(ws)
         recipe = place_recipe(recipe, found.source, ws.root)
         warnings += code_warnings.warnings(recipe, cache.read)
-        warnings += script_warnings.warnings(recipe, cache.read)
+        warnings += script_warnings.find_rejected_options(recipe, cache.read)
         cache.save()
     if warnings:
         from ..diagnostics import render
