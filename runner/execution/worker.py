@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -145,7 +145,13 @@ def _work(ours: Assignment) -> Summary | None:
 
     The caller holds the stack of the run.
     """
-    ws, settings, run = ours.ws, ours.settings, ours.claimed.id
+    ws, found, settings, run = ours.ws, ours.found, ours.settings, ours.claimed.id
+    # Before the run, which expands the plan.
+    fresh = {
+        node.id
+        for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True)
+        if verdict.answer == FRESH
+    }
     # The plan lives until the run ends, so the garbage collector can skip it.
     gc.freeze()
     try:
@@ -177,7 +183,7 @@ def _work(ours: Assignment) -> Summary | None:
     if state == "PAUSED" and commits.answers == "resume":
         return None  # a resume was requested after all steps had stopped
     interrupted = interrupted or (bool(commits.answers) and state in ("CANCELLED", "PAUSED"))
-    summary = _summarize(ours, working, report, state, interrupted=interrupted)
+    summary = _summarize(ours, working, report, state, fresh, interrupted=interrupted)
     if ws.remote_cache is not None and not report.left:
         ws.remote_cache.finish(ours.listener.say)
     show_notices(ws, ours.listener)
@@ -186,16 +192,20 @@ def _work(ours: Assignment) -> Summary | None:
 
 
 def _summarize(
-    ours: Assignment, working: Loop, report: Report, state: str, *, interrupted: bool
+    ours: Assignment,
+    working: Loop,
+    report: Report,
+    state: str,
+    fresh: Set[str],
+    *,
+    interrupted: bool,
 ) -> Summary:
-    """Return the summary of a run with its stored state."""
+    """Return the summary of a run with its stored state.
+
+    `fresh` are the steps that were up to date before the run.
+    """
     ws, found, steps = ours.ws, ours.found, working.owners.steps
     is_completed = report.state == "COMPLETED"
-    fresh = {
-        node.id
-        for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True)
-        if verdict.answer == FRESH
-    }
     fresh_count = report.counts.get("FRESH", 0) + len(fresh - steps.todo)
     wanted = found.select_wanted(steps.plan)
     return Summary(

@@ -53,14 +53,13 @@ class Groups:
         """
         loop = asyncio.get_running_loop()
 
-        def landed() -> None:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the run has ended, and its flush waits for this group
+        def wake_loop() -> None:
+            # After the end of the run, its flush waits for this group.
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._ring_landed)
 
         self._sent = time.monotonic()
-        self._store(functools.partial(self.commits.send, landed))
+        self._store(functools.partial(self.commits.send, wake_loop))
 
     def _ring_landed(self) -> None:
         self.landed = True
