@@ -172,76 +172,58 @@ def list_memory_savings(recipe: str, inputs: Mapping[str, Any]) -> list[MemorySa
 
     Each change applies on top of the earlier ones.
     """
-    found: list[MemorySaving] = []
     family = next((family for word, family in DIFFUSION.items() if word in recipe), "")
-    batch = _whole(inputs, "micro_batch")
-    while batch is not None and batch > 1:
-        batch //= 2
-        found.append(
-            MemorySaving(
-                {"micro_batch": batch}, "a smaller batch per device: the same result, slower"
-            )
-        )
+    method = inputs.get("method")
+    found = _halve(inputs, "micro_batch", 1, "a smaller batch per device: the same result, slower")
     if inputs.get("checkpoint_activations") is False:
-        found.append(
-            MemorySaving(
-                {"checkpoint_activations": True},
-                "gradient checkpointing: the same result, a third slower",
-            )
-        )
+        words = "gradient checkpointing: the same result, a third slower"
+        found.append(MemorySaving({"checkpoint_activations": True}, words))
     if inputs.get("optimizer") == "adamw" and "max_length" in inputs:
-        found.append(
-            MemorySaving({"optimizer": "adamw_8bit"}, "an 8-bit optimizer: slightly less precise")
-        )
+        words = "an 8-bit optimizer: slightly less precise"
+        found.append(MemorySaving({"optimizer": "adamw_8bit"}, words))
     if inputs.get("base_storage") == "same":
-        if family != "sdxl":  # whose convolutions cannot be cast and computed again
-            found.append(
-                MemorySaving(
-                    {"base_storage": "fp8"},
-                    "an 8-bit base model: slightly less precise weights",
-                )
-            )
-        found.append(
-            MemorySaving({"base_storage": "nf4"}, "a 4-bit base model: less precise weights")
-        )
-        if inputs.get("offload_blocks") == 0 and family in BLOCKS:
-            away: dict[str, Tree] = {"base_storage": "same", "offload_blocks": len(BLOCKS[family])}
-            found.append(
-                MemorySaving(
-                    away,
-                    "weights offloaded to CPU memory: the same result, much slower",
-                )
-            )
+        found += _list_base_savings(family, inputs)
     for name in ("max_length", "max_completion_length"):
-        length = _whole(inputs, name)
-        while length is not None and length > 512:
-            length //= 2
-            found.append(MemorySaving({name: length}, "longer texts are truncated"))
+        found += _halve(inputs, name, 512, "longer texts are truncated")
     resolution = _whole(inputs, "resolution")
     if resolution is not None and resolution > 512:
         fewer: dict[str, Tree] = {"more_resolutions": []} if inputs.get("more_resolutions") else {}
         found.append(MemorySaving({"resolution": 512, **fewer}, "images with less detail"))
     if inputs.get("train_embeddings") is True:
         found.append(MemorySaving({"train_embeddings": False}, "the embeddings are not trained"))
-    if inputs.get("method") == "full":
-        found.append(
-            MemorySaving({"method": "lora"}, "a LoRA adapter is trained instead of all weights")
-        )
-    if (
-        "optimizer" in inputs
-        and "max_length" in inputs
-        and inputs.get("method") in ("lora", "full")
-    ):
-        found.append(
-            MemorySaving(
-                {"method": "qlora"},
-                "a 4-bit base model (QLoRA): less precise weights, slower steps",
-            )
-        )
-    rank = _whole(inputs, "rank")
-    while rank is not None and rank > 8 and inputs.get("method") != "full":
-        rank //= 2
-        found.append(MemorySaving({"rank": rank}, "a smaller adapter"))
+    if method == "full":
+        words = "a LoRA adapter is trained instead of all weights"
+        found.append(MemorySaving({"method": "lora"}, words))
+    if "optimizer" in inputs and "max_length" in inputs and method in ("lora", "full"):
+        words = "a 4-bit base model (QLoRA): less precise weights, slower steps"
+        found.append(MemorySaving({"method": "qlora"}, words))
+    if method != "full":
+        found += _halve(inputs, "rank", 8, "a smaller adapter")
+    return found
+
+
+def _halve(inputs: Mapping[str, Any], name: str, least: int, words: str) -> list[MemorySaving]:
+    """Return changes that halve a number until it is at most `least`; none if it is unknown."""
+    found = []
+    value = _whole(inputs, name)
+    while value is not None and value > least:
+        value //= 2
+        found.append(MemorySaving({name: value}, words))
+    return found
+
+
+def _list_base_savings(family: str, inputs: Mapping[str, Any]) -> list[MemorySaving]:
+    """Return the changes for the frozen weights of a diffusion model."""
+    found = []
+    if family != "sdxl":  # whose convolutions cannot be cast and computed again
+        words = "an 8-bit base model: slightly less precise weights"
+        found.append(MemorySaving({"base_storage": "fp8"}, words))
+    words = "a 4-bit base model: less precise weights"
+    found.append(MemorySaving({"base_storage": "nf4"}, words))
+    if inputs.get("offload_blocks") == 0 and family in BLOCKS:
+        away: dict[str, Tree] = {"base_storage": "same", "offload_blocks": len(BLOCKS[family])}
+        words = "weights offloaded to CPU memory: the same result, much slower"
+        found.append(MemorySaving(away, words))
     return found
 
 

@@ -159,28 +159,44 @@ def compare_steps(
         else:
             changes = {
                 name: [with_changed_files(change, manifest) for change in found]
-                for name, found in _aspects(left, right).items()
+                for name, found in _changes_by_aspect(left, right).items()
             }
             answer.append(StepDifference(id, (left.state, right.state), changes=changes))
     return answer
 
 
-def _aspects(left: StepRecord, right: StepRecord) -> dict[str, list[Change]]:
+def _changes_by_aspect(left: StepRecord, right: StepRecord) -> dict[str, list[Change]]:
     """Return the changes between two records of a step, grouped by category."""
     found: dict[str, list[Change]] = {name: [] for name in ASPECTS}
-    if left.preimage is not None and right.preimage is not None:
-        for change in fingerprint.explain(left.preimage, right.preimage):
-            found[aspect_of(change.part)].append(change)
-    if "python" in left.facts and "python" in right.facts:
-        before, after = {"python": left.facts["python"]}, {"python": right.facts["python"]}
-        found["env"] += diff_mappings(before, after)
+    for change in _key_changes(left, right):
+        found[aspect_of(change.part)].append(change)
+    found["env"] += _python_changes(left, right)
     if left.state == right.state:  # missing outputs of a failed step are not a difference
-        if left.outputs is not None and right.outputs is not None:
-            found["outputs"] += diff_mappings(left.outputs, right.outputs)
+        found["outputs"] += _output_changes(left, right)
         found["metrics"] += diff_mappings(left.metrics, right.metrics)
-        timings = diff_mappings(_timing(left), _timing(right))
-        found["time"] += [change for change in timings if _differs(change)]
+        found["time"] += filter(_is_noticeable, diff_mappings(_timing(left), _timing(right)))
     return {name: changes for name, changes in found.items() if changes}
+
+
+def _key_changes(left: StepRecord, right: StepRecord) -> Sequence[Change]:
+    """Return the changes of the cache key, or none if a record lacks its preimage."""
+    if left.preimage is None or right.preimage is None:
+        return ()
+    return fingerprint.explain(left.preimage, right.preimage)
+
+
+def _python_changes(left: StepRecord, right: StepRecord) -> Sequence[Change]:
+    if "python" not in left.facts or "python" not in right.facts:
+        return ()
+    before, after = left.facts["python"], right.facts["python"]
+    return diff_mappings({"python": before}, {"python": after})
+
+
+def _output_changes(left: StepRecord, right: StepRecord) -> Sequence[Change]:
+    """Return the changed outputs, or none if the outputs of a record are unknown."""
+    if left.outputs is None or right.outputs is None:
+        return ()
+    return diff_mappings(left.outputs, right.outputs)
 
 
 def diff_mappings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
@@ -201,7 +217,7 @@ def _timing(ran: StepRecord) -> dict[str, float]:
     }
 
 
-def _differs(change: Change) -> bool:
+def _is_noticeable(change: Change) -> bool:
     """Return True if a metric changed by more than its usual variation."""
     before, after = change.before, change.after
     if not isinstance(before, (int, float)) or not isinstance(after, (int, float)):

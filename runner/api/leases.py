@@ -14,8 +14,8 @@ from drivers.base import Driver
 from .. import settings
 from ..errors import CannotRun, NotFound, RecipeError, did_you_mean
 from ..hosts.renting import reaper
-from ..hosts.renting.kept import KeptLeases
 from ..hosts.renting.leases import create_driver
+from ..hosts.renting.stack_leases import StackLeases
 from ..storage.records.ledger import LeaseRow, Ledger, of_user, of_workspace
 from ..storage.records.store import home
 from .values import LAST, Facts, moment
@@ -134,7 +134,7 @@ async def end_leases(
         try:
             driver = _driver(row, root, environ)
             with Ledger.open(path) as ledger:
-                leases = KeptLeases(driver, row.driver, ledger, row.run, row.workspace)
+                leases = StackLeases(driver, row.driver, ledger, row.run, row.workspace)
                 if words := await reaper.release_orphan(leases, row, fate.why):
                     left[row.key] = words
             await driver.aclose()

@@ -19,9 +19,9 @@ from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
 from ..storage.content.files import Content
 from ..storage.records.runs import RunFilter
 from ..storage.workspace import Workspace
-from ..survey.empty_globs import empty_warnings
+from ..survey.empty_globs import warn_of_empty_globs
 from ..survey.request import Request
-from ..survey.skipped_steps import skipped_steps, with_skipped
+from ..survey.skipped_steps import add_skipped_steps, list_skipped_steps
 from ..survey.survey import Survey, survey
 from .refusals import check, preflight
 from .reporting import deliveries, points_refused, reserve_points
@@ -194,7 +194,7 @@ def _connect_ahead(
     """
     if settings.driver == "local":
         return nullcontext()
-    from ..hosts.renting.several import alternatives
+    from ..hosts.renting.any_driver import alternatives
 
     if alternatives(ws.config, settings.driver):  # the driver is chosen when a machine is ordered
         return nullcontext()
@@ -234,11 +234,11 @@ def _nothing_to_do(
     wanted = found.select_wanted(found.plan)
     summary = Summary(
         "COMPLETED",
-        with_skipped({"FRESH": fresh}, found.plan, wanted),
+        add_skipped_steps({"FRESH": fresh}, found.plan, wanted),
         since.seconds,
         results=list_results(ws, found),
-        warnings=empty_warnings(ws, found),
-        skipped=skipped_steps(found.plan, (), wanted),
+        warnings=warn_of_empty_globs(ws, found),
+        skipped=list_skipped_steps(found.plan, (), wanted),
     )
     listener.end(summary)
     return summary

@@ -482,6 +482,8 @@ def translate_pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
         words = [word for word in settings.get(name, "").split() if _is_there(word)]
         if words:
             found[variable] = ("," if variable == "UV_FIND_LINKS" else " ").join(words)
+    if environ.get("UV_INDEX_URL"):  # the deprecated name, over which UV_DEFAULT_INDEX would win
+        found.pop("UV_DEFAULT_INDEX", None)
     return found
 
 

@@ -52,10 +52,11 @@ from .head import StackHead
 from .link import client
 from .link.client import Client
 from .place.place import Place
+from .renting.any_driver import alternatives, data_notice
 from .renting.budget import TERM
 from .renting.cooldowns import COOLDOWNS, UnusableMachine, find_on_cooldown
 from .renting.inventory import IDLE, Inventory, find_places_named
-from .renting.kept import KeptLeases
+from .renting.joint_leases import JointLeases
 from .renting.lease_upkeep import LeaseUpkeep
 from .renting.leases import create_driver, lease_of, need_of, offer_of
 from .renting.money import DOWNLOAD_SECONDS
@@ -70,7 +71,7 @@ from .renting.needs import (
     wish_for,
 )
 from .renting.offering import describe_excluded
-from .renting.several import SeveralLeases, alternatives, data_notice
+from .renting.stack_leases import StackLeases
 from .renting.totals import CostModel, History
 from .renting.zones import Zones, zone_of
 
@@ -129,7 +130,7 @@ class HostPool:
     """Container settings: `container_engine` (for Slurm `container`), `engine_args` and `container_args`."""
     moves: list[tuple[str, LeaseRow]] = field(default_factory=list)
     """State changes of leases that the run has not recorded yet: the previous state, and the lease."""
-    leases: KeptLeases | None = None
+    leases: StackLeases | None = None
     _opened: list[Place] = field(default_factory=list)
     _local_places: dict[Path, Place] = field(default_factory=dict)
     """Places of this machine for the agents of earlier claims, by agent root."""
@@ -657,7 +658,7 @@ class HostPool:
         closing = asyncio.gather(*(place.aclose() for place in places if not place.lost))
         return closing, closing_lost
 
-    async def _release_leases(self, leases: KeptLeases) -> None:
+    async def _release_leases(self, leases: StackLeases) -> None:
         """Release all leases.  A healthy machine that stays alive is handed over instead."""
         for held in self.inventory.held:
             if held.place.lost or held.place.leaving:
@@ -674,7 +675,7 @@ class HostPool:
         leases = next((held.leases for held in self.inventory.held if held.place is place), ())
         return ",".join(str(row.lease["id"]) for row in leases if row.lease.get("id")) or place.name
 
-    def _require_leases(self) -> KeptLeases:
+    def _require_leases(self) -> StackLeases:
         assert self.leases is not None
         return self.leases
 
@@ -686,13 +687,13 @@ class HostPool:
         """Return an offer's display name."""
         return f"{self._driver_name(offer)} {offer.id}"
 
-    def _open_leases(self) -> KeptLeases:
+    def _open_leases(self) -> StackLeases:
         """Open the ledger and the driver of the run; for several drivers, all of them as one."""
         if self._connectors:
             return self._open_joint_leases()
         return self._open_driver_leases(self.name, self.driver)
 
-    def _open_joint_leases(self) -> SeveralLeases:
+    def _open_joint_leases(self) -> JointLeases:
         by_driver = {name: self._open_driver_leases(name, None) for name in self._connectors}
         settings = {name: self.ws.config.driver(name) for name in by_driver}
         # The container settings of a driver whose machines run their own engine.
@@ -700,7 +701,7 @@ class HostPool:
             if not leases.driver.traits.images:
                 self.box = _container_settings(settings[name])
         self.spot = Spot(join_markets(settings.values()))
-        joined = SeveralLeases(self.name, by_driver, self.ws.config)
+        joined = JointLeases(self.name, by_driver, self.ws.config)
         joined.say = self.say
         joined.stack = next(iter(by_driver.values())).stack
         term = min(leases.budget.term for leases in by_driver.values())
@@ -709,7 +710,7 @@ class HostPool:
         self.inventory = Inventory(idle, ends=True)
         return joined
 
-    def _apply_limits(self, leases: KeptLeases, least: float | None, term: timedelta) -> None:
+    def _apply_limits(self, leases: StackLeases, least: float | None, term: timedelta) -> None:
         """Apply the limits of the run to its leases."""
         budget, traits = leases.budget, leases.driver.traits
         budget.limits = self.ws.config.limits if traits.priced else {}
@@ -717,14 +718,14 @@ class HostPool:
         budget.min_seconds, budget.term = least, term
         budget.leaving_keys = lambda: self.inventory.leaving_keys() | self._releasing
 
-    def _open_driver_leases(self, name: str, given: Driver | None) -> KeptLeases:
+    def _open_driver_leases(self, name: str, given: Driver | None) -> StackLeases:
         settings = self.ws.config.driver(name)
         self.box = _container_settings(settings)
         self.spot = Spot(market_of(settings))
         driver = given or driver_for(self.ws, name, self.hosts, self.python)
         for line in driver.notices:
             self.say(line)
-        leases = KeptLeases(
+        leases = StackLeases(
             driver,
             name,
             Ledger.open(_ledger_path(self.ws, self.run, name, driver)),
@@ -854,7 +855,7 @@ class HostPool:
         return places
 
     async def _check_machine(
-        self, leases: KeptLeases, offer: Offer, row: LeaseRow, host: Host
+        self, leases: StackLeases, offer: Offer, row: LeaseRow, host: Host
     ) -> None:
         """Check that a rented machine has the offered resources.  Raises UnusableMachine."""
         cuda = self.where.get("cuda") or str(leases.settings.get("cuda", ""))

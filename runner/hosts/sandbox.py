@@ -1,6 +1,6 @@
 """Run a step's command in a sandbox: wrap the command, and check that a host supports sandboxes.
 
-The program on the host is `agent/closed.py`.
+The program on the host is `agent/sandbox.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 from drivers.base import Command
 
 from .. import agent
-from ..agent.closed import MARK
+from ..agent.sandbox import MARK
 from ..errors import CannotRun
 from .link.stream import agent_program
 
@@ -31,7 +31,7 @@ _HERE: Final = str(Path(agent.__file__).parents[1])
 _BEGIN: Final = (
     "import os, pwd, sys; home = pwd.getpwuid(os.getuid()).pw_dir;"
     " sys.path.append(os.path.join(home, sys.argv.pop(1)));"  # a relative root starts at the home directory
-    " from agent import closed; os._exit(closed.main(sys.argv[1:]))"
+    " from agent import sandbox; os._exit(sandbox.main(sys.argv[1:]))"
 )
 _ASK: Final = (
     'box=$(mktemp -d) && cd / && "$@" closed "$box/box" "" 0 echo MADE 2>&1; rm -rf "$box"'

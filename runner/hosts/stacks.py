@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..settings import Stack
     from ..storage.buckets.bucket import Bucket
     from ..storage.workspace import Workspace
-    from .renting.kept import KeptLeases
+    from .renting.stack_leases import StackLeases
 
 LOOK: Final = 0.2
 """Seconds between two checks whether the stack is free."""
@@ -76,12 +76,12 @@ class StackState(NamedTuple):
 
 
 @asynccontextmanager
-async def open_kept_leases(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLeases]:
+async def open_leases(ws: Workspace, stack: Stack) -> AsyncIterator[StackLeases]:
     """Open the leases of a stack with a persistent machine, outside of a run.  Raises CannotRun if the stack has none."""
 
-    from .renting.kept import KeptLeases
     from .renting.leases import create_driver
     from .renting.needs import min_seconds_of
+    from .renting.stack_leases import StackLeases
 
     if not stack.keep:
         raise CannotRun(
@@ -91,7 +91,7 @@ async def open_kept_leases(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLea
     ws.on(stack.name)
     driver = create_driver(stack.driver, ws.config.driver(stack.driver), (), str(ws.home))
     with Ledger.open(of_user(ws.environ)) as ledger:
-        leases = KeptLeases(driver, stack.driver, ledger, "", str(ws.root))
+        leases = StackLeases(driver, stack.driver, ledger, "", str(ws.root))
         leases.budget.limits = ws.config.limits
         leases.settings = ws.config.driver(stack.driver)
         leases.budget.min_seconds = min_seconds_of(leases.settings)
@@ -102,7 +102,7 @@ async def open_kept_leases(ws: Workspace, stack: Stack) -> AsyncIterator[KeptLea
             await driver.aclose()
 
 
-async def read_state(leases: KeptLeases) -> StackState:
+async def read_state(leases: StackLeases) -> StackState:
     """Return a stack's machine, its uses, and the provider's answer about it.  Raises DriverError."""
     if (machine := leases.find_machine()) is None:
         return StackState(None)
@@ -113,7 +113,7 @@ async def read_state(leases: KeptLeases) -> StackState:
     )
 
 
-async def start_machine(leases: KeptLeases, say: Callable[[str], None]) -> LeaseRow:
+async def start_machine(leases: StackLeases, say: Callable[[str], None]) -> LeaseRow:
     """Start the stack's machine outside of a run, until its time is over; rent it if necessary.
 
     Raises Infrastructure if no machine is available, Busy if a run uses the machine, CannotRun, DriverError.
@@ -149,7 +149,7 @@ async def start_machine(leases: KeptLeases, say: Callable[[str], None]) -> Lease
     )
 
 
-async def ensure(ws: Workspace, stack: Stack, leases: KeptLeases) -> list[str]:
+async def ensure(ws: Workspace, stack: Stack, leases: StackLeases) -> list[str]:
     """Create missing resources of a stack, such as networks, and its store's bucket.  Returns descriptions of the new resources."""
     made = [*await leases.call(leases.driver.ensure)]
     if (store := _bucket(ws, stack)) is not None and await asyncio.to_thread(store.make):
@@ -157,7 +157,7 @@ async def ensure(ws: Workspace, stack: Stack, leases: KeptLeases) -> list[str]:
     return made
 
 
-async def drop(ws: Workspace, stack: Stack, leases: KeptLeases) -> list[str]:
+async def drop(ws: Workspace, stack: Stack, leases: StackLeases) -> list[str]:
     """Delete the resources that `ensure` created, except the store with its results.  Returns descriptions of deleted and remaining resources."""
     dropped = [*await leases.call(leases.driver.drop)]
     store = _bucket(ws, stack)
@@ -184,8 +184,8 @@ def export_program(ws: Workspace, stack: Stack) -> str:
     from drivers.base import Rejected
 
     from ..language.units import duration
+    from .renting.any_driver import alternatives
     from .renting.leases import create_driver
-    from .renting.several import alternatives
 
     ws.on(stack.name)
     given = ws.config.driver(stack.driver)
@@ -222,7 +222,7 @@ def export_program(ws: Workspace, stack: Stack) -> str:
         ) from error
 
 
-async def stop_machine(leases: KeptLeases, reason: str) -> bool:
+async def stop_machine(leases: StackLeases, reason: str) -> bool:
     """Stop the stack's machine.  Returns True once the stop is confirmed.  Raises DriverError."""
     machine = leases.find_machine()
     stopped = True
@@ -231,7 +231,7 @@ async def stop_machine(leases: KeptLeases, reason: str) -> bool:
     return stopped
 
 
-async def terminate_machine(leases: KeptLeases) -> bool:
+async def terminate_machine(leases: StackLeases) -> bool:
     """Terminate the stack's machine and its disk.  Returns True once the end is confirmed.  Raises DriverError."""
     if not await stop_machine(leases, "the stack was taken down"):
         return False
@@ -241,7 +241,7 @@ async def terminate_machine(leases: KeptLeases) -> bool:
     )
 
 
-async def find_host(leases: KeptLeases) -> Host | None:
+async def find_host(leases: StackLeases) -> Host | None:
     """Return the stack's machine if it is up; otherwise None.  Raises DriverError."""
     from .renting.leases import lease_of
 

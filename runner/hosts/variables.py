@@ -32,7 +32,7 @@ ENDS: Final = ("_proxy", "_PROXY")
 SAME: Final[Mapping[str, str]] = {"LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
 """Fixed values: locale and time zone change results."""
 SANDBOX_HOME: Final = "/tmp/home"  # noqa: S108  (a path in the sandbox)
-"""An empty directory that `agent/closed.py` creates."""
+"""An empty directory that `agent/sandbox.py` creates."""
 _OWN_FOLDERS: Final = ("HOME", "TMPDIR", "HF_HOME", "TORCH_HOME")
 _IN_CONTAINERS: Final = ("HF_HUB_", "HF_ENDPOINT", "NCCL_")
 

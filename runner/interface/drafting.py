@@ -80,28 +80,9 @@ def draft(
     outputs = [*_outputs(script, names), *_literal_outputs(script, names)]
     made.look += _review_notes(path, script, names, has_outputs=bool(outputs))
     lines = [
-        f"# Written from {path}: what it takes, reads and writes was read from its text.  Look it over; `recipe validate {shown}` checks it.",
-        *(f"# Look at: {line}" for line in made.look),
-        f"recipe: {name}@1",
-        f"summary: {_yaml(script.doc.rstrip('.') or f'What {path} trains')}",
-        "",
-    ]
-    if inputs:
-        lines += [
-            f"# What a caller gives: `recipe run {shown} NAME=VALUE`.",
-            "inputs:",
-            *inputs,
-            "",
-        ]
-    if made.smaller:
-        lines += [
-            "presets:",
-            "  # The whole of it, for real, and little of it: what you run after every change.  A minute on two CPU cores is a good length.",
-            "  smoke:",
-            *(f"    {word.replace('=', ': ')}" for word in made.smaller),
-            "",
-        ]
-    lines += [
+        *_header(name, path, script, shown, made.look),
+        *_inputs_section(shown, inputs),
+        *_presets_section(made.smaller),
         "# What a machine must have, once it matters: resources: {gpus: 1, gpu_memory: 24GB, memory: 32GB, disk: 50GB}",
         "# The packages, exactly, so that it runs the same on any: python: {lock: requirements.lock}",
         "",
@@ -109,12 +90,48 @@ def draft(
         "  train:",
         *_command(start or EntryPoint("script", path), script, names),
         f"    code: [{', '.join(map(_yaml, code))}]",
+        *_python_path(folders),
+        *_files_and_metrics(script, names, kind, outputs),
     ]
-    if folders:
-        lines.append(f"    env: {{PYTHONPATH: {_yaml(':'.join(each or '.' for each in folders))}}}")
-    lines += _files_and_metrics(script, names, kind, outputs)
     made.text = "\n".join(lines) + "\n"
     return made
+
+
+def _header(
+    name: str, path: str, script: Script, shown: str, notes: Sequence[str]
+) -> Iterator[str]:
+    """Yield the origin of the recipe, the review notes, the name and the summary."""
+    yield f"# Written from {path}: what it takes, reads and writes was read from its text.  Look it over; `recipe validate {shown}` checks it."
+    for note in notes:
+        yield f"# Look at: {note}"
+    yield f"recipe: {name}@1"
+    yield f"summary: {_yaml(script.doc.rstrip('.') or f'What {path} trains')}"
+    yield ""
+
+
+def _inputs_section(shown: str, inputs: Sequence[str]) -> Iterator[str]:
+    if inputs:
+        yield f"# What a caller gives: `recipe run {shown} NAME=VALUE`."
+        yield "inputs:"
+        yield from inputs
+        yield ""
+
+
+def _presets_section(lengths: Sequence[str]) -> Iterator[str]:
+    """Yield the smoke preset with short training lengths, given as `NAME=VALUE`."""
+    if lengths:
+        yield "presets:"
+        yield "  # The whole of it, for real, and little of it: what you run after every change.  A minute on two CPU cores is a good length."
+        yield "  smoke:"
+        for length in lengths:
+            yield f"    {length.replace('=', ': ')}"
+        yield ""
+
+
+def _python_path(folders: Sequence[str]) -> Iterator[str]:
+    if folders:
+        value = ":".join(folder or "." for folder in folders)
+        yield f"    env: {{PYTHONPATH: {_yaml(value)}}}"
 
 
 def _add_input(

@@ -22,6 +22,8 @@ _CLICK_TYPES: Final = {
     "Path": "Path",
     "File": "Path",
 }
+_CLICK_RANGES: Final = {"IntRange": "int", "FloatRange": "float"}
+"""Types of calls such as `click.IntRange(1, 8)`."""
 
 
 class DeclaredOption(NamedTuple):
@@ -123,38 +125,42 @@ def fields(
     for base in found.bases:
         yield from fields(_word(base), classes, notes, dashes=dashes)
     for node in found.body:
-        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
-            continue
-        kind, many, choices = _parse_annotation(node.annotation)
-        if not kind:
-            notes.append(
-                f"line {node.lineno}: {node.target.id} is left to its default: it is no single value"
-            )
-            continue
-        default, words = _field(node.value)
-        flag = f"--{node.target.id.replace('_', '-') if dashes else node.target.id}"
-        negative = (
-            f"--no-{flag[2:]}"
-            if dashes and kind == "bool"
-            else f"--no_{flag[2:]}"
-            if kind == "bool" and _is(default, True)
-            else ""
-        )
-        required = default is None and not (
-            isinstance(node.value, ast.Call) and _argument(node.value, "default_factory")
-        )
-        yield DeclaredOption(
-            node.target.id,
-            flag,
-            kind,
-            default,
-            words,
-            required,
-            choices,
-            many,
-            negative,
-            kind == "bool" and not required,
-        )
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            option = _option_of_field(node.target.id, node, dashes=dashes)
+            if option is not None:
+                yield option
+            else:
+                notes.append(
+                    f"line {node.lineno}: {node.target.id} is left to its default: it is no single value"
+                )
+
+
+def _option_of_field(name: str, node: ast.AnnAssign, *, dashes: bool) -> DeclaredOption | None:
+    """Return the option of a dataclass field; None if no command-line word can express its value."""
+    kind, many, choices = _parse_annotation(node.annotation)
+    if not kind:
+        return None
+    default, words = _field(node.value)
+    has_factory = isinstance(node.value, ast.Call) and _argument(node.value, "default_factory")
+    required = default is None and not has_factory
+    flag = f"--{name.replace('_', '-')}" if dashes else f"--{name}"
+    negative = ""
+    if kind == "bool" and dashes:
+        negative = f"--no-{flag[2:]}"
+    elif kind == "bool" and _is(default, True):
+        negative = f"--no_{flag[2:]}"
+    return DeclaredOption(
+        name,
+        flag,
+        kind,
+        default,
+        words,
+        required,
+        choices,
+        many,
+        negative,
+        alone=kind == "bool" and not required,
+    )
 
 
 def _field(value: ast.expr | None) -> tuple[ast.expr | None, str]:
@@ -175,75 +181,110 @@ def _field(value: ast.expr | None) -> tuple[ast.expr | None, str]:
 # -- functions --------------------------------------------------------------------------------------------------------------------------------------
 
 
+class _Parameter(NamedTuple):
+    """A parameter of a function that is a command."""
+
+    name: str
+    line: int
+    annotation: ast.expr | None
+    default: ast.expr | None  # None: no default
+    option: ast.Call | None  # the `Option(…)` or `Argument(…)` that describes the parameter
+
+    @property
+    def named_flags(self) -> str:
+        """The flags that `option` names, such as `--shuffle/--no-shuffle`; empty without any."""
+        texts = [text_of(each) for each in self.option.args] if self.option is not None else []
+        return next((text for text in texts if text.startswith("--")), "")
+
+    @property
+    def help(self) -> str:
+        return text_of(_argument(self.option, "help")) if self.option is not None else ""
+
+    def is_typer_argument(self) -> bool:
+        """Return True if typer takes the parameter as a positional argument."""
+        if self.option is None:
+            return self.default is None
+        return _word(self.option.func) == "Argument"
+
+
 def _parameters(function: ast.FunctionDef, tool: str, notes: list[str]) -> Iterator[DeclaredOption]:
     """Yield the options that typer, tyro or fire derives from a function's parameters."""
+    for parameter in _read_parameters(function):
+        kind, many, choices = _parse_annotation(parameter.annotation)
+        if not kind:
+            continue
+        if tool == "fire":
+            yield _fire_option(parameter, kind, choices)
+            continue
+        is_positional = tool == "typer" and parameter.is_typer_argument()
+        flag, negative = ("", "") if is_positional else _flags(parameter, kind)
+        if tool == "typer" and many and flag:
+            notes.append(_note_repeated(parameter.line, flag))
+            continue
+        yield DeclaredOption(
+            parameter.name,
+            flag,
+            kind,
+            parameter.default,
+            parameter.help,
+            parameter.default is None,
+            choices,
+            many,
+            negative,
+            alone=bool(negative),
+        )
+
+
+def _read_parameters(function: ast.FunctionDef) -> Iterator[_Parameter]:
+    """Yield the parameters of a function."""
     arguments = function.args
     plain = [*arguments.posonlyargs, *arguments.args]
-    defaults: list[ast.expr | None] = [
-        *[None] * (len(plain) - len(arguments.defaults)),
-        *arguments.defaults,
-    ]
+    required_count = len(plain) - len(arguments.defaults)
+    defaults: list[ast.expr | None] = [*[None] * required_count, *arguments.defaults]
     for argument, default in [
         *zip(plain, defaults, strict=True),
         *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
     ]:
-        annotation, about = argument.annotation, None
-        if (
-            isinstance(annotation, ast.Subscript)
-            and _word(annotation.value) == "Annotated"
-            and isinstance(annotation.slice, ast.Tuple)
-        ):
-            annotation, *more = annotation.slice.elts
-            about = next((each for each in more if isinstance(each, ast.Call)), None)
+        annotation, option = _split_annotated(argument.annotation)
         if isinstance(default, ast.Call) and _word(default.func) in ("Option", "Argument"):
-            about, default = (
-                default,
-                _argument(default, "default") or (default.args[0] if default.args else None),
-            )
-        kind, many, choices = _parse_annotation(annotation)
-        if not kind:
-            continue
+            option = default
+            first = default.args[0] if default.args else None
+            default = _argument(default, "default") or first
         if isinstance(default, ast.Constant) and default.value is ...:
             default = None
-        if tool == "fire":
-            kind = _of_value(default) if annotation is None and default is not None else kind
-            kind = kind if kind in _SCALARS else "str"
-            flag = f"--{argument.arg}="
-            yield DeclaredOption(argument.arg, flag, kind, default, "", default is None, choices)
-            continue
-        named = next(
-            (
-                text
-                for each in (about.args if about else ())
-                if (text := text_of(each)).startswith("--")
-            ),
-            "",
-        )
-        positional = tool == "typer" and (
-            default is None if about is None else _word(about.func) == "Argument"
-        )
-        flag = (
-            "" if positional else named.partition("/")[0] or f"--{argument.arg.replace('_', '-')}"
-        )
-        if tool == "typer" and many and flag:
-            notes.append(_note_repeated(argument.lineno, flag))
-            continue
-        negative = (
-            (named.partition("/")[2] or f"--no-{flag[2:]}") if kind == "bool" and flag else ""
-        )
-        words = text_of(_argument(about, "help")) if about else ""
-        yield DeclaredOption(
-            argument.arg,
-            flag,
-            kind,
-            default,
-            words,
-            default is None,
-            choices,
-            many,
-            negative,
-            bool(negative),
-        )
+        yield _Parameter(argument.arg, argument.lineno, annotation, default, option)
+
+
+def _split_annotated(node: ast.expr | None) -> tuple[ast.expr | None, ast.Call | None]:
+    """Return the type of `Annotated[type, Option(…)]` and the first call; other annotations unchanged."""
+    if (
+        isinstance(node, ast.Subscript)
+        and _word(node.value) == "Annotated"
+        and isinstance(node.slice, ast.Tuple)
+    ):
+        annotation, *more = node.slice.elts
+        return annotation, next((each for each in more if isinstance(each, ast.Call)), None)
+    return node, None
+
+
+def _fire_option(parameter: _Parameter, kind: str, choices: tuple[str, ...]) -> DeclaredOption:
+    """Return the option that fire derives; its default decides about the type without an annotation."""
+    default = parameter.default
+    if parameter.annotation is None and default is not None:
+        kind = _of_value(default)
+    if kind not in _SCALARS:
+        kind = "str"
+    flag = f"--{parameter.name}="
+    return DeclaredOption(parameter.name, flag, kind, default, "", default is None, choices)
+
+
+def _flags(parameter: _Parameter, kind: str) -> tuple[str, str]:
+    """Return the flag of a parameter, and for a boolean the flag that turns it off."""
+    named, _, named_negative = parameter.named_flags.partition("/")
+    flag = named or f"--{parameter.name.replace('_', '-')}"
+    if kind != "bool":
+        return flag, ""
+    return flag, named_negative or f"--no-{flag[2:]}"
 
 
 def _options_of_lightning(
@@ -283,45 +324,58 @@ def _options_of_lightning(
 
 def _options_of_click(call: ast.Call, notes: list[str]) -> Iterator[DeclaredOption]:
     """Yield the option that a click decorator declares."""
-    names = [text for each in call.args if (text := text_of(each))]
+    texts = [text_of(each) for each in call.args]
+    names = [text for text in texts if text]
     if not names:
         return
     long = next((each for each in names if each.startswith("--")), names[0])
     yes, _, no = long.partition("/")
-    own = next(
-        (each for each in names if each.isidentifier()), yes.strip().lstrip("-").replace("-", "_")
-    )
-    default, kind, choices = _argument(call, "default"), _argument(call, "type"), tuple[str, ...]()
-    alone = bool(no) or _is(_argument(call, "is_flag"), True)
-    word = _CLICK_TYPES.get(_word(kind), _word(kind)) if kind is not None else _of_value(default)
-    if isinstance(kind, ast.Call) and _word(kind.func) == "Choice" and kind.args:
-        choices = tuple(text_of(each) for each in getattr(kind.args[0], "elts", ()))
-    elif isinstance(kind, ast.Call):
-        word = _CLICK_TYPES.get(
-            _word(kind.func),
-            {"IntRange": "int", "FloatRange": "float"}.get(_word(kind.func), "str"),
-        )
+    flag = yes.strip()
     if _is(_argument(call, "multiple"), True):
-        notes.append(_note_repeated(call.lineno, yes.strip()))
+        notes.append(_note_repeated(call.lineno, flag))
         return
-    many = _argument(call, "nargs") is not None and not _is(_argument(call, "nargs"), 1)
-    positional = _word(call.func) == "argument"
-    required = _is(_argument(call, "required"), True) or (
-        positional and default is None and not _is(_argument(call, "required"), False)
-    )
-    flag = "" if positional else yes.strip()
+    name_of_flag = flag.lstrip("-").replace("-", "_")
+    default = _argument(call, "default")
+    kind, choices = _click_type(_argument(call, "type"), default)
+    is_switch = bool(no) or _is(_argument(call, "is_flag"), True)
+    if is_switch:
+        kind = "bool"
+    elif kind not in _SCALARS:
+        kind = "str"
+    is_positional = _word(call.func) == "argument"
     yield DeclaredOption(
-        own,
-        flag,
-        "bool" if alone else word if word in _SCALARS else "str",
+        next((each for each in names if each.isidentifier()), name_of_flag),
+        "" if is_positional else flag,
+        kind,
         default,
         text_of(_argument(call, "help")),
-        required,
+        _is_required_by_click(call, is_optional=not is_positional or default is not None),
         choices,
-        many,
+        _argument(call, "nargs") is not None and not _is(_argument(call, "nargs"), 1),
         no.strip(),
-        alone,
+        is_switch,
     )
+
+
+def _is_required_by_click(call: ast.Call, *, is_optional: bool) -> bool:
+    """Return the value of `required`; `is_optional` decides if the decorator leaves the value out."""
+    required = _argument(call, "required")
+    if _is(required, True):
+        return True
+    return not is_optional and not _is(required, False)
+
+
+def _click_type(node: ast.expr | None, default: ast.expr | None) -> tuple[str, tuple[str, ...]]:
+    """Return the type of a click option, from its default if `node` is None, and its choices."""
+    if node is None:
+        return _of_value(default), ()
+    if not isinstance(node, ast.Call):
+        name = _word(node)
+        return _CLICK_TYPES.get(name, name), ()
+    name = _word(node.func)
+    if name == "Choice" and node.args:
+        return "str", tuple(text_of(each) for each in getattr(node.args[0], "elts", ()))
+    return _CLICK_TYPES.get(name) or _CLICK_RANGES.get(name, "str"), ()
 
 
 def _note_repeated(line: int, flag: str) -> str:
@@ -363,11 +417,9 @@ def _parse_subscript(node: ast.Subscript) -> tuple[str, bool, tuple[str, ...]]:
 
 
 def _of_value(node: ast.expr | None) -> str:
-    return (
-        type(node.value).__name__
-        if isinstance(node, ast.Constant) and node.value is not None
-        else "str"
-    )
+    if isinstance(node, ast.Constant) and node.value is not None:
+        return type(node.value).__name__
+    return "str"
 
 
 def _argument(call: ast.Call, name: str) -> ast.expr | None:
@@ -385,13 +437,9 @@ def _is(node: ast.expr | None, value: object) -> bool:
 
 
 def _word(node: ast.AST | None) -> str:
-    return (
-        node.attr
-        if isinstance(node, ast.Attribute)
-        else node.id
-        if isinstance(node, ast.Name)
-        else ""
-    )
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _owner(node: ast.AST) -> str:

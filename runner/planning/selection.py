@@ -27,16 +27,12 @@ def add_select(sketch: Sketch, used: Mapping[str, Recipe], scope: Scope, step: S
     scope.results[step.id] = {}
     compared = find_selected(scope.recipe, used, step.select.step)
     if isinstance(compared, TargetProblem):
-        sketch.problem(
-            scope.recipe,
-            compared.code,
-            compared.message,
-            (*step.origin, "select"),
-            fix=compared.fix,
-        )
-    if compared is None or isinstance(compared, TargetProblem):
+        where = (*step.origin, "select")
+        sketch.problem(scope.recipe, compared.code, compared.message, where, fix=compared.fix)
         return
-    source = scope.instances(step.select.step)
+    if compared is None:
+        return
+    instances = scope.instances(step.select.step)
     draft = NodeDraft(
         f"{scope.prefix}{step.id}",
         step,
@@ -50,36 +46,9 @@ def add_select(sketch: Sketch, used: Mapping[str, Recipe], scope: Scope, step: S
     )
     sketch.drafts.append(draft)
     scope.groups[step.id] = [draft]
-    made = (
-        {name: flags for name, (_, flags) in source[0].outputs.items()}
-        if source
-        else {o.name: output_flags(o) for o in compared.outputs}
-    )
-    for name, flags in made.items():
-        suffixes = {posixpath.splitext(d.outputs[name][0])[1] for d in source}
-        suffix = suffixes.pop() if len(suffixes) == 1 else ""
-        draft.outputs[name] = (f"{step.id}/{name}{suffix}", flags)
-        for d in source:
-            if not d.flags & SKIP:
-                draft.upstream[f"{d.id}/{name}"] = (d, name, "")
-    for d in source:
-        if not d.flags & SKIP:
-            draft.late[(d.id, step.select.metric)] = d
-    draft.after = [
-        d for id in step.needs for d in (scope.groups.get(id) or scope.inner.get(id) or [])
-    ]
-    draft.wants = [*([source] if source else ()), *([d] for d in draft.after)]
-    if (
-        step.when is not None
-        and sketch.condition(scope, step, {"inputs": scope.inputs, "steps": Results(scope)})
-        is False
-    ):
-        draft.flags |= SKIP
-    standings = [sketch.skip_state(group) for group in draft.wants]
-    if any(standing.skipped for standing in standings):
-        draft.flags |= SKIP
-    draft.doubtful = any(standing.doubtful for standing in standings)
-    sketch.skips |= draft.doubtful or bool(draft.flags & SKIP)
+    _add_outputs(draft, compared, instances)
+    _add_edges(scope, draft, step.select.metric, instances)
+    _decide_skip(sketch, scope, draft)
     draft.author = {"select": [step.select.metric, step.select.best]}
     draft.spec = StepSpec(
         recipe=scope.recipe.id,
@@ -89,3 +58,44 @@ def add_select(sketch: Sketch, used: Mapping[str, Recipe], scope: Scope, step: S
         select=SelectSpec(step.select.metric, step.select.best),
     )
     scope.results[step.id] = {name: output_of(draft, name) for name in draft.outputs}
+
+
+def _add_outputs(draft: NodeDraft, compared: Step, instances: list[NodeDraft]) -> None:
+    """Give a `select` node the outputs of the compared step, with their common suffixes."""
+    if instances:
+        flags_by_name = {name: flags for name, (_, flags) in instances[0].outputs.items()}
+    else:
+        flags_by_name = {output.name: output_flags(output) for output in compared.outputs}
+    for name, flags in flags_by_name.items():
+        suffixes = {posixpath.splitext(each.outputs[name][0])[1] for each in instances}
+        suffix = suffixes.pop() if len(suffixes) == 1 else ""
+        draft.outputs[name] = (f"{draft.step.id}/{name}{suffix}", flags)
+
+
+def _add_edges(scope: Scope, draft: NodeDraft, metric: str, instances: list[NodeDraft]) -> None:
+    """Make a `select` node depend on the compared instances and on the steps in `needs`."""
+    possible = [each for each in instances if not each.flags & SKIP]
+    for name in draft.outputs:
+        for each in possible:
+            draft.upstream[f"{each.id}/{name}"] = (each, name, "")
+    for each in possible:
+        draft.late[each.id, metric] = each
+    for id in draft.step.needs:
+        draft.after += scope.groups.get(id) or scope.inner.get(id) or []
+    if instances:
+        draft.wants.append(instances)
+    draft.wants += [[each] for each in draft.after]
+
+
+def _decide_skip(sketch: Sketch, scope: Scope, draft: NodeDraft) -> None:
+    """Skip a `select` node if its condition is false or its dependencies are skipped."""
+    step = draft.step
+    if step.when is not None:
+        names = {"inputs": scope.inputs, "steps": Results(scope)}
+        if sketch.condition(scope, step, names) is False:
+            draft.flags |= SKIP
+    standings = [sketch.skip_state(group) for group in draft.wants]
+    if any(standing.skipped for standing in standings):
+        draft.flags |= SKIP
+    draft.doubtful = any(standing.doubtful for standing in standings)
+    sketch.skips |= draft.doubtful or bool(draft.flags & SKIP)

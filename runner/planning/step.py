@@ -30,16 +30,19 @@ OPTIONAL, NONEMPTY, TEMPORARY, DIRECTORY = 1, 2, 4, 8
 MISSING, BROKEN_LINK, SPECIAL, OUTSIDE = "-", "l", "o", "b"
 
 
+_UNFIT_KINDS: Final = {
+    OUTSIDE: "is behind a link that points outside the attempt directory",
+    BROKEN_LINK: "is a broken symbolic link",
+    SPECIAL: "is neither a file nor a directory",
+}
+
+
 def unfit_output(kind: str, flags: int, *, is_empty: bool) -> str:
     """Return why a path of this kind cannot be an output with these flags, or an empty string."""
     if kind == MISSING:
         return "" if flags & OPTIONAL else "was not created"
-    if kind == OUTSIDE:
-        return "is behind a link that points outside the attempt directory"
-    if kind == BROKEN_LINK:
-        return "is a broken symbolic link"
-    if kind == SPECIAL:
-        return "is neither a file nor a directory"
+    if kind in _UNFIT_KINDS:
+        return _UNFIT_KINDS[kind]
     if flags & DIRECTORY and kind != "d":
         return "is not a directory"
     if flags & NONEMPTY and is_empty:

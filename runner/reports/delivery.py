@@ -126,19 +126,26 @@ class Delivery(Thread):
         while True:
             if watch is not None and not self._over.is_set():
                 watch.look()
-            due = outbox.due(receivers.known, self._busy)
-            is_due = due is not None and due <= 0
+            seconds = outbox.due(receivers.known, self._busy)
+            is_due = seconds is not None and seconds <= 0
             if is_due and len(self._busy) < AT_ONCE:
                 self._send(ws, receivers, outbox)
-            if self._over.is_set():
-                is_late = time.monotonic() > self._drain_until
-                if is_late or not (is_due or self._busy):
-                    return
+            if self._is_finished(is_due):
+                return
             if is_due or self._over.is_set():
-                wait = SOON
+                self._settle(outbox, SOON)
+            elif seconds is None:
+                self._settle(outbox, look)
             else:
-                wait = look if due is None else min(look, due)
-            self._settle(outbox, wait)
+                self._settle(outbox, min(look, seconds))
+
+    def _is_finished(self, is_due: bool) -> bool:
+        """Return True once the thread was stopped and has sent everything, or has no time left."""
+        if not self._over.is_set():
+            return False
+        is_late = time.monotonic() > self._drain_until
+        has_work = is_due or bool(self._busy)
+        return is_late or not has_work
 
     def _send(self, ws: Workspace, receivers: Receivers, outbox: Outbox) -> None:
         """Send due deliveries to free receivers."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from ..storage.records.ledger import LeaseRow, Ledger, of_user
@@ -81,18 +81,20 @@ class Watch:
     def judge(self, now: float) -> None:
         """Add the alerts of every running run, each once."""
         runs, letters = self._ws.store.runs, self._ws.letters
-        working = [row for row in runs.latest(last=LOOKED_AT) if row.state == "ACTIVE"]
-        self._alive = {row.id: self._alive[row.id] for row in working if row.id in self._alive}
-        if not working or letters is None:
+        active = [row for row in runs.latest(last=LOOKED_AT) if row.state == "ACTIVE"]
+        self._forget_all_but(active)
+        if not active or letters is None:
             return
-        for row, condition in self._look_at(working, now):
+        for row, condition in self._look_at(active, now):
             for name, words in find_alerts(condition).items():
                 id = f"{row.id}-{name}"
-                if runs.outbox.knows(row.id, id):
-                    continue
-                alerts = letters.alert(row, name, id, now, words)
-                if alerts:
-                    runs.outbox.post(row.id, alerts)
+                if not runs.outbox.knows(row.id, id):
+                    runs.outbox.post(row.id, letters.alert(row, name, id, now, words))
+
+    def _forget_all_but(self, active: Sequence[RunRow]) -> None:
+        """Forget what is known of runs that are no longer active."""
+        ids = {row.id for row in active}
+        self._alive = {run: known for run, known in self._alive.items() if run in ids}
 
     def _look_at(self, working: list[RunRow], now: float) -> Iterator[tuple[RunRow, RunCondition]]:
         runs = self._ws.store.runs

@@ -228,19 +228,22 @@ class FeedReader:
     def _find_all_positions(self, ws: Workspace, now: float) -> dict[str, tuple[str, int]]:
         """Return the state and next event number of all runs that may have changed."""
         runs = ws.store.runs
-        standing = runs.states_since(now - SPAN)
+        recent = runs.states_since(now - SPAN)
         if self._next is None:
-            self._next = {run: number for run, (_, number) in standing.items()}
-            return standing
-        ended = runs.states_of([run for run in self._next if run not in standing])
-        for run in self._next.keys() - standing.keys():
-            state, number = ended.get(run, ("", 0))
-            if run not in self._readers and (not state or self._next[run] >= number):
+            self._next = {run: number for run, (_, number) in recent.items()}
+            return recent
+        earlier = runs.states_of([run for run in self._next if run not in recent])
+        for run in self._next.keys() - recent.keys():
+            state, number = earlier.get(run, ("", 0))
+            is_deleted = not state
+            has_no_more_events = self._next[run] >= number
+            if run not in self._readers and (is_deleted or has_no_more_events):
                 del self._next[run]
-        for run in standing:
+        for run in recent:
             # A run that was missing at the last read is new. Its first event has number 1.
             self._next.setdefault(run, 1)
-        return {run: stands for run, stands in (standing | ended).items() if run in self._next}
+        positions = recent | earlier
+        return {run: position for run, position in positions.items() if run in self._next}
 
     def _read_live(
         self, ws: Workspace, look: ReadRequest, messages: dict[str, list[Message]]
@@ -722,15 +725,19 @@ class Feed:
     def _next_request(self) -> ReadRequest | None:
         """Return the next read request for the store, or None without followers."""
         now = time.monotonic()
+        self._drop_unwanted_channels(now)
+        kinds_of_all = self._all.kinds(now)
+        if kinds_of_all is None and not self._channels and not self._followers:
+            return None
+        kinds = {run: channel.kinds for run, channel in self._channels.items()}
+        unread = {run for run, channel in self._channels.items() if not channel.ready.done()}
+        return ReadRequest(kinds, kinds_of_all, frozenset(unread))
+
+    def _drop_unwanted_channels(self, now: float) -> None:
+        """Delete the channels of runs that nobody follows any more."""
         for run, channel in list(self._channels.items()):
             if not channel.followers and channel.wanted_until < now:
                 del self._channels[run]
-        every = self._all.kinds(now)
-        if every is None and not self._channels and not self._followers:
-            return None
-        runs = {run: channel.kinds for run, channel in self._channels.items()}
-        first = (run for run, channel in self._channels.items() if not channel.ready.done())
-        return ReadRequest(runs, every, frozenset(first))
 
     async def _read(self) -> None:
         loop, reader = asyncio.get_running_loop(), FeedReader(self._room, self._upcoming)

@@ -14,7 +14,7 @@ from ..errors import Problem
 from ..language.recipe import Recipe
 
 
-def _unchanged(value: object) -> object:
+def _keep(value: object) -> object:
     return value
 
 
@@ -62,7 +62,7 @@ class InputName(NamedTuple):
     """The recipe input that corresponds to a Hugging Face argument."""
 
     input: str
-    read: Callable[[object], object] = _unchanged
+    read: Callable[[object], object] = _keep
     not_in: tuple[str, ...] = ()
     """Recipes in which this input has another meaning."""
     words: str = ""
@@ -234,15 +234,22 @@ class _Draft:
         if micro is None and ACCUMULATED not in config:
             return
         if micro is None:
-            default = self._recipe.inputs["micro_batch"].default
-            micro = {"micro_batch": default, **preset, **self.inputs}["micro_batch"]
-        factors = [micro, config.get(ACCUMULATED, 1), max(1, gpus)]
+            micro = self._micro_batch(preset)
+        processes = max(1, gpus)
+        factors = [micro, config.get(ACCUMULATED, 1), processes]
         product = " × ".join(name for name in (*BATCHES, ACCUMULATED) if name in config)
-        if all(isinstance(each, int) and not isinstance(each, bool) for each in factors):
-            self._put(f"{product} × {factors[2]} GPUs", "global_batch", math.prod(factors))
+        if all(type(each) is int for each in factors):
+            self._put(f"{product} × {processes} GPUs", "global_batch", math.prod(factors))
             return
         words = f"{product}: whole numbers are required"
         self.problems.append(Problem("bad-value", words, None, "write 1, 2, …"))
+
+    def _micro_batch(self, preset: Mapping[str, Any]) -> Any:
+        """Return the recipe's micro batch: of the inputs, otherwise of the preset or the default."""
+        for values in (self.inputs, preset):
+            if "micro_batch" in values:
+                return values["micro_batch"]
+        return self._recipe.inputs["micro_batch"].default
 
     def _set_every(self, value: object) -> None:
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

@@ -10,6 +10,7 @@ from fastapi.openapi.utils import get_openapi
 
 _VALUE: Final = {"$ref": "#/components/schemas/JsonValue"}
 _TEXT: Final = {"pattern": r"^[^\u0000]*$"}
+_TEXT_RULES: Final = {"pattern", "format", "enum"}
 _JSON_VALUE: Final[dict[str, Any]] = {
     "description": "Any JSON value. Texts and property names contain no NUL character.",
     "anyOf": [
@@ -66,17 +67,25 @@ def _restrict(schema: object) -> None:
         _restrict(each)
     if not isinstance(schema, dict):
         return
-    if schema.get("type") == "string" and not schema.keys() & {"pattern", "format", "enum"}:
+    kind = schema.get("type")
+    if kind == "string" and not schema.keys() & _TEXT_RULES:
         schema.update(_TEXT)
-    if schema.get("type") == "array" and not schema.get("items"):
+    if kind == "array" and not schema.get("items"):
         schema["items"] = _VALUE
     if "patternProperties" in schema:
         schema["additionalProperties"] = False  # pydantic checks each name, but does not say so
-    elif schema.get("type") == "object":
-        if schema.get("additionalProperties") is not False:
-            schema["propertyNames"] = _TEXT
-        if schema.get("additionalProperties") in (True, None, {}):
-            schema["additionalProperties"] = _VALUE
+    elif kind == "object":
+        _restrict_properties(schema)
+
+
+def _restrict_properties(schema: dict[str, Any]) -> None:
+    """Forbid NUL characters in the names and values of an object's undeclared properties."""
+    undeclared = schema.get("additionalProperties")
+    if undeclared is False:
+        return
+    schema["propertyNames"] = _TEXT
+    if undeclared in (True, None, {}):
+        schema["additionalProperties"] = _VALUE
 
 
 def _inner(schema: object) -> list[object]:

@@ -307,7 +307,7 @@ def check_request(
 
     The check is fast for any request, so it needs no separate process.
     """
-    from ..hosts.renting.several import alternatives
+    from ..hosts.renting.any_driver import alternatives
 
     wanted = _read_request(room, asked)
     wanted = wanted._replace(start=wanted.start._replace(search=search))
@@ -586,7 +586,7 @@ def plan_request(
 
     Raises Refused, or a RecipeError with all problems.
     """
-    from ..hosts.renting.several import driver_names
+    from ..hosts.renting.any_driver import driver_names
 
     with survey_request(room, wanted) as (ws, found):
         names = driver_names(ws.config, asked.driver)

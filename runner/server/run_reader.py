@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -287,7 +288,6 @@ class RunReader:
         self._last: dict[tuple[str, ...], Message] = {}
         self._going: dict[str, AttemptLog] = {}
         self._attempts: dict[tuple[str, int], AttemptReader] = {}
-        self._heard = 0
         self._progress: Mapping[str, Any] = {}
         self._progress_due = 0.0
 
@@ -297,17 +297,26 @@ class RunReader:
 
     def begin(self, ws: Workspace, recent: int) -> list[Message]:
         """Read the earlier events of a run, and return the last `recent` of them."""
-        run = self.row.id
-        last: list[Event] = []
-        while self._heard < self.seen and (page := ws.store.runs.events(run, self._heard, PAGE)):
-            page = [event for event in page if event.seq <= self.seen]
-            for event in page:
-                apply_event(event, self.parts, self._going)
-            self._heard = page[-1].seq if page else self.seen
-            last = [*last, *page][-recent:] if recent else []
+        last: deque[Event] = deque(maxlen=recent)
+        for event in self._earlier_events(ws):
+            apply_event(event, self.parts, self._going)
+            last.append(event)
         for part in self._going.values():
             self._attempts[part.step, part.number] = AttemptReader(part, from_start=False)
         return [event_message(ws, event) for event in last]
+
+    def _earlier_events(self, ws: Workspace) -> Iterator[Event]:
+        """Yield the events up to number `seen`, which are read page by page."""
+        number = 0
+        while number < self.seen:
+            page = ws.store.runs.events(self.row.id, number, PAGE)
+            if not page:
+                return
+            for event in page:
+                if event.seq > self.seen:
+                    return
+                yield event
+            number = page[-1].seq
 
     def read_events(self, ws: Workspace) -> list[Message]:
         """Return new events of a run, at most about `PIECE` bytes.
@@ -330,7 +339,7 @@ class RunReader:
                     self._attempts[part.step, part.number] = AttemptReader(part, from_start=True)
                 else:  # another worker continues the attempt
                     known.part = part
-            self.seen = self._heard = event.seq
+            self.seen = event.seq
         if found:
             self._progress_due = 0.0
         if self._all_moves_read():

@@ -210,7 +210,7 @@ def machines(
 ) -> OfferList:
     from drivers.base import Need, Wish
 
-    from ..hosts.renting.several import driver_names
+    from ..hosts.renting.any_driver import driver_names
 
     wish = Wish(Need(gpus=gpus), filters=filters(where or ()))
     with room.open_workspace() as ws:

@@ -79,9 +79,11 @@ def recognize_layout(names: Collection[str], *, folder: str = "") -> Layout:
         # rng_state_0.pth alone: a single process would write a file without a number.
         if ranks == {0} and _any_starts(names, "rng_state_"):
             missing.append("the random state of rank 1")
-        return Layout("transformers", world, (*missing, *_of_transformers(names, bool(ranks))))
+        return Layout(
+            "transformers", world, (*missing, *_missing_of_transformers(names, bool(ranks)))
+        )
     if OF_ACCELERATE & set(names) or _any_starts(names, "random_states_"):
-        return Layout("accelerate", world, (*missing, *_of_accelerate(names, bool(ranks))))
+        return Layout("accelerate", world, (*missing, *_missing_of_accelerate(names, bool(ranks))))
     if re.fullmatch(r"checkpoint-\d+", folder) and any(WEIGHTS.match(name) for name in names):
         # The directory name and the weights are the trainer's, but every file that it writes after
         # the weights is missing: the trainer was killed during the save.
@@ -113,8 +115,13 @@ def _world(names: Collection[str], ranks: Collection[int], shards: Collection[in
     return max(shards) + 1 if shards else None
 
 
+def _is_deepspeed(names: Iterable[str]) -> bool:
+    """Return True if a checkpoint has files of a DeepSpeed engine."""
+    return any(ENGINE.search(name) for name in names)
+
+
 def _kind_of_shards(names: Collection[str], shards: Collection[int]) -> str:
-    if any(ENGINE.search(name) for name in names):
+    if _is_deepspeed(names):
         return "deepspeed"
     return "sharded" if shards else "files"
 
@@ -133,26 +140,27 @@ def shape(names: Iterable[str]) -> set[str]:
     return {re.sub(r"\d+", "0", name) for name in names}
 
 
-def _of_transformers(names: Collection[str], ranked: bool) -> list[str]:
-    missing = _missing_model(names, "optimizer.pt")
-    if "scheduler.pt" not in names and not any(ENGINE.search(name) for name in names):
-        missing.append("scheduler.pt")
-    if not ranked and "rng_state.pth" not in names:
-        missing.append("rng_state.pth")
-    if _any_starts(names, "adapter_model.") and "adapter_config.json" not in names:
-        missing.append("adapter_config.json")
-    missing += [name for name in ("training_args.bin", "trainer_state.json") if name not in names]
-    return missing
+def _missing_of_transformers(names: Collection[str], ranked: bool) -> list[str]:
+    needed = []
+    if not _is_deepspeed(names):
+        needed.append("scheduler.pt")
+    if not ranked:
+        needed.append("rng_state.pth")
+    if _any_starts(names, "adapter_model."):
+        needed.append("adapter_config.json")
+    needed += ["training_args.bin", "trainer_state.json"]
+    missing = [name for name in needed if name not in names]
+    return [*_missing_model(names, "optimizer.pt"), *missing]
 
 
-def _of_accelerate(names: Collection[str], ranked: bool) -> list[str]:
+def _missing_of_accelerate(names: Collection[str], ranked: bool) -> list[str]:
     missing = _missing_model(names, "optimizer.bin")
     return missing if ranked else [*missing, "random_states_0.pkl"]
 
 
 def _missing_model(names: Collection[str], optimizer: str) -> list[str]:
     """List missing weights and a missing optimizer file of a checkpoint."""
-    if any(ENGINE.search(name) for name in names):
+    if _is_deepspeed(names):
         return [] if "latest" in names else ["latest"]
     missing = []
     if not any(WEIGHTS.match(name) for name in names):

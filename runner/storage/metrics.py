@@ -137,14 +137,22 @@ def _parse_plain_points(data: bytes) -> list[dict[str, Value]] | None:
     # A line with a comma between two objects would give more points than lines.
     if len(found) != len(lines):
         return None
-    for point in found:
-        if not isinstance(point, dict) or not point:
-            return None
-        for value in point.values():
-            # `parse` handles non-finite numbers and warnings.
-            if (type(value) is not float and type(value) is not int) or not -_HUGE < value < _HUGE:
-                return None
+    # `parse` handles non-finite numbers and warnings.
+    if not all(map(_is_plain_point, found)):
+        return None
     return found
+
+
+def _is_plain_point(point: object) -> bool:
+    """Return True for a JSON object with finite numbers only, and at least one."""
+    if not isinstance(point, dict) or not point:
+        return False
+    for value in point.values():
+        if type(value) is not float and type(value) is not int:
+            return False
+        if not -_HUGE < value < _HUGE:
+            return False
+    return True
 
 
 def _loads(data: bytes) -> Any:

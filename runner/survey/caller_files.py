@@ -98,14 +98,24 @@ class EarlierOutputs:
         plain = {path: posixpath.normpath(path) for path in paths}
         if not plain or not self._rows:
             return set()
-        outputs = {path: self._output_above(at) for path, at in plain.items()}
-        candidates = dict.fromkeys(output for output in outputs.values() if output is not None)
-        unchanged = {output for output in candidates if self._is_unchanged(output)}
-        found = {path for path, output in outputs.items() if output in unchanged}
+        found = self._inside_unchanged(plain)
         for path, at in plain.items():
-            if path not in found and at in self._parents and self._holds_only_outputs(at):
+            if path in found or at not in self._parents:
+                continue
+            if self._holds_only_outputs(at):
                 found.add(path)
         return found
+
+    def _inside_unchanged(self, plain: Mapping[str, str]) -> set[str]:
+        """Return the paths at or below an unchanged output. `plain` has their normalized form."""
+        output_of: dict[str, str] = {}
+        for path, at in plain.items():
+            output = self._output_above(at)
+            if output is not None:
+                output_of[path] = output
+        outputs = dict.fromkeys(output_of.values())
+        unchanged = set(filter(self._is_unchanged, outputs))
+        return {path for path, output in output_of.items() if output in unchanged}
 
     def _output_above(self, path: str) -> str | None:
         """Return the topmost published path at or above `path`, or None."""

@@ -120,20 +120,25 @@ def _code_contents(
 ) -> list[tuple[str, str]]:
     """Return the names and content IDs of the files of a `code` entry."""
     base = os.path.realpath(home)
-    is_auto = decode_pattern(pattern)[0] == AUTO
-    if is_auto:
-        needed = follow_imports(base, *decode_automatic(pattern), imports.read)
-        names = sorted(needed.files)
+    if decode_pattern(pattern)[0] == AUTO:
+        imported = follow_imports(base, *decode_automatic(pattern), imports.read)
+        names = sorted(imported.files)
+        names_one_file = False
     else:
         names = code_files.code_matches(base, pattern)
+        names_one_file = not is_glob(pattern) and not code_files.is_folder(base, pattern)
     root = f"{os.path.realpath(ws.root)}/"
-    is_several = is_auto or is_glob(pattern) or code_files.is_folder(base, pattern)
-    if is_several and f"{base}/".startswith(root):
-        at = {f"{base}/{name}".removeprefix(root): name for name in names}
-        names = [at[path] for path in callers.among(list(at))]
+    is_in_workspace = f"{base}/".startswith(root)
+    if is_in_workspace and not names_one_file:
+        by_path = {f"{base}/{name}".removeprefix(root): name for name in names}
+        names = [by_path[path] for path in callers.among(list(by_path))]
     contents = ws.cache.contents(f"{base}/{name}" for name in names)
-    found = ((name, contents[f"{base}/{name}"]) for name in names)
-    return [(name, content) for name, content in found if content is not None]
+    found: list[tuple[str, str]] = []
+    for name in names:
+        content = contents[f"{base}/{name}"]
+        if content is not None:
+            found.append((name, content))
+    return found
 
 
 class _TreeListings(dict[str, Mapping[str, str]]):

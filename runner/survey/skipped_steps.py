@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from ..planning.ids import bare
-from ..planning.plan import SKIP, Plan
+from ..planning.plan import SKIP, Node, Plan
 
 
-def skipped_steps(plan: Plan, skipped: Collection[str], wanted: Collection[int]) -> list[str]:
+def list_skipped_steps(plan: Plan, skipped: Collection[str], wanted: Collection[int]) -> list[str]:
     """Return a summary line for each step with skipped instances.
 
     Includes instances skipped by the plan among `wanted`, and by the run.
@@ -20,7 +20,7 @@ def skipped_steps(plan: Plan, skipped: Collection[str], wanted: Collection[int])
     }
     instances: dict[tuple[str, str], int] = {}
     for n in sorted(gone):
-        line = bare(plan.nodes[n].id), _reason(plan, n, gone)
+        line = bare(plan.nodes[n].id), _explain_skip(plan, n, gone)
         instances[line] = instances.get(line, 0) + 1
     several = {step for (step, _), count in instances.items() if count > 1}
     return [
@@ -29,7 +29,9 @@ def skipped_steps(plan: Plan, skipped: Collection[str], wanted: Collection[int])
     ]
 
 
-def with_skipped(counts: Mapping[str, int], plan: Plan, wanted: Collection[int]) -> dict[str, int]:
+def add_skipped_steps(
+    counts: Mapping[str, int], plan: Plan, wanted: Collection[int]
+) -> dict[str, int]:
     """Return the number of steps by state, including steps skipped during planning."""
     planned = sum(bool(plan.nodes[n].flags & SKIP) for n in wanted)
     if not planned:
@@ -37,23 +39,31 @@ def with_skipped(counts: Mapping[str, int], plan: Plan, wanted: Collection[int])
     return {**counts, "SKIPPED": counts.get("SKIPPED", 0) + planned}
 
 
-def _reason(plan: Plan, n: int, gone: Collection[int]) -> str:
+def _explain_skip(plan: Plan, n: int, gone: Collection[int]) -> str:
     """Explain why a step is skipped: missing outputs, a skipped dependency, or its own condition."""
     node = plan.nodes[n]
-    chosen = set(node.choices)
-    lacks = {
-        f"{each.name} of {bare(plan.nodes[each.producer].id)}": None
-        for each in node.upstream
-        if each.producer in gone and each.producer not in chosen
-    }
-    if lacks:
-        paths = list(lacks)
-        return f"{', '.join(paths[:3])}{', …' if len(paths) > 3 else ''} {'is' if len(paths) == 1 else 'are'} missing"
-    before = [*(each.producer for each in node.late), *node.after, *node.choices]
-    needed = dict.fromkeys(bare(plan.nodes[each].id) for each in before if each in gone)
-    own = (
-        "its `when` is false"
-        if "/" not in node.id
-        else "its `when`, or the `when` of an enclosing step, is false"
-    )
-    return f"{', '.join(list(needed)[:3])} is skipped" if needed else own
+    missing = _missing_outputs(plan, node, gone)
+    if missing:
+        more = ", …" if len(missing) > 3 else ""
+        verb = "is" if len(missing) == 1 else "are"
+        return f"{', '.join(missing[:3])}{more} {verb} missing"
+    needed = [*(each.producer for each in node.late), *node.after, *node.choices]
+    skipped = [bare(plan.nodes[each].id) for each in needed if each in gone]
+    if skipped:
+        names = list(dict.fromkeys(skipped))
+        return f"{', '.join(names[:3])} is skipped"
+    if "/" in node.id:
+        return "its `when`, or the `when` of an enclosing step, is false"
+    return "its `when` is false"
+
+
+def _missing_outputs(plan: Plan, node: Node, gone: Collection[int]) -> list[str]:
+    """Return the outputs of skipped steps that a step reads, except for a choice of steps."""
+    choices = set(node.choices)
+    read = [each for each in node.upstream if each.producer not in choices]
+    missing = [
+        f"{each.name} of {bare(plan.nodes[each.producer].id)}"
+        for each in read
+        if each.producer in gone
+    ]
+    return list(dict.fromkeys(missing))

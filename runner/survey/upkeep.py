@@ -148,21 +148,32 @@ def find_stale(ws: Workspace, found: Survey) -> list[PublishedFile]:
     """
     base = out_dir(ws, found.plan, found.library, found.request)
     head = "" if base == ws.root else f"{base}/"
-    wanted = {
+    wanted = _created_paths(found)
+    parents = {parent for path in wanted for parent in heads(path)[1:]}
+    steps = {_top_step(node.id) for node in found.plan.nodes}
+    published = ws.store.index.list_published(found.plan.recipe)
+    stale = []
+    for path, row in sorted(published.items()):
+        if not row.run:  # an adopted file
+            continue
+        is_inside = path.startswith(head) if head else not path.startswith("/")
+        if not is_inside:
+            continue
+        if found.plan.pending and _top_step(row.step) not in steps:
+            continue
+        if not _overlaps(path, wanted, parents):
+            stale.append(row)
+    return stale
+
+
+def _created_paths(found: Survey) -> set[str]:
+    """Return the published paths that the plan's steps create or may create."""
+    return {
         target.path
         for n, targets in found.targets.items()
         for target in targets
-        if _makes(found.verdicts[n], target.output)
+        if _may_create(found.verdicts[n], target.output)
     }
-    parents = {parent for path in wanted for parent in heads(path)[1:]}
-    steps = {_top_step(node.id) for node in found.plan.nodes}
-    rows = []
-    for path, row in sorted(ws.store.index.list_published(found.plan.recipe).items()):
-        is_here = path.startswith(head) if head else not path.startswith("/")
-        is_of_plan = not found.plan.pending or _top_step(row.step) in steps
-        if is_here and row.run and is_of_plan and not _overlaps(path, wanted, parents):
-            rows.append(row)
-    return rows
 
 
 def _overlaps(path: str, wanted: Collection[str], parents: Collection[str]) -> bool:
@@ -180,7 +191,7 @@ def _top_step(id: str) -> str:
     return id.partition("[")[0]
 
 
-def _makes(verdict: Verdict, output: str) -> bool:
+def _may_create(verdict: Verdict, output: str) -> bool:
     """Return True if a step creates or may create this output."""
     return verdict.made is None or output in verdict.made.outputs
 

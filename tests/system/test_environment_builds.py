@@ -283,7 +283,13 @@ def test_no_index_of_pip_installs_and_locks_from_find_links_alone(
     assert made.returncode == 1 and "tinyword" in made.stdout and index.asked == []
 
 
-def test_no_index_of_pip_does_not_rule_out_an_index_of_uv(tmp_path: Path) -> None:
+def test_an_index_of_uv_comes_before_that_of_pip_also_under_its_old_name() -> None:
+    environ = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": "https://pip/simple"}
+    assert _builder.translate_pip_settings(environ) == {"UV_DEFAULT_INDEX": "https://pip/simple"}
+    assert _builder.translate_pip_settings({**environ, "UV_INDEX_URL": "https://uv/simple"}) == {}
+
+
+def test_no_index_of_pip_does_not_rule_out_an_index_of_uv() -> None:
     pip = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1"}
     assert _builder.no_index_option(pip) == ("--no-index",)
     assert _builder.no_index_option({**pip, "UV_INDEX": "https://mirror/simple"}) == ()

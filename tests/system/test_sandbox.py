@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.agent import closed
+from runner.agent import sandbox
 from runner.errors import CannotRun, Invalid
 from runner.settings import load
 from tests.support import Space, until
@@ -164,7 +164,7 @@ def test_a_killed_parent_takes_the_whole_sandbox_with_it(tmp_path: Path) -> None
     script = "setsid sleep 7654322 & sleep 7654322"
     shown = ("1", "w", str(folder), str(folder))
     words = ["closed", f"{folder}.box", "", *shown, "sh", "-c", script]
-    outside = subprocess.Popen([sys.executable, closed.__file__, *words], cwd=folder)
+    outside = subprocess.Popen([sys.executable, sandbox.__file__, *words], cwd=folder)
     until(lambda: len(_processes("7654322")) >= 4)
     outside.kill()
     outside.wait()
@@ -226,7 +226,7 @@ def test_another_user_than_root_has_it_too(anybody: Path) -> None:
     as_user = [needs("setpriv"), "--reuid", "65534", "--regid", "65534", "--clear-groups"]
     subprocess.run([*as_user, "mkdir", folder], check=True)
     # The text alone: nothing of ours need be readable for that user.
-    python = ["/usr/bin/python3", "-I", "-S", "-c", Path(closed.__file__).read_text()]
+    python = ["/usr/bin/python3", "-I", "-S", "-c", Path(sandbox.__file__).read_text()]
     if not os.path.exists(python[0]):
         pytest.skip("there is no Python that another user can run")
     script = f"id -u; grep CapEff /proc/self/status; touch here; ls {anybody}"
@@ -234,7 +234,7 @@ def test_another_user_than_root_has_it_too(anybody: Path) -> None:
     made = subprocess.run(
         [*as_user, *python, *words], cwd=folder, capture_output=True, text=True, check=False
     )
-    if closed.MARK in made.stderr and "not permitted" in made.stderr:
+    if sandbox.MARK in made.stderr and "not permitted" in made.stderr:
         pytest.skip(f"another user than root gets no sandbox here: {made.stderr}")
     assert made.returncode == 0, made.stderr
     assert made.stdout.split() == ["65534", "CapEff:", "0" * 16, "attempt"]
@@ -258,7 +258,7 @@ def test_root_has_it_where_no_user_namespace_is_made(tmp_path: Path, users: str)
     made = subprocess.run(
         [
             *(needs("unshare"), "-U", "-r", "sh", "-c", script, "sh", users),
-            *(sys.executable, closed.__file__, *words),
+            *(sys.executable, sandbox.__file__, *words),
         ],
         cwd="/",
         capture_output=True,

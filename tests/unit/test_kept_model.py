@@ -20,8 +20,8 @@ from drivers.base import DriverError, HostLost, Lease, Need, Order, Wish
 from drivers.fakes.vastai import FOREIGN
 from runner.errors import Busy, RecipeError
 from runner.hosts import stacks
-from runner.hosts.renting.kept import KeptLeases
 from runner.hosts.renting.money import stop_time
+from runner.hosts.renting.stack_leases import StackLeases
 from runner.settings import Stack
 from runner.storage.records.ledger import LeaseRow
 from tests.unit.test_rented_model import SCHEDULES, Schedule, wrong
@@ -85,14 +85,14 @@ def pausing(name: str) -> type[Any]:
 class KeptSchedule(Schedule):
     """Two runs of one stack, one after the other; a worker of the second waits for as long as the first may be resumed."""
 
-    leases: type[KeptLeases]
+    leases: type[StackLeases]
 
     def __init__(
         self,
         seed: int,
         installation: str,
         wire: type[ModelWeb] = ModelWeb,
-        leases: type[KeptLeases] = KeptLeases,
+        leases: type[StackLeases] = StackLeases,
     ) -> None:
         super().__init__(seed, installation, wire, leases, PROVIDERS[seed % len(PROVIDERS)])
         self.limit, self.jumps, self.few = None, False, False
@@ -100,7 +100,7 @@ class KeptSchedule(Schedule):
         self.stack = asyncio.Lock()
         self.down = False
 
-    def process(self, run: str) -> KeptLeases:
+    def process(self, run: str) -> StackLeases:
         driver = wired(
             pausing(self.name),
             self.wire("http://model", self.world, self.luck, self.look),
@@ -149,7 +149,7 @@ class KeptSchedule(Schedule):
                         return
             await asyncio.sleep(30)
 
-    async def use(self, leases: KeptLeases) -> bool:
+    async def use(self, leases: StackLeases) -> bool:
         """Whether the machine was used and is not needed any more.  Raises DriverError, Busy."""
         rows = await leases.adopt()
         row = rows[0] if rows else None
@@ -186,7 +186,7 @@ def test_no_schedule_of_faults_and_kills_loses_a_kept_machine_or_leaves_it_runni
     } == {}
 
 
-class Forgetful(KeptLeases):
+class Forgetful(StackLeases):
     """Starts its machine before it is noted for whom."""
 
     async def _record_and_start(
@@ -196,14 +196,16 @@ class Forgetful(KeptLeases):
         return await super()._record_and_start(use, machine, until)
 
 
-class Wasteful(KeptLeases):
+class Wasteful(StackLeases):
     """Ends the machine with its use."""
 
     async def _stop_machine(self, machine: LeaseRow) -> bool:
-        return await super(KeptLeases, self).release(self.ledger.take(machine, self.holder), "done")
+        return await super(StackLeases, self).release(
+            self.ledger.take(machine, self.holder), "done"
+        )
 
 
-class Trusting(KeptLeases):
+class Trusting(StackLeases):
     """Takes the request to stop for its effect."""
 
     async def _stop_machine(self, machine: LeaseRow) -> bool:
@@ -211,7 +213,7 @@ class Trusting(KeptLeases):
 
 
 @pytest.mark.parametrize("bug", [Forgetful, Wasteful, Trusting])
-def test_a_bug_that_loses_kept_machines_is_found(installation: str, bug: type[KeptLeases]) -> None:
+def test_a_bug_that_loses_kept_machines_is_found(installation: str, bug: type[StackLeases]) -> None:
     def fails(seed: int) -> bool:
         try:
             return bool(wrong(seed, installation, KeptSchedule, leases=bug))

@@ -11,8 +11,8 @@ import pytest
 from drivers.base import Denied, Need, Offer, Rejected, Resources, Wish
 from drivers.cloud import About, Filters, InstallationKeys, public, why_excluded
 from drivers.machine import Facts, describe_shortfall, find_cuda_version
+from runner.hosts.renting.any_driver import data_notice
 from runner.hosts.renting.offering import EGRESS_UNKNOWN, Shelf, cost_to_confirm
-from runner.hosts.renting.several import data_notice
 from runner.hosts.renting.totals import CostModel
 from runner.interface.shelves import as_json, describe_choice, lines
 from runner.settings import Config

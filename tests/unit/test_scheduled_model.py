@@ -37,8 +37,8 @@ from runner.hosts import pool as pools
 from runner.hosts.place.place import Place, Shell
 from runner.hosts.pool import HostPool
 from runner.hosts.renting.inventory import Inventory
-from runner.hosts.renting.kept import KeptLeases
 from runner.hosts.renting.leases import OnChange
+from runner.hosts.renting.stack_leases import StackLeases
 from runner.planning.schedule import LIMIT, ORPHANED, AttemptOutcome, Move, Scheduler, State, Task
 from runner.planning.step import ResourceSpec, StepSpec
 from runner.storage.records.ledger import LeaseRow
@@ -127,9 +127,9 @@ class Connector:
         return Rented(f"{offer.driver} {lease.id}", lease, self.schedule.machine(lease))
 
 
-def _told(heard: OnChange, *words: Any) -> KeptLeases:
+def _told(heard: OnChange, *words: Any) -> StackLeases:
     """Leases of which the model hears, too."""
-    made = KeptLeases(*words)
+    made = StackLeases(*words)
     inner = made.on_change
 
     def both(before: str, row: LeaseRow) -> None:
@@ -401,7 +401,7 @@ class ScheduledRuns(Schedule):
             patched.setattr(Connector, "schedule", self, raising=False)
             patched.setattr(pools, "Connector", Connector)
             patched.setattr(pools, "check_as_sold", _nothing)
-            patched.setattr(pools, "KeptLeases", partial(_told, self.heard))
+            patched.setattr(pools, "StackLeases", partial(_told, self.heard))
             patched.setattr(pools.Ledger, "open", lambda *_: Shared(self.ledger))
             patched.setattr(renting, "log_remote", lambda *_: None)
             await super().all()

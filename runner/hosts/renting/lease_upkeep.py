@@ -14,8 +14,8 @@ from ...errors import Busy
 from ...storage.records.ledger import LeaseRow
 from ..place.place import Place
 from .inventory import Inventory
-from .kept import KeptLeases
 from .leases import RENEW
+from .stack_leases import StackLeases
 
 RELEASE_RETRY: Final = 20.0
 """Seconds until an unconfirmed release is repeated."""
@@ -32,7 +32,7 @@ class LeaseUpkeep:
 
     def __init__(
         self,
-        leases: KeptLeases,
+        leases: StackLeases,
         inventory: Inventory,
         name: str,
         say: Callable[[str], None],

@@ -20,10 +20,10 @@ from ...storage.records.ledger import LeaseRow, Ledger, NotOurs, of_user, of_wor
 from ...storage.records.runs import is_over
 from ...storage.records.store import Store, home
 from ...storage.workspace import Workspace
+from .any_driver import alternatives
 from .budget import TERM
-from .kept import KeptLeases
 from .leases import OVERDUE, Leases, create_driver, to_stored
-from .several import alternatives
+from .stack_leases import StackLeases
 
 RunStatus: TypeAlias = Literal["live", "over", "dead", "gone", "never"]
 """Status of a run.
@@ -212,7 +212,7 @@ def settle(name: str, hosts: Sequence[str], ws: Workspace, stack: str) -> list[s
         if has_leases:
             driver = create_driver(name, ws.config.driver(name), hosts, str(ws.home))
             with Ledger.open(path) as ledger:
-                leases = KeptLeases(driver, name, ledger, "", str(ws.root))
+                leases = StackLeases(driver, name, ledger, "", str(ws.root))
                 leases.stack = ws.config.stack(stack).id if stack else ""
                 said += asyncio.run(_release_and_close(leases, ws.environ))
     return said

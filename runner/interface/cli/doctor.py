@@ -75,8 +75,8 @@ def _examine_hosts(args: argparse.Namespace) -> list[ProbeLine]:
     import asyncio
 
     from ...hosts.probe import examine
+    from ...hosts.renting.any_driver import driver_names
     from ...hosts.renting.leases import create_driver
-    from ...hosts.renting.several import driver_names
     from ...settings import load
     from ...storage.records.store import home
     from .flags import check_driver

@@ -16,8 +16,8 @@ from ...errors import CannotRun
 from ...execution.session import preview
 from ...execution.terms import Choice
 from ...hosts.renting import offering
+from ...hosts.renting.any_driver import driver_names
 from ...hosts.renting.offering import Shelf
-from ...hosts.renting.several import driver_names
 from ...storage.workspace import Workspace
 from ..pairs import filters
 from ..shelves import OfferRequest, lines, on_market_of, pricing_of, rank_for_programs, wishes

@@ -16,9 +16,9 @@ from ...execution.refusals import nodes_to_check
 from ...execution.session import preview
 from ...execution.session import run as run_session
 from ...execution.terms import Choice, Label, Settings, apply_stack, limits_asked, lower_limits
-from ...language.units import money_text
+from ...language.units import money_text, size
 from ...planning.ids import stored_form
-from ...survey.empty_globs import empty_warnings
+from ...survey.empty_globs import warn_of_empty_globs
 from ..pairs import filters
 from ..tail import safe_ids, safe_line, span
 from .flags import (
@@ -179,7 +179,7 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
         action="append",
         default=[],
         metavar="NAME=N",
-        help="Capacity of a pool that running steps share (default: 1), for example licence=2. Also sets cpus, gpus or memory",
+        help="Capacity of a pool that running steps share (default: 1), for example licence=2. Also sets cpus, gpus or memory (memory=64GB)",
     )
     section(parser, WHERE).add_argument(
         "--everything-there",
@@ -340,7 +340,7 @@ def _rental_lines(ws: Workspace, found: Survey, args: argparse.Namespace) -> lis
     if args.driver == "local" or not found.todo:
         return []
     from ...execution.refusals import find_sent_secrets, find_signed_addresses
-    from ...hosts.renting.several import data_notice
+    from ...hosts.renting.any_driver import data_notice
     from ..shelves import describe_choice
 
     try:
@@ -421,7 +421,7 @@ def _check_multi_node(
 def _renting_drivers(ws: Workspace, args: argparse.Namespace) -> dict[str, Driver]:
     """Return the drivers by name that may rent machines for the run; empty if none may."""
     from ...hosts.renting import offering
-    from ...hosts.renting.several import driver_names
+    from ...hosts.renting.any_driver import driver_names
 
     made = {
         name: offering.create_renter(ws, name, args.hosts)
@@ -474,7 +474,7 @@ def _confirm_cost(
     """
     if args.driver == "local":
         return True
-    from ...hosts.renting.several import data_notice
+    from ...hosts.renting.any_driver import data_notice
 
     drivers = _renting_drivers(ws, args)
     _check_endless(drivers, args)
@@ -535,7 +535,7 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     cost = lower_limits(found.plan.settings.limits, asked).cost
     print(as_text(ws, found, expected, cost, commands=args.print_commands, quiet=args.quiet))
     if not args.quiet:
-        for warning in empty_warnings(ws, found):
+        for warning in warn_of_empty_globs(ws, found):
             print(f"warning: {safe_ids(warning)}")
     _print_findings(verdict, found, args)
     for line in _rental_lines(ws, found, args):
@@ -720,7 +720,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
         "inputs": found.plan.inputs,
         "steps": steps,
         "pending": pending,
-        "warnings": empty_warnings(ws, found),
+        "warnings": warn_of_empty_globs(ws, found),
     }
 
 
@@ -771,7 +771,7 @@ def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
         cache = ImportCache(ws)
         recipe = place_recipe(recipe, found.source, ws.root)
         warnings += code_warnings.warnings(recipe, cache.read)
-        warnings += script_warnings.warnings(recipe, cache.read)
+        warnings += script_warnings.find_rejected_options(recipe, cache.read)
         cache.save()
     if warnings:
         from ..diagnostics import render
@@ -780,16 +780,14 @@ def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
 
 
 def _pool(word: str) -> tuple[str, float]:
+    """Parse the capacity of a pool; that of memory may have a unit."""
     name, _, amount = word.partition("=")
     try:
+        if name == "memory" and not amount.isdecimal():
+            return name, float(size(amount))
         return name, float(amount)
     except ValueError:
-        raise Invalid(
-            [
-                Problem(
-                    "bad-pool",
-                    f'"{word}" is not NAME=N',
-                    fix="use NAME=N, for example `--pool api=2`",
-                )
-            ]
-        ) from None
+        example = "memory=64GB" if name == "memory" else "api=2"
+        fix = f"use NAME=N, for example `--pool {example}`"
+        problem = Problem("bad-pool", f'"{word}" is not NAME=N', fix=fix)
+        raise Invalid([problem]) from None

@@ -17,8 +17,8 @@ from drivers.base import DriverError, Host
 from ...api.finding import find_run
 from ...errors import CannotRun, Infrastructure, Invalid, NotFound, Problem
 from ...execution.terms import apply_stack, settings_of_run
+from ...hosts.renting.any_driver import alternatives
 from ...hosts.renting.leases import create_driver, lease_of
-from ...hosts.renting.several import alternatives
 from ...planning.ids import names
 from ...storage.records.ledger import LeaseRow, Ledger, of_user, of_workspace
 from .targets import open_for_reading

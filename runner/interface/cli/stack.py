@@ -20,7 +20,7 @@ from .ssh import add_way, enter
 from .targets import format_time
 
 if TYPE_CHECKING:
-    from ...hosts.renting.kept import KeptLeases
+    from ...hosts.renting.stack_leases import StackLeases
     from ...settings import Stack
 
 
@@ -100,7 +100,7 @@ async def _act(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
         if not args.quiet:
             print(f"recipe: {words}", file=sys.stderr, flush=True)
 
-    async with stacks.open_kept_leases(ws, stack) as leases:
+    async with stacks.open_leases(ws, stack) as leases:
         if args.action == "status":
             state = await stacks.read_state(leases)
             text = _as_json(leases, state) if args.json else _as_text(stack, leases, state)
@@ -130,7 +130,7 @@ async def _act(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
     return 0
 
 
-def _require_machine(stack: Stack, leases: KeptLeases) -> None:
+def _require_machine(stack: Stack, leases: StackLeases) -> None:
     if leases.find_machine() is None:
         raise Infrastructure(
             f"the stack {stack.name} has no machine yet",
@@ -138,7 +138,7 @@ def _require_machine(stack: Stack, leases: KeptLeases) -> None:
         )
 
 
-async def _start(stack: Stack, leases: KeptLeases, say: Callable[[str], None]) -> int:
+async def _start(stack: Stack, leases: StackLeases, say: Callable[[str], None]) -> int:
     row = await stacks.start_machine(leases, say)
     leases.release_hold(row)
     print(
@@ -147,7 +147,7 @@ async def _start(stack: Stack, leases: KeptLeases, say: Callable[[str], None]) -
     return 0
 
 
-async def _terminate(ws: Workspace, stack: Stack, leases: KeptLeases) -> bool:
+async def _terminate(ws: Workspace, stack: Stack, leases: StackLeases) -> bool:
     """Terminate the machine, then delete its resources.
 
     Return False if the end of the machine is not confirmed yet.
@@ -180,7 +180,7 @@ def _describe_stack(stack: Stack) -> list[str]:
     return lines + [f"  {name}: {value}" for name, value in facts.items() if value]
 
 
-def _as_text(stack: Stack, leases: KeptLeases, found: stacks.StackState) -> str:
+def _as_text(stack: Stack, leases: StackLeases, found: stacks.StackState) -> str:
     """Format the state and the cost of a stack's machine as text."""
     machine = found.machine
     if machine is None:
@@ -198,7 +198,7 @@ def _as_text(stack: Stack, leases: KeptLeases, found: stacks.StackState) -> str:
     return "\n".join(lines)
 
 
-def _as_json(leases: KeptLeases, found: stacks.StackState) -> str:
+def _as_json(leases: StackLeases, found: stacks.StackState) -> str:
     """Format the state and the cost of a stack's machine as JSON."""
     machine = found.machine
     if machine is None:

@@ -91,7 +91,7 @@ def _say_where_data_goes(args: argparse.Namespace) -> None:
     """
     if args.server or (not args.stack and args.driver.partition(":")[0] != ANY):
         return
-    from ...hosts.renting.several import data_notice
+    from ...hosts.renting.any_driver import data_notice
     from ...settings import load
 
     config = load(Path(os.path.abspath(args.workspace)), os.environ)

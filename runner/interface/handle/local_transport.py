@@ -40,8 +40,8 @@ from ...api.values import (
     WorkerStatus,
 )
 from ...errors import CannotRun, Infrastructure, Invalid, Problem
+from ...hosts.renting.any_driver import driver_names
 from ...hosts.renting.offering import Shelf
-from ...hosts.renting.several import driver_names
 from ...language import parse
 from ...language.library import find
 from ...planning.ids import names

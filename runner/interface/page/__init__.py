@@ -621,11 +621,13 @@ def _table(
     by_result = {id(each.result): each for each in instances if each.result is not None}
     inputs = list(
         dict.fromkeys(
-            name for table in tables for name in comparison.differing_inputs(table.results)
+            name for table in tables for name in comparison.find_differing_inputs(table.results)
         )
     )
     metrics = list(
-        dict.fromkeys(name for table in tables for name in comparison.metric_names(table.results))
+        dict.fromkeys(
+            name for table in tables for name in comparison.list_metric_names(table.results)
+        )
     )[:8]
     shown_rows = []
     for table, result in rows[:_ROWS]:

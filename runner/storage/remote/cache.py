@@ -100,9 +100,7 @@ class RemoteCache:
 
         Empty if a lookup is pointless.
         """
-        if self._off or verdict.answer != RUN or verdict.key is None or verdict.forced:
-            return []
-        if not node.outputs or node.flags & UNCACHED:
+        if self._off or verdict.key is None or not _may_be_restored(node, verdict):
             return []
         if verdict.key in self._looked_up or self._ws.knows(verdict.key):
             return []
@@ -251,13 +249,7 @@ class RemoteCache:
 
     def push(self, trace: Trace, node: Node) -> None:
         """Queue the outputs of a step for upload in a background thread, in order."""
-        if (
-            not self.pushes
-            or self._off
-            or not trace.outputs
-            or node.flags & UNCACHED
-            or "store" in trace.facts
-        ):
+        if not self.pushes or self._off or not _may_be_shared(node, trace):
             return
         if self._outbox is None:
             self._outbox = _UploadQueue(self._ws.objects.root, self.remote)
@@ -326,6 +318,20 @@ class RemoteCache:
             f"continuing without the shared store {self.name}: {error}"
             + (f" (fix: {error.fix})" if error.fix else "")
         )
+
+
+def _may_be_restored(node: Node, verdict: Verdict) -> bool:
+    """Return True if a step would run, but may use a cached result instead."""
+    if verdict.answer != RUN or verdict.forced:
+        return False
+    return bool(node.outputs) and not node.flags & UNCACHED
+
+
+def _may_be_shared(node: Node, trace: Trace) -> bool:
+    """Return True if a step's result may be uploaded, and did not come from a shared store."""
+    if not trace.outputs or node.flags & UNCACHED:
+        return False
+    return "store" not in trace.facts
 
 
 @dataclass(slots=True)
@@ -409,7 +415,7 @@ class Downloads:
             except RuntimeError:
                 pass  # the run has finished and no longer waits
 
-        _beside(work)
+        _run_in_background(work)
 
 
 class _UploadQueue:
@@ -427,7 +433,7 @@ class _UploadQueue:
         self.keys: set[str] = set()
         """Keys of traces that are not uploaded yet."""
         self._marked = False
-        self._thread = _beside(self._work)
+        self._thread = _run_in_background(self._work)
 
     def put(self, trace: Trace, kept: frozenset[str]) -> None:
         self.waiting += 1
@@ -452,7 +458,7 @@ class _UploadQueue:
                 if not self._marked:
                     self._remote.mark()
                     self._marked = True
-                send(self._remote, self._objects, *item)
+                upload_result(self._remote, self._objects, *item)
             except RecipeError as error:
                 self.problems.append(f"{item[0].step}: {error}")
                 if isinstance(error, Infrastructure) and not self._marked:
@@ -467,7 +473,7 @@ class _UploadQueue:
             self.waiting -= 1
 
 
-def send(
+def upload_result(
     remote: Remote,
     objects: Objects,
     trace: Trace,
@@ -486,7 +492,7 @@ def send(
     return remote.tell(trace, sizes)
 
 
-def _beside(do: Callable[[], None]) -> threading.Thread:
+def _run_in_background(do: Callable[[], None]) -> threading.Thread:
     """Start a function in a daemon thread."""
     import threading
 
@@ -541,7 +547,7 @@ def push(
             )
             continue
         before = remote_cache.remote.sent
-        send(remote_cache.remote, objects, trace, kept)
+        upload_result(remote_cache.remote, objects, trace, kept)
         sent = remote_cache.remote.sent - before
         tally.steps += 1
         tally.contents += len(trace.outputs) - len(kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,7 @@ from drivers.base import Exit
 from runner.execution.steps.assembly import Options
 from runner.execution.steps.control import Handover
 from runner.execution.terms import Choice
+from runner.hosts.place.staging import AttemptDirectory
 from runner.storage.workspace import Workspace
 from tests.unit.execution.fakes import (
     Program,
@@ -97,6 +99,31 @@ def test_keep_going_runs_what_does_not_need_the_failed_step(
     options = Options(jobs=1, keep_going=keep_going)
     run = SimulatedRun(tmp_path, SIDE_BY_SIDE, {"a": exits(1), "b": writes(b="2")}, options=options)
     assert (run.run().state, run.started) == ("FAILED", ran)
+
+
+def test_the_next_step_starts_before_the_outputs_of_an_ended_one_are_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = {"a": writes(a="1"), "b": writes(b="2")}
+    run = SimulatedRun(tmp_path, SIDE_BY_SIDE, programs, options=Options(jobs=1))
+    started: list[list[str]] = []
+    collect = AttemptDirectory.collect
+
+    def note(*given: Any) -> dict[str, str]:
+        started.append(list(run.agents[""].started))
+        return collect(*given)
+
+    monkeypatch.setattr(AttemptDirectory, "collect", note)
+    assert run.run().state == "COMPLETED"
+    assert started == [["a", "b"], ["a", "b"]]
+    moves = [(event.id, event.after) for event in run.steps if event.after in ("RUNNING", "DONE")]
+    assert moves == [("a", "RUNNING"), ("b", "RUNNING"), ("a", "DONE"), ("b", "DONE")]
+
+
+def test_nothing_starts_after_a_step_without_its_outputs(tmp_path: Path) -> None:
+    programs = {"a": exits(0), "b": writes(b="2")}
+    run = SimulatedRun(tmp_path, SIDE_BY_SIDE, programs, options=Options(jobs=1))
+    assert (run.run().state, run.started) == ("FAILED", ["a"])
 
 
 def test_a_failure_that_is_allowed_lets_the_run_complete(tmp_path: Path) -> None:

@@ -24,69 +24,12 @@ from drivers.base import (
     Wish,
 )
 
-from ...errors import CannotRun, NotFound, did_you_mean
-from ...settings import ANY, Config
+from ...settings import Config
 from ...storage.records.ledger import LeaseRow
-from .kept import KeptLeases
 from .needs import market_of
+from .stack_leases import StackLeases
 
 NO_IMAGES: Final = "cannot boot a container image"
-
-
-def alternatives(config: Config, name: str) -> tuple[str, ...]:
-    """Return the drivers of `any` or `any:NAME,NAME`; empty for the name of one driver.
-
-    Raises CannotRun if the settings list no drivers for `any` or a driver rents nothing, NotFound for an unknown driver.
-    """
-    if name.partition(":")[0] != ANY:
-        return ()
-    names = config.among(name)
-    fix = f'pass `--driver {ANY}:vastai,runpod`, or set `any = ["vastai", "runpod"]` below [drivers] in recipe.toml'
-    if not names:
-        raise CannotRun(f"--driver {ANY} requires a list of drivers", fix=fix)
-    from ...extensions import drivers
-    from .leases import rents
-
-    for each in names:
-        known = drivers(each)
-        if each not in known:
-            raise NotFound(
-                f'unknown driver "{each}"',
-                fix=did_you_mean(each, known) or f"known: {', '.join(sorted(known))}",
-            )
-        if each in ("local", "ssh") or not (rents(each) or config.driver(each).get("price")):
-            raise CannotRun(
-                f"--driver {ANY} cannot use {each}, which does not rent machines", fix=fix
-            )
-    return names
-
-
-def driver_names(config: Config, name: str) -> tuple[str, ...]:
-    """Return the drivers behind the name of one driver, or of `any`."""
-    return alternatives(config, name) or (name,)
-
-
-def denying_drivers(config: Config, name: str) -> tuple[str, ...]:
-    """Return the drivers behind `name` with `secrets = "deny"`.  If there is one, no machine of the run gets secrets."""
-    return tuple(
-        each
-        for each in driver_names(config, name)
-        if config.driver(each).get("secrets", "send") == "deny"
-    )
-
-
-def data_notice(config: Config, name: str) -> str:
-    """Return a notice that names the possible recipients of a run's data and secrets; empty for a single driver."""
-    names = alternatives(config, name)
-    if not names:
-        return ""
-    *most, last = names
-    to = f"may be sent to machines of {', '.join(most)}{' or ' if most else ''}{last}"
-    tables = " and ".join(f"[drivers.{each}]" for each in denying_drivers(config, name))
-    if not tables:
-        return f"the run's data and secrets {to}"
-    why = f'`secrets = "deny"` in {tables}'
-    return f"the run's data {to}; its secrets are sent to none of them ({why})"
 
 
 class JointDriver(Driver):
@@ -120,10 +63,10 @@ def _sum_limits(limits: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(limits) else None
 
 
-class SeveralLeases(KeptLeases):
+class JointLeases(StackLeases):
     """The leases of a run at several providers, by driver name, with one budget.  If one provider refuses, another may be used."""
 
-    def __init__(self, name: str, by_driver: Mapping[str, KeptLeases], config: Config) -> None:
+    def __init__(self, name: str, by_driver: Mapping[str, StackLeases], config: Config) -> None:
         first = next(iter(by_driver.values()))
         joint = JointDriver({name: leases.driver for name, leases in by_driver.items()})
         super().__init__(
@@ -150,7 +93,7 @@ class SeveralLeases(KeptLeases):
     def names(self) -> Collection[str]:
         return self.by_driver.keys()
 
-    def of_driver(self, name: str) -> KeptLeases:
+    def of_driver(self, name: str) -> StackLeases:
         return self.by_driver[name]
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:

@@ -33,7 +33,7 @@ FOREVER: Final = 32_503_680_000.0
 """Unix time in the year 3000, the end of a persistent machine's own lease.  Nothing ends it automatically."""
 
 
-class KeptLeases(Leases):
+class StackLeases(Leases):
     """The leases of a run, or of a stack without a run."""
 
     kept_stack: Stack | None = None
@@ -41,7 +41,7 @@ class KeptLeases(Leases):
     keep_alive = False
     """Leave the machine running after the last use, until its lease ends."""
 
-    def of_driver(self, _name: str) -> KeptLeases:
+    def of_driver(self, _name: str) -> StackLeases:
         return self
 
     def use_stack(self, stack: Stack) -> None:
