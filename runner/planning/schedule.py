@@ -66,10 +66,10 @@ FINAL: frozenset[State] = frozenset(
     {_S.FRESH, _S.DONE, _S.FAILED, _S.SKIPPED, _S.BLOCKED, _S.CANCELLED}
 )
 
-Verdict: TypeAlias = Literal["fresh", "run", "skip"]
+Decision: TypeAlias = Literal["fresh", "run", "skip"]
 RunState: TypeAlias = Literal["ACTIVE", "PAUSED", "COMPLETED", "FAILED", "CANCELLED"]
 
-_VERDICTS: Mapping[Verdict, State] = {"fresh": _S.FRESH, "run": _S.QUEUED, "skip": _S.SKIPPED}
+_STATES_AFTER: Mapping[Decision, State] = {"fresh": _S.FRESH, "run": _S.QUEUED, "skip": _S.SKIPPED}
 PREEMPTIONS = frozenset({"lost", "preempted"})
 LIMIT = "limit"  # reason: stopped by a limit of the run, without a retry
 EARLY = "stopped early"  # reason: stopped by successive halving; steps that read its outputs are skipped
@@ -267,9 +267,9 @@ class Scheduler:
 
     # Events
 
-    def judge(self, id: str, verdict: Verdict, reason: str = "") -> list[Move]:
-        """Record the verdict for a READY step, and return all state changes."""
-        return self._apply(self._board.nodes[id], _VERDICTS[verdict], reason)
+    def judge(self, id: str, decision: Decision, reason: str = "") -> list[Move]:
+        """Apply a decision about a READY step, and return all state changes."""
+        return self._apply(self._board.nodes[id], _STATES_AFTER[decision], reason)
 
     def start(self, id: str, data: Mapping[str, object] | None = None) -> Move:
         """Mark a QUEUED step as RUNNING.
