@@ -241,7 +241,7 @@ class Scheduler:
     ) -> None:
         self._jobs = max(1, jobs)
         self._keep_going = keep_going
-        self._board = _Board(_Room(capacity))
+        self._board = _Board(_PoolQueues(capacity))
         self._draining = ""
         self._cancelling = ""
         self._pausing = False
@@ -515,7 +515,7 @@ class _Board:
     Only `move` changes counters and queues; the other methods apply a move's consequences.
     """
 
-    def __init__(self, room: _Room) -> None:
+    def __init__(self, room: _PoolQueues) -> None:
         self.room = room
         self.nodes: dict[str, _Node] = {}
         self.counts = dict.fromkeys(State, 0)
@@ -649,7 +649,7 @@ class _Board:
                 self.move(node, _S.CANCELLED, moves, reason)
 
 
-class _Room:
+class _PoolQueues:
     """Free amounts of all resource pools, the queued steps, and the reservation."""
 
     def __init__(self, capacity: Mapping[str, float]) -> None:
@@ -878,11 +878,11 @@ class _Queue:
         walk.stop()
         return ids
 
-    def walk(self, skip: Collection[str]) -> _Walk:
-        return _Walk(self._heap, self._here, self._in_heap, skip)
+    def walk(self, skip: Collection[str]) -> _QueueWalk:
+        return _QueueWalk(self._heap, self._here, self._in_heap, skip)
 
 
-class _Walk:
+class _QueueWalk:
     """Ordered, temporary read of a priority queue.
 
     `stop` restores the read entries.
