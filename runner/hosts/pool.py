@@ -282,15 +282,15 @@ class HostPool:
         )
         for row in self.earlier:
             self.leases.inherit(row)
-        kept = _group_by_machine(
+        taken_over = _group_by_machine(
             await self.leases.adopt()
         )  # before leftovers of other runs: our own leases may be past their end while our steps still run there
         await self._upkeep.tidy()
         if self.is_priced:
             self.local_place.capacity.slots = self.local_place.capacity.processors
         else:
-            await self._acquire_free(kept)
-        for rows in kept.values():
+            await self._acquire_free(taken_over)
+        for rows in taken_over.values():
             await self._add_places(offer_of(rows[0]), rows)
         self.spot.preemptions = self.leases.count_preemptions() if self.is_priced else 0
         if not self.is_priced and not self.places:
@@ -308,7 +308,7 @@ class HostPool:
             fix="wait, raise `slots`, or choose another host",
         )
 
-    async def _acquire_free(self, kept: dict[str, list[LeaseRow]]) -> None:
+    async def _acquire_free(self, taken_over: dict[str, list[LeaseRow]]) -> None:
         """Acquire free places until the run has enough places and hosts, first on hosts with leases.
 
         A host that cannot be opened is skipped if another works, unless it has leases: a step may run there.
@@ -316,14 +316,14 @@ class HostPool:
         """
         driver = self._require_leases().driver
         if driver.traits.allocates:
-            if not kept:
+            if not taken_over:
                 await self.allocate()
             return
         trouble: list[str] = []
         async with self._connector.begin_connections(driver, self._want) as reached:
-            await self._acquire_offered(Wish(hurry=True), kept, reached, trouble)
+            await self._acquire_offered(Wish(hurry=True), taken_over, reached, trouble)
             if driver.late and not self._has_enough_hosts():
-                await self._acquire_offered(Wish(), kept, reached, trouble)
+                await self._acquire_offered(Wish(), taken_over, reached, trouble)
         if trouble and not self.places:
             raise NoHost(
                 "\n".join(trouble),
@@ -333,18 +333,18 @@ class HostPool:
     async def _acquire_offered(
         self,
         wish: Wish,
-        kept: dict[str, list[LeaseRow]],
+        taken_over: dict[str, list[LeaseRow]],
         reached: dict[str, HostConnection],
         trouble: list[str],
     ) -> None:
-        """Acquire places on offered hosts while they are useful.  Leases in `kept` are taken over and removed from it."""
-        offers = sorted(await self._offers(wish), key=lambda offer: offer.id not in kept)
+        """Acquire places on offered hosts while they are useful.  Leases in `taken_over` are used first, and removed from it."""
+        offers = sorted(await self._offers(wish), key=lambda offer: offer.id not in taken_over)
         names = {place.name for place in self.places}
         for offer in offers:
             missing = self._count_missing()
-            if (missing <= 0 and offer.id not in kept) or f"{self.name} {offer.id}" in names:
+            if (missing <= 0 and offer.id not in taken_over) or f"{self.name} {offer.id}" in names:
                 continue
-            leases = kept.pop(offer.id, [])
+            leases = taken_over.pop(offer.id, [])
             alone = (
                 offer is offers[-1] and not self.places and not self._require_leases().driver.late
             )
@@ -777,11 +777,11 @@ class HostPool:
         offer: Offer,
         want: int,
         need: Need,
-        kept: Sequence[LeaseRow] = (),
+        taken_over: Sequence[LeaseRow] = (),
         ready: Callable[[Place], Awaitable[object]] | None = None,
         reached: HostConnection | None = None,
     ) -> Sequence[Place]:
-        """Acquire free slots on one machine until there are `want`, with `kept`; empty if none is free.
+        """Acquire free slots on one machine until there are `want`, counting the leases in `taken_over`; empty if none is free.
 
         Raises CannotRun if the host is reachable but unusable.
         """
@@ -789,15 +789,15 @@ class HostPool:
         taken: list[LeaseRow] = []
         try:
             with self._usable(offer):
-                while len(kept) + len(taken) < want:
+                while len(taken_over) + len(taken) < want:
                     coming = max(1, len(self.inventory.coming))
                     row = await leases.rent(need, offer, coming)
                     if row is None:
                         break
                     taken.append(row)
-            if not kept and not taken:
+            if not taken_over and not taken:
                 return ()
-            return await self._add_places(offer, [*kept, *taken], ready, reached)
+            return await self._add_places(offer, [*taken_over, *taken], ready, reached)
         except (Exception, asyncio.CancelledError) as error:
             await leases.close({row.key for row in taken}, f"cannot use it: {error}")
             raise
