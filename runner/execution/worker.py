@@ -305,7 +305,7 @@ def _compose_pool(ours: Assignment) -> HostPool:
         settings.everything_there,
     )
     if settings.driver != LOCAL:
-        pool.driver, pool.given = (
+        pool.driver, pool.given_contents = (
             ours.ahead.driver if ours.ahead is not None else None,
             find_given_contents(found),
         )
