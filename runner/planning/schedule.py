@@ -446,7 +446,7 @@ class Scheduler:
         if after is _S.QUEUED:
             self._board.go_back(node, moves)
             if node.state is _S.WAITING:
-                self._board.place(node, moves)
+                self._board.update_waiting(node, moves)
         self._sweep(moves)
         return moves
 
@@ -484,7 +484,7 @@ class Scheduler:
             )  # a crash may have separated the moves of a rebuilt step and its dependents
         for node in added:
             if node.state is _S.WAITING:
-                self._board.place(node, moves)
+                self._board.update_waiting(node, moves)
         self._sweep(moves)
         return moves
 
@@ -629,7 +629,7 @@ class _Board:
         self.move(node, _S.READY, moves)
         return _S.READY
 
-    def place(self, node: _Node, moves: list[Move]) -> None:
+    def update_waiting(self, node: _Node, moves: list[Move]) -> None:
         """Move a WAITING step to the state that follows from its dependencies."""
         if not node.unmet:
             if self._admit(node, moves) is _S.SKIPPED:
