@@ -44,7 +44,7 @@ def test_a_plan_whose_steps_have_other_fields_is_compiled_again(
     (old,) = _plans(root)
     fields = (*StepSpec._fields, "added")
     other = NamedTuple("StepSpec", [(name, object) for name in fields])  # type: ignore[misc]
-    monkeypatch.setattr(plan_cache.step_rows, "StepSpec", other)
+    monkeypatch.setattr("runner.planning.step.StepSpec", other)
     _compile(root)
     assert len(_plans(root)) == 2 and old in _plans(root)
 
