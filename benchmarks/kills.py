@@ -324,8 +324,8 @@ def main() -> int:
             sshd = stack.enter_context(Sshd(top / "sshd"))
             settings = (
                 f'hosts = ["{sshd.address}"]\nagent = false\nknown_hosts = "{sshd.known_hosts}"\n'
+                f'identity = "{sshd.identity}"\nslots = {given.jobs}\n'
             )
-            f'identity = "{sshd.identity}"\nslots = {given.jobs}\n'
         tally = run(
             given.kills,
             given.seed,

@@ -176,7 +176,7 @@ class SshLink:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connection: asyncssh.SSHClientConnection | None = None
         self._connecting, self._killing = asyncio.Lock(), asyncio.Lock()
-        self._room = _Room()
+        self._room = _ChannelLimit()
         self._window = WINDOW
         self._failures = 0
         self._not_before = 0.0
@@ -259,7 +259,7 @@ class SshLink:
         """
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._connection, self._room = loop, None, _Room()
+            self._loop, self._connection, self._room = loop, None, _ChannelLimit()
             self._connecting, self._killing = asyncio.Lock(), asyncio.Lock()
             self._failures, self._not_before = 0, 0.0
         async with self._connecting:
@@ -274,7 +274,7 @@ class SshLink:
                 self._not_before = loop.time() + min(SLOWEST_RETRY, 0.05 * 2**self._failures)
                 raise
             far = loop.time() - began > FAR
-            self._failures, self._room = 0, _Room()
+            self._failures, self._room = 0, _ChannelLimit()
             self._window = FAR_WINDOW if far else WINDOW
             return self._connection
 
@@ -339,7 +339,7 @@ class SshLink:
         OpenSSH passes on no signals in root's sessions.  The channel is not counted as used room,
         because waiting callers here may hold all the room.
         """
-        connection, session = self._connection, _Session(_Room())
+        connection, session = self._connection, _Session(_ChannelLimit())
         if connection is None or connection.is_closed():
             return
         with suppress(asyncssh.Error, OSError, TimeoutError):
@@ -398,7 +398,7 @@ class _Full(Exception):
     """Raised if the server allows no further channels on this connection now."""
 
 
-class _Room:
+class _ChannelLimit:
     """Counter of the channels open on one connection, with a limit."""
 
     def __init__(self) -> None:
@@ -458,7 +458,7 @@ class _Greeter(asyncssh.SSHClient):
 class _Session(asyncssh.SSHClientSession[bytes]):
     """SSH channel of one command, with flow control for its output and input."""
 
-    def __init__(self, room: _Room) -> None:
+    def __init__(self, room: _ChannelLimit) -> None:
         self.pid = 0  # process id and group of the command, known when its own output starts
         self.failure: BaseException | None = None  # error of the input's producer
         self.whole = False  # the output is complete

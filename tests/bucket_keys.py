@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runner.errors import CannotRun
-from runner.storage.sources import ask, fetch
+from runner.storage.sources import ask_identity, fetch
 from runner.storage.workspace import Workspace
 
 PARTS = ("a", "A", "b c", " d", "e%20", "f+", "%2F", "g\nh", "\u00e9", "e\u0301", "\U0001f600", "*?[x]", "#", "..", ".", "", "-", "~", "\\", "x" * 256)  # fmt: skip
@@ -65,7 +65,7 @@ def _of_set(ws: Workspace, s3: Any, bucket: str, seed: int) -> str:
     if not put or expected == {}:
         return ""
     try:
-        arrived = fetch(ws, "s3", address, ask(ws, "s3", address), ())
+        arrived = fetch(ws, "s3", address, ask_identity(ws, "s3", address), ())
     except CannotRun as error:
         assert expected is None, (seed, put, str(error))
         assert "cannot be file names in one directory" in str(error), (seed, put, str(error))

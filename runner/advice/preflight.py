@@ -420,7 +420,7 @@ class _FactGatherer:
         }
         for each, verdict in checkpoints.judge_checkpoints(generation / name, pattern):
             if verdict.ok:
-                return kept | {"checkpoint": each, "processes": verdict.world or made["world"]}
+                return kept | {"checkpoint": each, "processes": verdict.processes or made["world"]}
         return kept
 
 

@@ -174,7 +174,7 @@ def _changes_by_aspect(left: StepRecord, right: StepRecord) -> dict[str, list[Ch
     if left.state == right.state:  # missing outputs of a failed step are not a difference
         found["outputs"] += _output_changes(left, right)
         found["metrics"] += diff_mappings(left.metrics, right.metrics)
-        found["time"] += filter(_differs, diff_mappings(_timing(left), _timing(right)))
+        found["time"] += filter(_is_noticeable, diff_mappings(_timing(left), _timing(right)))
     return {name: changes for name, changes in found.items() if changes}
 
 
@@ -217,7 +217,7 @@ def _timing(ran: StepRecord) -> dict[str, float]:
     }
 
 
-def _differs(change: Change) -> bool:
+def _is_noticeable(change: Change) -> bool:
     """Return True if a metric changed by more than its usual variation."""
     before, after = change.before, change.after
     if not isinstance(before, (int, float)) or not isinstance(after, (int, float)):

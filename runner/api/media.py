@@ -50,36 +50,33 @@ def type_of(path: str, head: bytes = b"") -> str:
     The content takes precedence over the name, so HTML in a file named `.png` is HTML. With an
     empty `head`, the name alone decides.
     """
-    named = _type_by_name(path)
+    by_name = _type_by_name(path)
     if not head:
-        return named or BYTES
-    detected = _type_by_content(head)
-    if detected:
-        return detected
-    if named in PICTURES or named == PARQUET:
-        return BYTES  # the content would have been detected
-    if named:
-        return named
+        return by_name or BYTES
+    by_content = _type_by_content(head)
+    if by_content:
+        return by_content
+    if by_name in PICTURES or by_name == PARQUET:
+        return BYTES  # the content of such a file would have been detected
+    if by_name:
+        return by_name
     return "text/plain" if is_text(head) else BYTES
 
 
 def _type_by_name(path: str) -> str:
-    """Return the media type for the suffix of a path, or "" if unknown."""
+    """Return the media type of a file name's suffix; empty if unknown."""
     _, dot, suffix = path.rpartition(".")
     return _BY_SUFFIX.get(suffix.lower(), "") if dot else ""
 
 
 def _type_by_content(head: bytes) -> str:
-    """Return the media type that the first bytes of a file prove, or "" if none."""
+    """Return the media type that the first bytes of a file show; empty if unknown."""
     markup = _MARKUP.match(head.removeprefix(b"\xef\xbb\xbf"))
     if markup:
         return SVG if markup[2].lower() == b"svg" else HTML
     if head[:4] == b"RIFF" and head[8:12] in _RIFF:
         return _RIFF[head[8:12]]
-    for magic, kind in _BY_HEAD:
-        if head.startswith(magic):
-            return kind
-    return ""
+    return next((kind for magic, kind in _BY_HEAD if head.startswith(magic)), "")
 
 
 def is_text(data: bytes) -> bool:

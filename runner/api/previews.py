@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import json
 import struct
 import warnings
@@ -44,6 +43,8 @@ ROWS: Final = 50
 COLUMNS: Final = 40
 CELL: Final = 300
 """Maximum number of characters in a cell."""
+SIDES: Final = 9
+"""Number of dimensions of a tensor that are shown."""
 TENSORS: Final = 500
 LARGEST: Final = 32 << 20
 """Maximum size in bytes of an image to re-encode."""
@@ -193,7 +194,7 @@ def _preview_tensors(file: BinaryIO, size: int) -> Preview:
     if not isinstance(header, dict):
         return _damaged_preview("the header is not a JSON object")
     said = header.pop("__metadata__", {})
-    facts = _texts(said) if isinstance(said, dict) else {}
+    facts = _format_entries(said) if isinstance(said, dict) else {}
     return _list_tensors(header, facts)
 
 
@@ -207,29 +208,29 @@ def _list_tensors(header: Mapping[str, Any], said: Mapping[str, str]) -> Preview
     for name, each in header.items():
         shape = _shape_of(each)
         if shape is None:
-            return _damaged_preview(f"the tensor {_short(whole(name), CELL)} has no shape")
-        kind = _cell(each.get("dtype"))
-        numbers[kind] += _count(shape)
+            return _damaged_preview(f"the tensor {_shorten(whole(name), CELL)} has no shape")
+        kind = _format_cell(each.get("dtype"))
+        numbers[kind] += _count_elements(shape)
         if len(rows) < TENSORS:
-            rows.append([_cell(name), kind, " × ".join(map(str, shape)) or "scalar"])
+            sides = " × ".join(map(str, shape[:SIDES]))
+            rows.append([_format_cell(name), kind, sides or "scalar"])
     parts = ", ".join(f"{count:,} of {kind}" for kind, count in numbers.most_common(8))
     facts = {"tensors": f"{len(header):,}", "parameters": parts or "0", **said}
     words = f"the first {TENSORS} of {len(header):,} tensors" if len(header) > TENSORS else ""
     return Preview("tensors", SAFETENSORS, words, "", ("tensor", "type", "shape"), rows, facts)
 
 
-def _shape_of(tensor: object) -> list[int] | None:
-    """Return the first nine dimensions of a tensor in a header, or None if the header lacks them."""
-    shape = tensor.get("shape") if isinstance(tensor, dict) else None
+def _shape_of(entry: object) -> list[int] | None:
+    """Return the shape in the header entry of a tensor; None if it is damaged."""
+    shape = entry.get("shape") if isinstance(entry, dict) else None
     if not isinstance(shape, list):
         return None
-    sides = shape[:9]
-    return sides if all(type(side) is int for side in sides) else None
+    return shape if all(type(side) is int for side in shape[:SIDES]) else None
 
 
-def _count(shape: Sequence[int]) -> int:
+def _count_elements(shape: Sequence[int]) -> int:
     found = 1
-    for side in shape:
+    for side in shape[:SIDES]:
         found = min(found * max(side, 0), 10**18)
     return found
 
@@ -255,7 +256,7 @@ def _preview_parquet(file: BinaryIO, size: int) -> Preview:
         )
         if largest > LARGEST:
             types = [
-                [_cell(each.name), _cell(each.type)]
+                [_format_cell(each.name), _format_cell(each.type)]
                 for each in map(found.schema_arrow.field, chosen)
             ]
             words = f"the first row group has {largest} bytes, too many for a preview"
@@ -264,14 +265,16 @@ def _preview_parquet(file: BinaryIO, size: int) -> Preview:
             found.iter_batches(ROWS, columns=[names[n] for n in chosen], use_threads=False), None
         )
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        return Preview("none", PARQUET, f"the Parquet file is damaged: {_short(str(error), CELL)}")
+        return Preview(
+            "none", PARQUET, f"the Parquet file is damaged: {_shorten(str(error), CELL)}"
+        )
     lines = batch.to_pylist() if batch is not None else []
-    columns = [_cell(names[n]) for n in chosen]
-    rows = [[_cell(value) for value in line.values()] for line in lines]
-    return Preview("table", PARQUET, _first(len(rows), total), "", columns, rows, facts)
+    columns = [_format_cell(names[n]) for n in chosen]
+    rows = [[_format_cell(value) for value in line.values()] for line in lines]
+    return Preview("table", PARQUET, _describe_cut(len(rows), total), "", columns, rows, facts)
 
 
-def _first(shown: int, total: int) -> str:
+def _describe_cut(shown: int, total: int) -> str:
     return f"the first {shown:,} of {total:,} rows" if total > shown else ""
 
 
@@ -296,8 +299,8 @@ def _parse_csv(text: str, kind: str) -> tuple[list[str], list[list[str]], bool]:
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=mark)
     found = [line for line, _ in zip(lines, range(ROWS + 2), strict=False)]
     columns, *rows = found or [[]]
-    shown = [[_cell(value) for value in row[:COLUMNS]] for row in rows[:ROWS]]
-    return [_cell(name) for name in columns[:COLUMNS]], shown, len(rows) > ROWS
+    shown = [[_format_cell(value) for value in row[:COLUMNS]] for row in rows[:ROWS]]
+    return [_format_cell(name) for name in columns[:COLUMNS]], shown, len(rows) > ROWS
 
 
 def _parse_json_lines(text: str, _kind: str) -> tuple[list[str], list[list[str]], bool]:
@@ -306,21 +309,20 @@ def _parse_json_lines(text: str, _kind: str) -> tuple[list[str], list[list[str]]
     The first rows have a column for each of their keys. Raises ValueError.
     """
     lines = [line for line in text.splitlines() if line.strip()]
-    records = [_parse_record(line) for line in lines[:ROWS]]
-    keys = dict.fromkeys(itertools.chain.from_iterable(records))
-    names = list(keys)[:COLUMNS]
-    rows = [_format_row(record, names) for record in records]
-    return [_cell(name) for name in names], rows, len(lines) > ROWS
+    records: list[dict[str, Any]] = []
+    names: dict[str, None] = {}  # in order of appearance
+    for line in lines[:ROWS]:
+        value = parse_json(line)
+        record = value if isinstance(value, dict) else {"value": value}
+        records.append(record)
+        names |= dict.fromkeys(record)
+    columns = list(names)[:COLUMNS]
+    rows = [_row_of(record, columns) for record in records]
+    return [_format_cell(name) for name in columns], rows, len(lines) > ROWS
 
 
-def _parse_record(line: str) -> dict[str, Any]:
-    """Parse a JSON object. Any other JSON value becomes the field `value`. Raises ValueError."""
-    found = parse_json(line)
-    return found if isinstance(found, dict) else {"value": found}
-
-
-def _format_row(record: Mapping[str, Any], names: Sequence[str]) -> list[str]:
-    return [_cell(record[name]) if name in record else "" for name in names]
+def _row_of(record: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
+    return [_format_cell(record[name]) if name in record else "" for name in columns]
 
 
 # -- text -----------------------------------------------------------------------------------------
@@ -338,26 +340,26 @@ def _preview_text(kind: str, data: bytes, cut: bool) -> Preview:
     return Preview("text", kind, words if data else "the file is empty", shown)
 
 
-def _texts(said: Mapping[Any, Any]) -> dict[str, str]:
-    return {_cell(name): _cell(value) for name, value in list(said.items())[:20]}
+def _format_entries(said: Mapping[Any, Any]) -> dict[str, str]:
+    return {_format_cell(name): _format_cell(value) for name, value in list(said.items())[:20]}
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     """Format a value as text for a cell of a table preview."""
     if isinstance(value, bytes):
         return f"{len(value)} bytes"
     if isinstance(value, str):
-        return _short(whole(value), CELL)
+        return _shorten(whole(value), CELL)
     try:
-        text = json.dumps(value, ensure_ascii=False, default=_other)
+        text = json.dumps(value, ensure_ascii=False, default=_format_other)
     except (ValueError, RecursionError):
         return "…"
-    return _short(whole(text), CELL)
+    return _shorten(whole(text), CELL)
 
 
-def _other(value: object) -> str:
-    return f"{len(value)} bytes" if isinstance(value, bytes) else _short(str(value), CELL)
+def _format_other(value: object) -> str:
+    return f"{len(value)} bytes" if isinstance(value, bytes) else _shorten(str(value), CELL)
 
 
-def _short(text: str, most: int) -> str:
+def _shorten(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"

@@ -45,9 +45,9 @@ def list_queue(ws: Workspace) -> list[Facts]:
             "user": by_id[wait.run].user,
             "priority": by_id[wait.run].priority,
             "due": moment(by_id[wait.run].due),
-            **_wait(wait),
+            **_wait_facts(wait),
         }
-        for wait in _waits(ws, rows)
+        for wait in _explain_waits_of(ws, rows)
     ]
 
 
@@ -55,11 +55,13 @@ def wait_of(ws: Workspace, row: RunRow) -> Facts | None:
     """Return a run's queue position and the reason why it waits, or None if it is not queued."""
     if row.state not in ("QUEUED", "ACTIVE") or ws.store.runs.live(row.id):
         return None
-    found = next((each for each in _waits(ws, _open_runs(ws)) if each.run == row.id), None)
-    return _wait(found) if found is not None else None
+    found = next(
+        (each for each in _explain_waits_of(ws, _open_runs(ws)) if each.run == row.id), None
+    )
+    return _wait_facts(found) if found is not None else None
 
 
-def _wait(wait: Wait) -> Facts:
+def _wait_facts(wait: Wait) -> Facts:
     reason = {"kind": str(wait.kind), "words": wait.words, "fix": wait.fix}
     return {"position": wait.position, "waits": reason}
 
@@ -77,20 +79,19 @@ def _runs_claimed_by(rows: Sequence[RunRow], name: str) -> list[str]:
     return [row.id for row in rows if row.claim == name]
 
 
-def _waits(ws: Workspace, rows: Sequence[RunRow]) -> list[Wait]:
+def _explain_waits_of(ws: Workspace, rows: Sequence[RunRow]) -> list[Wait]:
+    executing, waiting = list[RunRow](), list[RunRow]()
     live = _executing_runs(ws, rows)
-    waiting: list[WaitingRun] = []
-    executing: list[WaitingRun] = []
-    busy: set[str] = set()
     for row in rows:
         if row.id in live:
-            executing.append(_queue_entry(row))
-            busy.add(row.claim)
+            executing.append(row)
         elif row.state != "PAUSED":
-            waiting.append(_queue_entry(row))
+            waiting.append(row)
+    busy = {row.claim for row in executing}
     workers = ws.store.runs.workers.all(str(ws.root))
     takers = [_taker(worker, busy) for worker in workers if worker.alive]
-    return explain_waits(waiting, takers, executing, time.time())
+    entries = [_queue_entry(row) for row in waiting]
+    return explain_waits(entries, takers, [_queue_entry(row) for row in executing], time.time())
 
 
 def _taker(worker: WorkerRow, busy: set[str]) -> Taker:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from ..errors import CannotRun, Infrastructure, NotFound, RecipeError, StoreBusy, StoreUnavailable
 from ..failures import of_step
@@ -24,7 +24,8 @@ from ..storage.records.runs import ALONE, ClaimCriteria, RunRow, RunState, Stale
 from ..storage.records.store import hold_inode
 from ..storage.workspace import Workspace
 from ..survey import run_graph
-from ..survey.skipped_steps import skipped_steps, with_skipped
+from ..survey.skipped_steps import add_skipped_steps, list_skipped_steps
+from ..survey.survey import Survey
 from . import presence, uploading
 from .refusals import check, preflight
 from .reporting import LAST_WORDS, reserve_points, start_delivery
@@ -35,6 +36,7 @@ from .steps.control import Handover
 from .terms import (
     Listener,
     Overview,
+    Settings,
     Since,
     Summary,
     apply_stack,
@@ -207,17 +209,13 @@ def _execute(
 ) -> bool:
     """Execute a run until it ends or pauses; return False if it paused and must resume now."""
     if row.request in ("cancel", "pause"):
-        end_claimed(
-            ws, row.id, fence, "CANCELLED" if row.request == "cancel" else "PAUSED", listener.say
-        )
+        state: Literal["CANCELLED", "PAUSED"] = "CANCELLED" if row.request == "cancel" else "PAUSED"
+        end_claimed(ws, row.id, fence, state, listener.say)
         return True
     if fail_if_poisoned(ws, row, fence) or reserve_points(ws, row.id, fence):
         return True
-    request, choice, settings = (
-        request_of_run(row),
-        choice_of_run(row),
-        apply_stack(ws, settings_of_run(row)),
-    )
+    request, choice = request_of_run(row), choice_of_run(row)
+    settings = apply_stack(ws, settings_of_run(row))
     if request is None:
         raise Infrastructure(
             f"run {row.id} has no stored request",
@@ -235,27 +233,7 @@ def _execute(
         request = bundles.fetch_packed_inputs(ws, request)
     found = preview(ws, request, choice)
     if not found.todo and (row.fence == 1 or not ws.store.runs.steps(row.id)):
-        total, fresh = count_steps(found)
-        run_graph.store_graph(ws, row.id, found)
-        listener.begin(
-            Overview(row.id, row.recipe, total, fresh, (), {}, settings.jobs, str(ws.root))
-        )
-        show_warnings(ws, found, listener)
-        deliver(ws, row.id, fence, found.plan, found.made)
-        if settings.upload:
-            uploading.upload(
-                ws,
-                found.plan,
-                found.made,
-                settings.upload,
-                listener,
-                uploading.find_maker(ws, found),
-            )
-        _store_end(ws, row, fence, RunState("COMPLETED"))
-        wanted = found.select_wanted(found.plan)
-        counts = with_skipped({"FRESH": fresh}, found.plan, wanted)
-        skipped = skipped_steps(found.plan, (), wanted)
-        listener.end(Summary("COMPLETED", counts, since.seconds, run=row.id, skipped=skipped))
+        _complete_cached(ws, row, fence, found, settings, listener, since)
         return True
     local = client.connect_own(ws.home, ALONE if row.bundle else None)
     preflight(ws, found, settings)
@@ -269,10 +247,33 @@ def _execute(
             return True
         words = f"cannot resume run {row.id}: its recipe has changed"
         raise Infrastructure(words, fix=f"run it again with `recipe retry {row.id}`")
-    return (
-        work(Assignment(ws, local, found, stood, settings, listener, since, handover=handover))
-        is not None
-    )
+    assignment = Assignment(ws, local, found, stood, settings, listener, since, handover=handover)
+    return work(assignment) is not None
+
+
+def _complete_cached(
+    ws: Workspace,
+    row: RunRow,
+    fence: int,
+    found: Survey,
+    settings: Settings,
+    listener: Listener,
+    since: Since,
+) -> None:
+    """Complete a run whose steps are all up to date."""
+    total, fresh = count_steps(found)
+    run_graph.store_graph(ws, row.id, found)
+    listener.begin(Overview(row.id, row.recipe, total, fresh, (), {}, settings.jobs, str(ws.root)))
+    show_warnings(ws, found, listener)
+    deliver(ws, row.id, fence, found.plan, found.made)
+    if settings.upload:
+        maker = uploading.find_maker(ws, found)
+        uploading.upload(ws, found.plan, found.made, settings.upload, listener, maker)
+    _store_end(ws, row, fence, RunState("COMPLETED"))
+    wanted = found.select_wanted(found.plan)
+    counts = add_skipped_steps({"FRESH": fresh}, found.plan, wanted)
+    skipped = list_skipped_steps(found.plan, (), wanted)
+    listener.end(Summary("COMPLETED", counts, since.seconds, run=row.id, skipped=skipped))
 
 
 def _connect_store(ws: Workspace, name: str) -> RemoteCache:

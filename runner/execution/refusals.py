@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ..errors import CannotRun, Invalid, NoHost, Problem, did_you_mean
@@ -15,7 +14,7 @@ from ..planning.judge import RESTORE
 from ..planning.step import TEMPORARY, ResourceSpec, StepSpec
 from ..secrets import is_tokenlike
 from ..storage.workspace import Workspace
-from ..survey.empty_globs import empty_globs
+from ..survey.empty_globs import find_empty_globs
 from ..survey.env_files import EnvFiles
 from ..survey.survey import Survey
 from .terms import Listener, Settings
@@ -58,7 +57,7 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     faults.missing += _report_missing_ahead(ws, found)
     faults.missing += [
         f"{each.step} requires {each.pattern}, which {each.refused}"
-        for each in empty_globs(ws, found)
+        for each in find_empty_globs(ws, found)
         if each.refused
     ]
     problems = [*_report_too_many_nodes(ws, found), *_report_unusable_head(ws, found, settings)]
@@ -67,7 +66,7 @@ def preflight(ws: Workspace, found: Survey, settings: Settings) -> None:
     conflicts = [] if settings.overwrite else found.conflicts
     if conflicts:
         _refuse_conflicts(ws, conflicts)
-    faults.refuse(ws.root)
+    faults.refuse(ws, found)
 
 
 @dataclass
@@ -79,8 +78,9 @@ class _Faults:
     unset: list[str] = field(default_factory=list)  # variables of secrets
     wrong: list[str] = field(default_factory=list)
 
-    def refuse(self, root: Path) -> None:
+    def refuse(self, ws: Workspace, found: Survey) -> None:
         """Refuse the run if there is a reason.  Raises CannotRun."""
+        root = ws.root
         if self.missing:
             lines = [*self.missing, *self.unset, *self.wrong]
             shown = "\n".join(lines[:20])
@@ -94,7 +94,7 @@ class _Faults:
             fix = "export the environment variable of the secret, then run again"
         elif self.wrong:
             shown = "\n".join(dict.fromkeys(self.wrong[:20]))
-            fix = "use a preset that fits (`--preset smoke`), or another driver"
+            fix = f"{_suggest_less(ws, found)}, or use another driver"
         else:
             return
         raise CannotRun(shown, fix=fix)
@@ -560,7 +560,7 @@ def refuse_too_large(
         )
     if wrong or unmet:
         shown = "\n".join(dict.fromkeys([*wrong, *unmet][:20]))
-        raise CannotRun(shown, fix="use a preset that fits (`--preset smoke`), or another machine")
+        raise CannotRun(shown, fix=f"{_suggest_less(ws, found)}, or use another machine")
     if uneven:
         raise Invalid(uneven)
 
@@ -613,6 +613,17 @@ def _format_amount(pool: str, amount: float) -> str:
         return about(amount)
     decimals = 0 if amount == int(amount) else 3
     return f"{amount:,.{decimals}f}"
+
+
+def _suggest_less(ws: Workspace, found: Survey) -> str:
+    """Suggest a preset of the recipe, or else lower requirements of the step."""
+    from ..survey.recipes import parse_recipe
+
+    recipe = parse_recipe(ws, found.source.read_bytes(), str(found.source))
+    if not recipe.presets:
+        return "reduce the `resources` of the step"
+    example = "smoke" if "smoke" in recipe.presets else next(iter(recipe.presets))
+    return f"use a preset that fits (`--preset {example}`)"
 
 
 def _suggest_filters(ws: Workspace, found: Survey, host_pool: HostPool) -> str:

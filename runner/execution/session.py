@@ -19,9 +19,9 @@ from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
 from ..storage.content.files import Content
 from ..storage.records.runs import RunFilter
 from ..storage.workspace import Workspace
-from ..survey.empty_globs import empty_warnings
+from ..survey.empty_globs import warn_of_empty_globs
 from ..survey.request import Request
-from ..survey.skipped_steps import skipped_steps, with_skipped
+from ..survey.skipped_steps import add_skipped_steps, list_skipped_steps
 from ..survey.survey import Survey, survey
 from .refusals import check, preflight
 from .reporting import deliveries, points_refused, reserve_points
@@ -235,11 +235,11 @@ def _nothing_to_do(
     wanted = found.select_wanted(found.plan)
     summary = Summary(
         "COMPLETED",
-        with_skipped({"FRESH": fresh}, found.plan, wanted),
+        add_skipped_steps({"FRESH": fresh}, found.plan, wanted),
         since.seconds,
         results=list_results(ws, found),
-        warnings=empty_warnings(ws, found),
-        skipped=skipped_steps(found.plan, (), wanted),
+        warnings=warn_of_empty_globs(ws, found),
+        skipped=list_skipped_steps(found.plan, (), wanted),
     )
     listener.end(summary)
     return summary
@@ -393,15 +393,15 @@ def _skip_unchosen(found: Survey) -> None:
     Raises CannotRun if a dependency of the chosen step is out of date.
     """
     plan, only, wanted = found.plan, found.only, found.select_wanted(found.plan)
-    needs = {need for n in wanted for need in plan.needs(n)}
+    dependencies = {each for n in wanted for each in plan.dependencies(n)}
     if only:
         before, waits = plan.closure_of(only)
         if waits:
-            needs |= before
+            dependencies |= before
     for n, verdict in enumerate(found.verdicts):
         if n in wanted:
             continue
-        if only and n in needs and verdict.answer in (RUN, MAYBE):
+        if only and n in dependencies and verdict.answer in (RUN, MAYBE):
             raise CannotRun(
                 f"{plan.nodes[n].id}, a dependency of {only}, is out of date",
                 fix=f"run that step first, or use `--until {only}`",

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -46,9 +46,9 @@ from ..storage.records.runs import Requested, RunState
 from ..storage.run_graph import recall
 from ..storage.workspace import Workspace
 from ..survey import run_environment, run_graph
-from ..survey.empty_globs import empty_warnings
+from ..survey.empty_globs import warn_of_empty_globs
 from ..survey.input_manifests import store_manifests
-from ..survey.skipped_steps import skipped_steps, with_skipped
+from ..survey.skipped_steps import add_skipped_steps, list_skipped_steps
 from ..survey.survey import Survey
 from ..survey.trainings import training_length
 from . import takeover
@@ -145,13 +145,8 @@ def _work(ours: Assignment) -> Summary | None:
 
     The caller holds the stack of the run.
     """
-    ws, found, settings, listener, run = (
-        ours.ws,
-        ours.found,
-        ours.settings,
-        ours.listener,
-        ours.claimed.id,
-    )
+    ws, found, settings, run = ours.ws, ours.found, ours.settings, ours.claimed.id
+    # Before the run, which expands the plan.
     fresh = {
         node.id
         for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True)
@@ -160,21 +155,14 @@ def _work(ours: Assignment) -> Summary | None:
     # The plan lives until the run ends, so the garbage collector can skip it.
     gc.freeze()
     try:
-        with asyncio.Runner(
-            loop_factory=ours.ahead.wait_for_loop if ours.ahead is not None else None
-        ) as runner:
+        make_loop = ours.ahead.wait_for_loop if ours.ahead is not None else None
+        with asyncio.Runner(loop_factory=make_loop) as runner:
             working, report = runner.run(_execute(ours))
         if settings.upload and report.state == "COMPLETED":
             from . import uploading
 
-            uploading.upload(
-                ws,
-                working.owners.steps.plan,
-                working.owners.steps.made,
-                settings.upload,
-                listener,
-                run,
-            )
+            plan, made = working.owners.steps.plan, working.owners.steps.made
+            uploading.upload(ws, plan, made, settings.upload, ours.listener, run)
     except asyncio.CancelledError:  # no step has started
         raise KeyboardInterrupt from None
     except BaseException as error:
@@ -188,40 +176,50 @@ def _work(ours: Assignment) -> Summary | None:
             ours.commits.keys.close()
     commits = working.commits
     interrupted = working.owners.stopper.is_interrupted or report.left
-    state = _store_end(
-        ws, commits, report, "interrupted" if interrupted and report.state != "COMPLETED" else ""
-    )
+    reason = "interrupted" if interrupted and report.state != "COMPLETED" else ""
+    state = _store_end(ws, commits, report, reason)
     if settings.driver != LOCAL:
         log_remote(ws, run, settings.driver, "", state)
-    if (
-        state == "PAUSED" and commits.answers == "resume"
-    ):  # a resume was requested after all steps had stopped
-        return None
+    if state == "PAUSED" and commits.answers == "resume":
+        return None  # a resume was requested after all steps had stopped
     interrupted = interrupted or (bool(commits.answers) and state in ("CANCELLED", "PAUSED"))
-    made = list_results(ws, found) if report.state == "COMPLETED" else ()
-    counts = {
-        **report.counts,
-        "FRESH": report.counts.get("FRESH", 0) + len(fresh - working.owners.steps.todo),
-    }
-    wanted = found.select_wanted(working.owners.steps.plan)
-    skipped = working.owners.schedule.skipped_steps()
-    summary = Summary(
+    summary = _summarize(ours, working, report, state, fresh, interrupted=interrupted)
+    if ws.remote_cache is not None and not report.left:
+        ws.remote_cache.finish(ours.listener.say)
+    show_notices(ws, ours.listener)
+    ours.listener.end(summary)
+    return summary
+
+
+def _summarize(
+    ours: Assignment,
+    working: Loop,
+    report: Report,
+    state: str,
+    fresh: Set[str],
+    *,
+    interrupted: bool,
+) -> Summary:
+    """Return the summary of a run with its stored state.
+
+    `fresh` are the steps that were up to date before the run.
+    """
+    ws, found, steps = ours.ws, ours.found, working.owners.steps
+    is_completed = report.state == "COMPLETED"
+    fresh_count = report.counts.get("FRESH", 0) + len(fresh - steps.todo)
+    wanted = found.select_wanted(steps.plan)
+    return Summary(
         state,
-        with_skipped(counts, working.owners.steps.plan, wanted),
+        add_skipped_steps({**report.counts, "FRESH": fresh_count}, steps.plan, wanted),
         ours.since.seconds,
         report.failures,
-        made,
-        run,
+        list_results(ws, found) if is_completed else (),
+        ours.claimed.id,
         interrupted,
         report.abandoned,
-        empty_warnings(ws, found) if report.state == "COMPLETED" else (),
-        skipped_steps(working.owners.steps.plan, skipped, wanted),
+        warn_of_empty_globs(ws, found) if is_completed else (),
+        list_skipped_steps(steps.plan, working.owners.schedule.skipped_steps(), wanted),
     )
-    if ws.remote_cache is not None and not report.left:
-        ws.remote_cache.finish(listener.say)
-    show_notices(ws, listener)
-    listener.end(summary)
-    return summary
 
 
 async def _execute(ours: Assignment) -> tuple[Loop, Report]:
@@ -307,7 +305,7 @@ def _compose_pool(ours: Assignment) -> HostPool:
         settings.everything_there,
     )
     if settings.driver != LOCAL:
-        pool.driver, pool.given = (
+        pool.driver, pool.given_contents = (
             ours.ahead.driver if ours.ahead is not None else None,
             find_given_contents(found),
         )
@@ -368,7 +366,7 @@ def _store_final_state(commits: GroupCommit, end: RunState, step: str = "") -> s
             words = {"cancel": "cancelled", "pause": "paused"}.get(commits.answers, end.reason)
             end = end._replace(reason=words)
         data = {"failure": end.failure, "step": step} if end.failure else {}
-        commits.move(Move("run", commits.run, "ACTIVE", end.state, end.reason, data))
+        commits.add_move(Move("run", commits.run, "ACTIVE", end.state, end.reason, data))
         try:
             commits.flush()
             return end.state
@@ -445,11 +443,11 @@ def _start(ours: Assignment, begins: ClaimedRun, jobs: int) -> GroupCommit:
         tries=begins.tries,
         made=begins.made,
     )
-    named = Overview(
+    overview = Overview(
         begins.id, recipe, total, fresh, ids, expected, jobs, str(ws.root), ours.masker
     )
     listener.begin(
-        named._replace(
+        overview._replace(
             command=partial(_command_of, found),
             steps=partial(training_length, found),
             pattern=partial(pattern_of, found),
@@ -461,21 +459,14 @@ def _start(ours: Assignment, begins: ClaimedRun, jobs: int) -> GroupCommit:
     if settings.driver != LOCAL:
         log_remote(ws, begins.id, settings.driver, "", "ACTIVE")
     if begins.resumed:
-        why = {"PAUSED": ", which was paused", "ACTIVE": ", which lost its worker"}.get(
-            begins.state, ""
-        )
-        listener.say(f"resuming run {begins.id}{why}")
-    commits.move(
-        Move(
-            "run",
-            begins.id,
-            begins.state,
-            "ACTIVE",
-            "resumed" if begins.resumed else "",
-            {"fresh": fresh, "steps": len(ids), "resumed": begins.resumed},
-        )
-    )
+        listener.say(f"resuming run {begins.id}{_INTERRUPTIONS.get(begins.state, '')}")
+    reason = "resumed" if begins.resumed else ""
+    facts = {"fresh": fresh, "steps": len(ids), "resumed": begins.resumed}
+    commits.add_move(Move("run", begins.id, begins.state, "ACTIVE", reason, facts))
     return commits
+
+
+_INTERRUPTIONS: Final = {"PAUSED": ", which was paused", "ACTIVE": ", which lost its worker"}
 
 
 def _command_of(found: Survey, id: str) -> str:

@@ -69,7 +69,9 @@ def draft(
     for a path. `start` is the script or module to run, `path` by default. `folders` go on
     PYTHONPATH.
     """
-    script = replace(script, options=tuple(_as_data(option, kind) for option in script.options))
+    script = replace(
+        script, options=tuple(_correct_guess(option, kind) for option in script.options)
+    )
     names = _names(script)
     made = RecipeDraft(look=list(script.notes))
     inputs = [
@@ -80,28 +82,9 @@ def draft(
     outputs = [*_outputs(script, names), *_literal_outputs(script, names)]
     made.look += _review_notes(path, script, names, has_outputs=bool(outputs))
     lines = [
-        f"# Written from {path}: what it takes, reads and writes was read from its text.  Look it over; `recipe validate {shown}` checks it.",
-        *(f"# Look at: {line}" for line in made.look),
-        f"recipe: {name}@1",
-        f"summary: {_yaml(script.doc.rstrip('.') or f'What {path} trains')}",
-        "",
-    ]
-    if inputs:
-        lines += [
-            f"# What a caller gives: `recipe run {shown} NAME=VALUE`.",
-            "inputs:",
-            *inputs,
-            "",
-        ]
-    if made.smaller:
-        lines += [
-            "presets:",
-            "  # The whole of it, for real, and little of it: what you run after every change.  A minute on two CPU cores is a good length.",
-            "  smoke:",
-            *(f"    {word.replace('=', ': ')}" for word in made.smaller),
-            "",
-        ]
-    lines += [
+        *_header(name, path, script, shown, made.look),
+        *_inputs_section(shown, inputs),
+        *_presets_section(made.smaller),
         "# What a machine must have, once it matters: resources: {gpus: 1, gpu_memory: 24GB, memory: 32GB, disk: 50GB}",
         "# The packages, exactly, so that it runs the same on any: python: {lock: requirements.lock}",
         "",
@@ -109,12 +92,48 @@ def draft(
         "  train:",
         *_command(start or EntryPoint("script", path), script, names),
         f"    code: [{', '.join(map(_yaml, code))}]",
+        *_python_path(folders),
+        *_files_and_metrics(script, names, kind, outputs),
     ]
-    if folders:
-        lines.append(f"    env: {{PYTHONPATH: {_yaml(':'.join(each or '.' for each in folders))}}}")
-    lines += _files_and_metrics(script, names, kind, outputs)
     made.text = "\n".join(lines) + "\n"
     return made
+
+
+def _header(
+    name: str, path: str, script: Script, shown: str, notes: Sequence[str]
+) -> Iterator[str]:
+    """Yield the origin of the recipe, the review notes, the name and the summary."""
+    yield f"# Written from {path}: what it takes, reads and writes was read from its text.  Look it over; `recipe validate {shown}` checks it."
+    for note in notes:
+        yield f"# Look at: {note}"
+    yield f"recipe: {name}@1"
+    yield f"summary: {_yaml(script.doc.rstrip('.') or f'What {path} trains')}"
+    yield ""
+
+
+def _inputs_section(shown: str, inputs: Sequence[str]) -> Iterator[str]:
+    if inputs:
+        yield f"# What a caller gives: `recipe run {shown} NAME=VALUE`."
+        yield "inputs:"
+        yield from inputs
+        yield ""
+
+
+def _presets_section(lengths: Sequence[str]) -> Iterator[str]:
+    """Yield the smoke preset with short training lengths, given as `NAME=VALUE`."""
+    if lengths:
+        yield "presets:"
+        yield "  # The whole of it, for real, and little of it: what you run after every change.  A minute on two CPU cores is a good length."
+        yield "  smoke:"
+        for length in lengths:
+            yield f"    {length.replace('=', ': ')}"
+        yield ""
+
+
+def _python_path(folders: Sequence[str]) -> Iterator[str]:
+    if folders:
+        value = ":".join(folder or "." for folder in folders)
+        yield f"    env: {{PYTHONPATH: {_yaml(value)}}}"
 
 
 def _add_input(
@@ -125,11 +144,11 @@ def _add_input(
     is_missing_path = option.role == "input" and bool(option.default)
     if default is None and (option.required or is_missing_path):
         made.needed.append(name)
-    if _continues(option, script):
+    if _continues_training(option, script):
         made.look.append(
             f"more {name} resume from the last checkpoint: remove `continues` if the learning rate depends on it"
         )
-    few = _fewer(option, default)
+    few = _smoke_length(option, default)
     if few is not None:
         made.smaller.append(f"{name}={few}")
     return f"  {name}: {_input(option, default, script, kind)}"
@@ -141,11 +160,11 @@ def _review_notes(
     """Yield the notes on outputs, checkpoints and metrics that the user must add or check."""
     for option in script.options:
         if option.role == "off":
-            yield _left_off(option, names)
+            yield _note_disabled_output(option, names)
     for unwritten in script.unwritten:
         yield f"{unwritten} is not written by default: if you enable it, add it to `outputs`"
     roles = {option.role for option in script.options}
-    if "resume" in roles and not _latest(script):
+    if "resume" in roles and not _resumable_state(script):
         yield "the script can resume, but no checkpoint directory with names such as step-10.pt was found: see docs/state.md"
     elif "state" not in roles:
         yield "no checkpointing found: an interrupted run starts over; see docs/state.md"
@@ -181,10 +200,10 @@ def _metrics(script: Script) -> Iterator[str]:
     if script.metrics is True:
         yield "    metrics: true"
     elif script.metrics:
-        yield f"    metrics: {{pattern: {_single(str(script.metrics))}}}"
+        yield f"    metrics: {{pattern: {_single_quoted(str(script.metrics))}}}"
 
 
-def _as_data(option: Option, kind: Callable[[str], str]) -> Option:
+def _correct_guess(option: Option, kind: Callable[[str], str]) -> Option:
     """Return the option as a plain value if its default is a word and not an existing path.
 
     Applies only to options guessed to be data by their name. Other options are unchanged.
@@ -194,7 +213,7 @@ def _as_data(option: Option, kind: Callable[[str], str]) -> Option:
     return replace(option, role="value") if word else option
 
 
-def _left_off(option: Option, names: dict[str, str]) -> str:
+def _note_disabled_output(option: Option, names: dict[str, str]) -> str:
     """Return a note on how to enable an output option that is off by default."""
     flag, name = option.flag or option.name, names[option.name]
     return (
@@ -249,7 +268,7 @@ def _input(option: Option, default: str | None, script: Script, kind: Callable[[
         words.append(f"default: {default}")
     elif not option.required and not is_missing_path:
         words.append("required: false")
-    if _continues(option, script):
+    if _continues_training(option, script):
         words.append("continues: true")
     if option.name in _HARMLESS:
         words.append("key: false")
@@ -303,11 +322,11 @@ def _default_path(value: object, kind: Callable[[str], str]) -> str | None:
     return _yaml(value if value.startswith(("./", "/")) else f"./{value}")
 
 
-def _continues(option: Option, script: Script) -> bool:
+def _continues_training(option: Option, script: Script) -> bool:
     return (
         option.type == "integer"
         and _LENGTH.fullmatch(option.name) is not None
-        and _latest(script) != ""
+        and _resumable_state(script) != ""
     )
 
 
@@ -320,7 +339,7 @@ def _hub_word(option: Option, kind: Callable[[str], str]) -> bool:
     return isinstance(value, str) and "/" not in value and not kind(value)
 
 
-def _fewer(option: Option, default: str | None) -> int | None:
+def _smoke_length(option: Option, default: str | None) -> int | None:
     """Return the smoke preset's value for a training length: at most 20 steps or 2 epochs.
 
     Returns None for options other than a training length.
@@ -336,7 +355,7 @@ def _fewer(option: Option, default: str | None) -> int | None:
 
 def _command(start: EntryPoint, script: Script, names: dict[str, str]) -> Iterator[str]:
     """Yield the lines of the step's command."""
-    can_resume = _latest(script) != ""
+    can_resume = _resumable_state(script) != ""
     options = [
         option
         for option in script.options
@@ -387,12 +406,12 @@ def _argument(option: Option, names: dict[str, str], script: Script) -> str:
 
 def _value(option: Option, names: dict[str, str], script: Script) -> str:
     if option.role == "resume":
-        return f"{{{{ state.{_latest(script, names)}.latest }}}}"
+        return f"{{{{ state.{_resumable_state(script, names)}.latest }}}}"
     head = {"output": "outputs", "state": "state"}.get(option.role, "inputs")
     return f"{{{{ {head}.{names[option.name]} }}}}"
 
 
-def _latest(script: Script, names: dict[str, str] | None = None) -> str:
+def _resumable_state(script: Script, names: dict[str, str] | None = None) -> str:
     """Return the name of the state option with a checkpoint file pattern, as in `names` if given.
 
     Returns an empty text without such an option, or if the script cannot resume.
@@ -482,5 +501,5 @@ def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _single(text: str) -> str:
+def _single_quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"

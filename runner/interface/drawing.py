@@ -67,7 +67,7 @@ def boxes(needs: Mapping[str, Sequence[str]]) -> tuple[list[Box], int, int]:
     )
 
 
-def critical(needs: Mapping[str, Sequence[str]], ended: Mapping[str, float]) -> list[str]:
+def critical_path(needs: Mapping[str, Sequence[str]], ended: Mapping[str, float]) -> list[str]:
     """Return the critical path of a run: the last step to end, preceded each time by the latest-ending dependency, in order of execution.
 
     Dependencies that did not run, such as a `select`, are replaced by their own dependencies.

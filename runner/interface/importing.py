@@ -88,51 +88,31 @@ class _Dvc:
         kind: Kind,
     ) -> None:
         self.inputs: Table = {}
-        self._look, self._base, self._params, self._is_folder, self._kind = (
-            made.look,
-            base,
-            params,
-            is_folder,
-            kind,
-        )
+        self._look = made.look
+        self._base = base
+        self._params = params
+        self._is_folder = is_folder
+        self._kind = kind
 
     def step(self, stage: str, body: Value) -> Table:
         """Convert a stage to a step. `foreach` and `matrix` become a step matrix."""
         step: Table = {}
-        axes: Table = {}
-        if "foreach" in body:
-            axes, body = self._foreach(stage, body["foreach"]), _mapping(body.get("do"))
-        elif "matrix" in body:
-            axes = {plain_name(axis): list(values) if isinstance(values, Sequence) and not isinstance(values, str) else self._text(str(values), {})
-                    for axis, values in _mapping(body["matrix"]).items()}  # fmt: skip
-        names = {"item": "matrix.item"} if "foreach" in body or "item" in axes else {}
-        names |= {f"item.{axis}": f"matrix.{axis}" for axis in axes if axis != "item"}
+        axes = self._axes(stage, body)
         if axes:
             step["matrix"] = axes
+        if "foreach" in body:
+            body = _mapping(body.get("do"))
+        names = _names_of_axes(axes)
         folder = _join(self._base, str(body.get("wdir", "")))
-        commands = body.get("cmd", "")
-        lines = [commands] if isinstance(commands, str) else [str(line) for line in commands]
-        command = self._text("\n".join(lines), names)
-        step["run"] = _inside(folder, command)
+        step["run"] = _inside(folder, self._text(_command(body.get("cmd", "")), names))
 
         def at(path: str) -> str:
             return self._text(_join(folder, path), names)
 
-        code, deps = list[str](), list[str]()
-        for path in (at(_path(each)) for each in _several(body.get("deps"))):
-            is_code = path.endswith(".py") or self._kind(path) == "code"
-            (code if is_code else deps).append(
-                f"{path}/" if self._kind(path) in ("code", "folder") else path
-            )
-        if code:
-            step["code"] = code
-        if deps:
-            step["deps"] = deps
-        if files := self._files(stage, body, folder):
-            step["files"] = files
-        outputs = self._make_stage(stage, body, at)
-        if outputs:
-            step["outputs"] = outputs
+        sections = self._code_and_deps(body, at)
+        sections["files"] = self._files(stage, body, folder)
+        sections["outputs"] = self._outputs(stage, body, at)
+        step |= {key: section for key, section in sections.items() if section}
         if body.get("always_changed"):
             step["cache"] = False
         if body.get("frozen"):
@@ -140,6 +120,31 @@ class _Dvc:
                 f"{stage} is frozen, which recipes do not support; choose steps with `recipe run --only` or `--until`"
             )
         return step
+
+    def _axes(self, stage: str, body: Value) -> Table:
+        """Return the axes of the step matrix; empty for a stage without a loop."""
+        if "foreach" in body:
+            return self._foreach(stage, body["foreach"])
+        matrix = _mapping(body.get("matrix"))
+        return {plain_name(axis): self._axis(values) for axis, values in matrix.items()}
+
+    def _axis(self, values: Any) -> list[Any] | str:
+        """Return the values of an axis: a list, or a template of a parameter."""
+        if isinstance(values, Sequence) and not isinstance(values, str):
+            return list(values)
+        return self._text(str(values), {})
+
+    def _code_and_deps(self, body: Value, at: Callable[[str], str]) -> Table:
+        """Return the dependencies of a stage: Python files and folders under `code`, others under `deps`."""
+        code: list[str] = []
+        deps: list[str] = []
+        for each in _several(body.get("deps")):
+            path = at(_path(each))
+            kind = self._kind(path)
+            is_code = path.endswith(".py") or kind == "code"
+            shown = f"{path}/" if kind in ("code", "folder") else path
+            (code if is_code else deps).append(shown)
+        return {"code": code, "deps": deps}
 
     def _foreach(self, stage: str, values: Any) -> Table:
         if isinstance(values, Sequence) and all(
@@ -189,41 +194,27 @@ class _Dvc:
         target[last] = f"{{{{ inputs.{self._input(dotted, value)} }}}}"
 
     def _input(self, dotted: str, value: Any) -> str:
+        """Add an input for a parameter, and return the input's name."""
         name = plain_name(dotted)
         if isinstance(value, list):
-            kinds = {_PLAIN.get(type(each), "object") for each in value} or {"string"}
-            items = (
-                kinds.pop()
-                if len(kinds) == 1
-                else "number"
-                if kinds <= {"integer", "number"}
-                else "string"
-            )
-            self.inputs[name] = {"type": "list", "items": items, "default": value}
+            self.inputs[name] = {"type": "list", "items": _type_of_items(value), "default": value}
+        elif value is None:
+            self.inputs[name] = {"type": "string", "required": False}
         else:
-            self.inputs[name] = {
-                "type": _PLAIN.get(type(value), "string"),
-                **({"required": False} if value is None else {"default": value}),
-            }
+            self.inputs[name] = {"type": _PLAIN.get(type(value), "string"), "default": value}
         return name
 
-    def _make_stage(self, stage: str, body: Value, at: Callable[[str], str]) -> Table:
+    def _outputs(self, stage: str, body: Value, at: Callable[[str], str]) -> Table:
+        """Return the outputs, metrics and plots of a stage as outputs of the step."""
         outputs: Table = {}
         for section in ("outs", "metrics", "plots"):
             for each in _several(body.get(section)):
-                bare, how = (
-                    _path(each),
-                    _mapping(next(iter(each.values()), None)) if isinstance(each, Mapping) else {},
-                )
+                bare = _path(each)
                 path = at(bare)
-                folder = self._is_folder(path) or bare.endswith("/")
-                outputs[
-                    _unused_name(
-                        plain_name(posixpath.splitext(posixpath.basename(bare.rstrip("/")))[0]),
-                        outputs,
-                    )
-                ] = f"{path}/" if folder else path
-                if how.get("persist"):
+                is_folder = self._is_folder(path) or bare.endswith("/")
+                name = _unused_name(_name_of_file(bare), outputs)
+                outputs[name] = f"{path}/" if is_folder else path
+                if _options_of_path(each).get("persist"):
                     self._look.append(
                         f"{stage}: {bare} stays between runs (`persist`): make it a `state` if the program resumes from what is in it"
                     )
@@ -243,16 +234,54 @@ class _Dvc:
             dotted = found[1]
             if dotted in names:
                 return f"{{{{ {names[dotted]} }}}}"
-            for read in self._params.values():
-                value: Any = read
-                for part in dotted.split("."):
-                    value = value.get(part) if isinstance(value, Mapping) else None
-                if value is not None and not isinstance(value, Mapping):
-                    return f"{{{{ inputs.{self._input(dotted, value)} }}}}"
+            value = self._parameter(dotted)
+            if value is not None:
+                return f"{{{{ inputs.{self._input(dotted, value)} }}}}"
             self._look.append(f"${{{dotted}}} is none of the parameters: put a value in its place")
             return found[0]
 
         return _VALUE.sub(put, text)
+
+    def _parameter(self, dotted: str) -> Any:
+        """Return a single value or a list from the parameter files; None if it is missing."""
+        for content in self._params.values():
+            value: Any = content
+            for part in dotted.split("."):
+                value = value.get(part) if isinstance(value, Mapping) else None
+            if value is not None and not isinstance(value, Mapping):
+                return value
+        return None
+
+
+def _names_of_axes(axes: Table) -> dict[str, str]:
+    """Return recipe's name of each loop variable of DVC, such as `item` or `item.lr`."""
+    return {"item" if axis == "item" else f"item.{axis}": f"matrix.{axis}" for axis in axes}
+
+
+def _command(commands: str | Iterable[object]) -> str:
+    """Return the `cmd` of a stage, a text or a list, as one text."""
+    if isinstance(commands, str):
+        return commands
+    return "\n".join(str(line) for line in commands)
+
+
+def _type_of_items(values: Sequence[object]) -> str:
+    """Return the type of the items of a list; `string` for an empty list or mixed types."""
+    types = {_PLAIN.get(type(each), "object") for each in values} or {"string"}
+    if len(types) == 1:
+        return types.pop()
+    return "number" if types == {"integer", "number"} else "string"
+
+
+def _options_of_path(each: object) -> Value:
+    """Return the options of an output, such as `persist`, given as `PATH: {OPTION: VALUE}`."""
+    return _mapping(next(iter(each.values()), None)) if isinstance(each, Mapping) else {}
+
+
+def _name_of_file(path: str) -> str:
+    """Return a name for an output from its file name without the extension."""
+    stem, _ = posixpath.splitext(posixpath.basename(path.rstrip("/")))
+    return plain_name(stem)
 
 
 # -- SkyPilot -------------------------------------------------------------------------------------------------------------------------------------

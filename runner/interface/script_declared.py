@@ -64,12 +64,12 @@ def _options_of_call(
     notes: list[str],
 ) -> Iterator[DeclaredOption]:
     """Yield the options declared by a call of HfArgumentParser, tyro, typer, fire or LightningCLI."""
-    word, owner = _word(call.func), _owner(call.func)
+    word, owner = _name_of(call.func), _owner(call.func)
     first = call.args[0] if call.args else None
-    name = _word(first)
+    name = _name_of(first)
     if word == "HfArgumentParser" and first is not None:
         for each in first.elts if isinstance(first, (ast.Tuple, ast.List)) else [first]:
-            yield from fields(_word(each), classes, notes, dashes=False)
+            yield from fields(_name_of(each), classes, notes, dashes=False)
     elif word == "cli" and owner == "tyro" and first is not None:
         if name in functions:
             yield from _parameters(functions[name], "tyro", notes)
@@ -94,12 +94,12 @@ def _options_of_decorators(function: ast.FunctionDef, notes: list[str]) -> Itera
     if _is_typer_command(calls):
         yield from _parameters(function, "typer", notes)
     for call in calls:
-        if _word(call.func) in ("option", "argument") and _owner(call.func) in ("click", ""):
+        if _name_of(call.func) in ("option", "argument") and _owner(call.func) in ("click", ""):
             yield from _options_of_click(call, notes)
 
 
 def _is_typer_command(decorators: Sequence[ast.Call]) -> bool:
-    names = {_word(each.func) for each in decorators}
+    names = {_name_of(each.func) for each in decorators}
     if "command" not in names or names & {"option", "argument"}:
         return False
     return any(_owner(each.func) != "click" for each in decorators)
@@ -123,7 +123,7 @@ def fields(
         notes.append(f"the options of {name} are declared elsewhere: add those that you set")
         return
     for base in found.bases:
-        yield from fields(_word(base), classes, notes, dashes=dashes)
+        yield from fields(_name_of(base), classes, notes, dashes=dashes)
     for node in found.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             option = _option_of_field(node.target.id, node, dashes=dashes)
@@ -141,13 +141,13 @@ def _option_of_field(name: str, node: ast.AnnAssign, *, dashes: bool) -> Declare
     if not kind:
         return None
     default, words = _field(node.value)
-    has_factory = isinstance(node.value, ast.Call) and _argument(node.value, "default_factory")
+    has_factory = isinstance(node.value, ast.Call) and _keyword_value(node.value, "default_factory")
     required = default is None and not has_factory
     flag = f"--{name.replace('_', '-')}" if dashes else f"--{name}"
     negative = ""
     if kind == "bool" and dashes:
         negative = f"--no-{flag[2:]}"
-    elif kind == "bool" and _is(default, True):
+    elif kind == "bool" and _is_literal(default, True):
         negative = f"--no_{flag[2:]}"
     return DeclaredOption(
         name,
@@ -165,17 +165,17 @@ def _option_of_field(name: str, node: ast.AnnAssign, *, dashes: bool) -> Declare
 
 def _field(value: ast.expr | None) -> tuple[ast.expr | None, str]:
     """Return the default and the help text of a dataclass field."""
-    if not isinstance(value, ast.Call) or _word(value.func) not in ("field", "arg", "HfArg"):
+    if not isinstance(value, ast.Call) or _name_of(value.func) not in ("field", "arg", "HfArg"):
         return value, ""
-    metadata = _argument(value, "metadata")
+    metadata = _keyword_value(value, "metadata")
     pairs = (
         zip(metadata.keys, metadata.values, strict=True) if isinstance(metadata, ast.Dict) else ()
     )
     words = next(
         (text_of(each) for key, each in pairs if text_of(key) == "help"),
-        text_of(_argument(value, "help")),
+        text_of(_keyword_value(value, "help")),
     )
-    return _argument(value, "default"), words
+    return _keyword_value(value, "default"), words
 
 
 # -- functions --------------------------------------------------------------------------------------------------------------------------------------
@@ -198,13 +198,13 @@ class _Parameter(NamedTuple):
 
     @property
     def help(self) -> str:
-        return text_of(_argument(self.option, "help")) if self.option is not None else ""
+        return text_of(_keyword_value(self.option, "help")) if self.option is not None else ""
 
     def is_typer_argument(self) -> bool:
         """Return True if typer takes the parameter as a positional argument."""
         if self.option is None:
             return self.default is None
-        return _word(self.option.func) == "Argument"
+        return _name_of(self.option.func) == "Argument"
 
 
 def _parameters(function: ast.FunctionDef, tool: str, notes: list[str]) -> Iterator[DeclaredOption]:
@@ -246,10 +246,10 @@ def _read_parameters(function: ast.FunctionDef) -> Iterator[_Parameter]:
         *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
     ]:
         annotation, option = _split_annotated(argument.annotation)
-        if isinstance(default, ast.Call) and _word(default.func) in ("Option", "Argument"):
+        if isinstance(default, ast.Call) and _name_of(default.func) in ("Option", "Argument"):
             option = default
             first = default.args[0] if default.args else None
-            default = _argument(default, "default") or first
+            default = _keyword_value(default, "default") or first
         if isinstance(default, ast.Constant) and default.value is ...:
             default = None
         yield _Parameter(argument.arg, argument.lineno, annotation, default, option)
@@ -259,7 +259,7 @@ def _split_annotated(node: ast.expr | None) -> tuple[ast.expr | None, ast.Call |
     """Return the type of `Annotated[type, Option(…)]` and the first call; other annotations unchanged."""
     if (
         isinstance(node, ast.Subscript)
-        and _word(node.value) == "Annotated"
+        and _name_of(node.value) == "Annotated"
         and isinstance(node.slice, ast.Tuple)
     ):
         annotation, *more = node.slice.elts
@@ -271,7 +271,7 @@ def _fire_option(parameter: _Parameter, kind: str, choices: tuple[str, ...]) -> 
     """Return the option that fire derives; its default decides about the type without an annotation."""
     default = parameter.default
     if parameter.annotation is None and default is not None:
-        kind = _of_value(default)
+        kind = _type_of_literal(default)
     if kind not in _SCALARS:
         kind = "str"
     flag = f"--{parameter.name}="
@@ -291,14 +291,17 @@ def _options_of_lightning(
     call: ast.Call, classes: Mapping[str, ast.ClassDef], notes: list[str]
 ) -> Iterator[DeclaredOption]:
     """Yield LightningCLI's options for its model and data classes, with two required trainer options first."""
-    named = {"model": _argument(call, "model_class"), "data": _argument(call, "datamodule_class")}
+    named = {
+        "model": _keyword_value(call, "model_class"),
+        "data": _keyword_value(call, "datamodule_class"),
+    }
     named |= dict(zip(named, call.args, strict=False))
     yield DeclaredOption(
         "output_dir", "--trainer.default_root_dir=", "str", None, "", required=True
     )
     yield DeclaredOption("max_epochs", "--trainer.max_epochs=", "int", None, "", required=True)
     for section, given in named.items():
-        if (name := _word(given)) == "":
+        if (name := _name_of(given)) == "":
             continue
         made = next(
             (
@@ -331,27 +334,28 @@ def _options_of_click(call: ast.Call, notes: list[str]) -> Iterator[DeclaredOpti
     long = next((each for each in names if each.startswith("--")), names[0])
     yes, _, no = long.partition("/")
     flag = yes.strip()
-    if _is(_argument(call, "multiple"), True):
+    if _is_literal(_keyword_value(call, "multiple"), True):
         notes.append(_note_repeated(call.lineno, flag))
         return
     name_of_flag = flag.lstrip("-").replace("-", "_")
-    default = _argument(call, "default")
-    kind, choices = _click_type(_argument(call, "type"), default)
-    is_switch = bool(no) or _is(_argument(call, "is_flag"), True)
+    default = _keyword_value(call, "default")
+    kind, choices = _click_type(_keyword_value(call, "type"), default)
+    is_switch = bool(no) or _is_literal(_keyword_value(call, "is_flag"), True)
     if is_switch:
         kind = "bool"
     elif kind not in _SCALARS:
         kind = "str"
-    is_positional = _word(call.func) == "argument"
+    is_positional = _name_of(call.func) == "argument"
     yield DeclaredOption(
         next((each for each in names if each.isidentifier()), name_of_flag),
         "" if is_positional else flag,
         kind,
         default,
-        text_of(_argument(call, "help")),
+        text_of(_keyword_value(call, "help")),
         _is_required_by_click(call, is_optional=not is_positional or default is not None),
         choices,
-        _argument(call, "nargs") is not None and not _is(_argument(call, "nargs"), 1),
+        _keyword_value(call, "nargs") is not None
+        and not _is_literal(_keyword_value(call, "nargs"), 1),
         no.strip(),
         is_switch,
     )
@@ -359,20 +363,20 @@ def _options_of_click(call: ast.Call, notes: list[str]) -> Iterator[DeclaredOpti
 
 def _is_required_by_click(call: ast.Call, *, is_optional: bool) -> bool:
     """Return the value of `required`; `is_optional` decides if the decorator leaves the value out."""
-    required = _argument(call, "required")
-    if _is(required, True):
+    required = _keyword_value(call, "required")
+    if _is_literal(required, True):
         return True
-    return not is_optional and not _is(required, False)
+    return not is_optional and not _is_literal(required, False)
 
 
 def _click_type(node: ast.expr | None, default: ast.expr | None) -> tuple[str, tuple[str, ...]]:
     """Return the type of a click option, from its default if `node` is None, and its choices."""
     if node is None:
-        return _of_value(default), ()
+        return _type_of_literal(default), ()
     if not isinstance(node, ast.Call):
-        name = _word(node)
+        name = _name_of(node)
         return _CLICK_TYPES.get(name, name), ()
-    name = _word(node.func)
+    name = _name_of(node.func)
     if name == "Choice" and node.args:
         return "str", tuple(text_of(each) for each in getattr(node.args[0], "elts", ()))
     return _CLICK_TYPES.get(name) or _CLICK_RANGES.get(name, "str"), ()
@@ -395,19 +399,21 @@ def _parse_annotation(node: ast.expr | None) -> tuple[str, bool, tuple[str, ...]
     if node is None:
         return "str", False, ()
     if isinstance(node, ast.BinOp):  # int | None
-        return _parse_annotation(node.left if not _is(node.left, None) else node.right)
+        return _parse_annotation(node.left if not _is_literal(node.left, None) else node.right)
     if isinstance(node, ast.Subscript):
         return _parse_subscript(node)
-    word = _word(node)
+    word = _name_of(node)
     return word if word in _SCALARS else "", False, ()
 
 
 def _parse_subscript(node: ast.Subscript) -> tuple[str, bool, tuple[str, ...]]:
     """Return the same values as `_parse_annotation` for Optional, Union, Literal and lists."""
-    word, inside = _word(node.value), node.slice
+    word, inside = _name_of(node.value), node.slice
     parts = list(inside.elts) if isinstance(inside, ast.Tuple) else [inside]
     if word in ("Optional", "Union"):
-        return _parse_annotation(next((each for each in parts if not _is(each, None)), None))
+        return _parse_annotation(
+            next((each for each in parts if not _is_literal(each, None)), None)
+        )
     if word == "Literal":
         choices = tuple(str(each.value) for each in parts if isinstance(each, ast.Constant))
         return "str", False, choices
@@ -416,17 +422,17 @@ def _parse_subscript(node: ast.Subscript) -> tuple[str, bool, tuple[str, ...]]:
     return "", False, ()
 
 
-def _of_value(node: ast.expr | None) -> str:
+def _type_of_literal(node: ast.expr | None) -> str:
     if isinstance(node, ast.Constant) and node.value is not None:
         return type(node.value).__name__
     return "str"
 
 
-def _argument(call: ast.Call, name: str) -> ast.expr | None:
+def _keyword_value(call: ast.Call, name: str) -> ast.expr | None:
     return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
 
 
-def _is(node: ast.expr | None, value: object) -> bool:
+def _is_literal(node: ast.expr | None, value: object) -> bool:
     if (
         isinstance(node, ast.UnaryOp)
         and isinstance(node.op, ast.USub)
@@ -436,14 +442,14 @@ def _is(node: ast.expr | None, value: object) -> bool:
     return isinstance(node, ast.Constant) and node.value is value
 
 
-def _word(node: ast.AST | None) -> str:
+def _name_of(node: ast.AST | None) -> str:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
 
 
 def _owner(node: ast.AST) -> str:
-    return _word(node.value) if isinstance(node, ast.Attribute) else ""
+    return _name_of(node.value) if isinstance(node, ast.Attribute) else ""
 
 
 def text_of(node: ast.AST | None) -> str:

@@ -209,9 +209,9 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
     declared = [*find_declared(tree, notes), *of_globals(tree, notes)]
     if hydra is not None:
         declared += hydra.options
-    named = [_of_declared(each) for each in declared]
+    named = [_option_of_declared(each) for each in declared]
     options = [option for option in arguments if option is not None] + named
-    use = _used(tree, options, {option.name for option in named})
+    use = _collect_uses(tree, options, {option.name for option in named})
     _note_commands(tree, notes)
     if not options and hydra is None and not notes:
         _note_no_options(source, notes)
@@ -261,7 +261,7 @@ def _words(tree: ast.Module) -> tuple[str, ...]:
     return ()
 
 
-def _used(tree: ast.Module, options: Sequence[Option], parameters: set[str]) -> _Use:
+def _collect_uses(tree: ast.Module, options: Sequence[Option], parameters: set[str]) -> _Use:
     """Collect the paths that a script reads and writes.
 
     `parameters` are options that the script uses as plain variables. The body of a function called
@@ -343,7 +343,7 @@ def _switch(flag: str, action: str, given: Mapping[str, ast.expr]) -> Option:
     if action == "store_false":
         return replace(option, name=_attribute_name(flag))
     if action == "BooleanOptionalAction":
-        is_on = _plain(given.get("default")) == "True"
+        is_on = _source_of_literal(given.get("default")) == "True"
         return replace(option, default="True" if is_on else "False", negative=f"--no-{flag[2:]}")
     return option
 
@@ -353,23 +353,25 @@ def _value_option(flag: str, given: Mapping[str, ast.expr], line: int, notes: li
     is_positional = not flag.startswith("-")
     type_name = _last_name(given.get("type"))
     default = given.get("default")
-    count = _plain(given.get("nargs"))
+    count = _source_of_literal(given.get("nargs"))
     is_optional = count in ("'?'", "'*'")
     choices = _choices(given.get("choices"))
     if "choices" in given and not choices:
         notes.append(
             f"line {line}: {flag} takes one of a few values, which are not written out there"
         )
-    is_truth = type_name not in _TYPES and _plain(default) in ("True", "False")
+    is_truth = type_name not in _TYPES and _source_of_literal(default) in ("True", "False")
     if is_truth:
         notes.append(
             f"line {line}: {flag} gets the word true or false: check that the script accepts it"
         )
-    is_required = (is_positional and not is_optional) or _plain(given.get("required")) == "True"
+    is_required = (is_positional and not is_optional) or _source_of_literal(
+        given.get("required")
+    ) == "True"
     return replace(
         _named_option(flag, given),
         type="boolean" if is_truth else _TYPES.get(type_name, "string"),
-        default=None if default is None or is_required else _plain(default),
+        default=None if default is None or is_required else _source_of_literal(default),
         required=is_required,
         many=count not in ("", "None", "'?'"),
         choices=choices,
@@ -388,9 +390,9 @@ def _is_empty(default: ast.AST | None) -> bool:
     return default is None or (isinstance(default, ast.Constant) and default.value in (None, ""))
 
 
-def _of_declared(each: DeclaredOption) -> Option:
+def _option_of_declared(each: DeclaredOption) -> Option:
     """Convert an option declared by a field, a decorator or a parameter."""
-    default = None if each.required or each.default is None else _plain(each.default)
+    default = None if each.required or each.default is None else _source_of_literal(each.default)
     option = Option(
         each.name,
         each.flag,
@@ -422,7 +424,7 @@ def _choices(node: ast.AST | None) -> tuple[str, ...]:
     return tuple(values) if len(values) == len(items) else ()
 
 
-def _plain(node: ast.AST | None) -> str | None:
+def _source_of_literal(node: ast.AST | None) -> str | None:
     """Return the Python source of a literal, such as `0.1` or `['a', 'b']`.
 
     For a call of `Path`, return the source of its argument. Without a node, return an empty text.
@@ -436,7 +438,7 @@ def _plain(node: ast.AST | None) -> str | None:
         and node.func.id == "Path"
         and len(node.args) == 1
     ):
-        return _plain(node.args[0])
+        return _source_of_literal(node.args[0])
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError):

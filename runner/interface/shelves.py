@@ -112,7 +112,7 @@ def on_market_of(ws: Workspace, driver: str, wish: Wish) -> Wish:
     return wish._replace(need=replace(wish.need, market=market_of(ws.config.driver(driver))))
 
 
-def of_driver(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
+def offers_of_driver(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
     """Return a driver's offers for the steps that will run, by step.  Empty for a driver without rentals.
 
     Raises Invalid, or Infrastructure if the provider cannot be reached.
@@ -137,7 +137,7 @@ def pricing_of(ws: Workspace, asked: Iterable[OfferRequest]) -> dict[Need, CostM
     return {replace(each.wish.need, market="any"): CostModel(history, each.on) for each in asked}
 
 
-def lines(step: str, shelves: Sequence[Shelf], most: int) -> list[str]:
+def format_offers(step: str, shelves: Sequence[Shelf], most: int) -> list[str]:
     """Format the offers of drivers for a step as one table of at most `most` rows, cheapest run first."""
     ranked = rank_offers(shelves)
     whose = f" for {step}" if step else ""

@@ -272,37 +272,45 @@ def _text(
             for each in names
         ),
         "",
-    ]
-    if "smoke" in recipe.presets:
-        smoke = recipe.presets["smoke"].inputs
-        small = {
-            each: value
-            for each in names
-            if (value := smoke.get(each, _default(recipe.inputs[each]))) is not None
-        }
-        lines += ["presets:", f"  smoke: {_flow(small)}", ""]
-    size = f"{gpu.memory:g}GB"
-    limits = {
-        **({"time": duration_text(recipe.limits.time)} if recipe.limits.time else {}),
-        **({"cost": money_text(recipe.limits.cost)} if recipe.limits.cost else {}),
-    }
-    lines += [f"limits: {_flow(limits)}", ""] if limits else []
-    lines += [
+        *_presets_section(recipe, names),
+        *_limits_section(recipe),
         "steps:",
         f"  {step}:",
         f"    uses: {recipe.id}",
         "    with:",
         *(f'      {each}: "{{{{ inputs.{each} }}}}"' for each in names),
-        f"    resources: {_flow(_resources(recipe, gpu, size))}",
+        f"    resources: {_flow(_resources(recipe, gpu, f'{gpu.memory:g}GB'))}",
+        *_outputs_section(recipe, step),
     ]
-    outputs = list(recipe.outputs) if recipe.outputs is not None else []
-    if outputs:
-        lines += [
-            "",
-            "outputs:",
-            *(f'  {each}: "{{{{ steps.{step}.{each} }}}}"' for each in outputs),
-        ]
     return "\n".join(lines) + "\n"
+
+
+def _presets_section(recipe: Recipe, names: Sequence[str]) -> list[str]:
+    """Return the lines of the smoke preset with the values of the inputs `names`."""
+    if "smoke" not in recipe.presets:
+        return []
+    smoke = recipe.presets["smoke"].inputs
+    values = {name: smoke.get(name, _default(recipe.inputs[name])) for name in names}
+    small = {name: value for name, value in values.items() if value is not None}
+    return ["presets:", f"  smoke: {_flow(small)}", ""]
+
+
+def _limits_section(recipe: Recipe) -> list[str]:
+    """Return the line of the time and cost limits, if the recipe has any."""
+    limits = {}
+    if recipe.limits.time:
+        limits["time"] = duration_text(recipe.limits.time)
+    if recipe.limits.cost:
+        limits["cost"] = money_text(recipe.limits.cost)
+    return [f"limits: {_flow(limits)}", ""] if limits else []
+
+
+def _outputs_section(recipe: Recipe, step: str) -> list[str]:
+    """Return the lines that pass on the recipe's outputs from its step."""
+    if not recipe.outputs:
+        return []
+    outputs = [f'  {name}: "{{{{ steps.{step}.{name} }}}}"' for name in recipe.outputs]
+    return ["", "outputs:", *outputs]
 
 
 def _resources(recipe: Recipe, gpu: GpuModel, size: str) -> dict[str, Tree]:

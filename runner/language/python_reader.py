@@ -24,7 +24,7 @@ def read(source: str | bytes) -> Imports:
 
 def of_tree(tree: ast.AST) -> Imports:
     """Return the imports in the syntax tree of a Python file."""
-    reader = _Reader()
+    reader = _ImportCollector()
     reader.visit(tree)
     return Imports(
         tuple(dict.fromkeys(reader.found)),
@@ -33,7 +33,7 @@ def of_tree(tree: ast.AST) -> Imports:
     )
 
 
-class _Reader(ast.NodeVisitor):
+class _ImportCollector(ast.NodeVisitor):
     def __init__(self) -> None:
         self.found: list[Import] = []
         self.exported: list[str] = []

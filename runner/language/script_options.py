@@ -77,7 +77,7 @@ def options_of(entry: str, trees: Mapping[str, ast.Module]) -> ScriptOptions | N
     `trees` has the syntax trees of the script and of all files that it imports, by path.
     """
     try:
-        return _Reader(entry, trees).read()
+        return _OptionCollector(entry, trees).read()
     except _Uncertain:
         return None
 
@@ -94,7 +94,7 @@ class _Scope(NamedTuple):
     certain: bool  # whether they execute in every run of the script
 
 
-class _Reader:
+class _OptionCollector:
     """Collector of a script's argparse options, following calls from function to function."""
 
     def __init__(self, entry: str, trees: Mapping[str, ast.Module]) -> None:

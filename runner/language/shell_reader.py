@@ -28,10 +28,10 @@ def read(text: str, bash: bool) -> ParsedScript:
 
     Raises TemplateError for an invalid expression, or a script with too many levels.
     """
-    return _Reader(text, bash).read()
+    return _CommandParser(text, bash).read()
 
 
-class _Reader:
+class _CommandParser:
     """Parser of command lists in a shell script."""
 
     def __init__(self, text: str, bash: bool) -> None:
@@ -319,22 +319,22 @@ class _Reader:
         return at + max(1, len(operator))
 
 
-_IN_COMMANDS: Mapping[str, Callable[[_Reader, int, Frame], int]] = {
-    " ": _Reader._on_space,
-    "\t": _Reader._on_space,
-    "\n": _Reader._on_newline,
-    "\\": _Reader._on_backslash,
-    "'": _Reader._on_single,
-    '"': _Reader._on_double,
-    "$": _Reader._on_dollar,
-    "`": _Reader._on_backtick,
-    "#": _Reader._on_hash,
-    "[": _Reader._on_bracket,
-    "(": _Reader._on_open,
-    ")": _Reader._on_close,
-    ";": _Reader._on_semicolon,
-    "|": _Reader._on_pipe,
-    "&": _Reader._on_ampersand,
-    "<": _Reader._on_less,
-    ">": _Reader._on_greater,
+_IN_COMMANDS: Mapping[str, Callable[[_CommandParser, int, Frame], int]] = {
+    " ": _CommandParser._on_space,
+    "\t": _CommandParser._on_space,
+    "\n": _CommandParser._on_newline,
+    "\\": _CommandParser._on_backslash,
+    "'": _CommandParser._on_single,
+    '"': _CommandParser._on_double,
+    "$": _CommandParser._on_dollar,
+    "`": _CommandParser._on_backtick,
+    "#": _CommandParser._on_hash,
+    "[": _CommandParser._on_bracket,
+    "(": _CommandParser._on_open,
+    ")": _CommandParser._on_close,
+    ";": _CommandParser._on_semicolon,
+    "|": _CommandParser._on_pipe,
+    "&": _CommandParser._on_ampersand,
+    "<": _CommandParser._on_less,
+    ">": _CommandParser._on_greater,
 }

@@ -54,13 +54,13 @@ def needs_of(
     value: Callable[[nodes.Node], object],
 ) -> ReferencedNames:
     """Return the names that an expression needs; `value` evaluates a part of it."""
-    walk = _Walk(chains, value)
+    walk = _ExpressionVisitor(chains, value)
     walk.visit(node, certain=True)
     walk.needs.possible -= walk.needs.certain
     return walk.needs
 
 
-class _Walk:
+class _ExpressionVisitor:
     """Visitor of the parts of a template expression that may be evaluated."""
 
     def __init__(

@@ -317,14 +317,14 @@ def _sort_drafts(sketch: Sketch) -> list[NodeDraft]:
 
     Raises Invalid for a cycle.
     """
-    needs = {
+    dependencies = {
         draft.order: [producer.order for producer in producers(draft)] for draft in sketch.drafts
     }
-    if is_in_order(needs):
+    if is_in_order(dependencies):
         return _number_drafts(sketch.drafts)
     from .graph import as_written, dag, find_cycle
 
-    graph = dag(needs)
+    graph = dag(dependencies)
     loop = [sketch.drafts[place] for place in find_cycle(graph)]
     if loop:
         sketch.problem(

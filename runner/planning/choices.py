@@ -163,7 +163,7 @@ class KnownResults(Mapping[str, Mapping[str, Any]]):
         if standing.skipped:
             return _Any(None)
         same = SameResults(scope, id, self._matrix)
-        return _Outputs(scope.results[id], standing.doubtful, same)
+        return _StepResults(scope.results[id], standing.doubtful, same)
 
     def __iter__(self) -> Iterator[str]:
         return iter({**self._scope.results, **dict.fromkeys(self._scope.pending)})
@@ -172,7 +172,7 @@ class KnownResults(Mapping[str, Mapping[str, Any]]):
         return len({*self._scope.results, *self._scope.pending})
 
 
-class _Outputs(Mapping[str, Any]):
+class _StepResults(Mapping[str, Any]):
     """Outputs and metrics of one step, for templates at compile time."""
 
     def __init__(self, made: Mapping[str, Any], doubtful: bool, same: Mapping[str, Any]) -> None:

@@ -146,11 +146,11 @@ def judge(
     node = plan.nodes[n]
     if node.flags & SKIP:
         return Verdict(SKIPPED, None, (_why_skipped(plan, n),), NOTHING)
-    needs = plan.needs(n)
-    unknown = [plan.nodes[need].id for need in sorted(needs) if need not in made]
+    dependencies = plan.dependencies(n)
+    unknown = [plan.nodes[each].id for each in sorted(dependencies) if each not in made]
     if unknown:
         return Verdict(MAYBE, None, (f"depends on the outputs of {_list_ids(unknown)}",), None)
-    if not all([made[need].ok for need in needs]):
+    if not all([made[each].ok for each in dependencies]):
         skipped = _find_skipped_need(plan, node, made)
         if not skipped and node.choices:
             skipped = _find_skipped_choice(plan, n, made)

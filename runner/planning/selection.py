@@ -47,7 +47,10 @@ def add_select(sketch: Sketch, used: Mapping[str, Recipe], scope: Scope, step: S
     sketch.drafts.append(draft)
     scope.groups[step.id] = [draft]
     _add_outputs(draft, compared, instances)
-    _add_edges(scope, draft, step.select.metric, instances)
+    _add_producers(draft, step.select.metric, instances)
+    if instances:
+        draft.wants.append(instances)
+    _add_needs(scope, draft)
     _decide_skip(sketch, scope, draft)
     draft.author = {"select": [step.select.metric, step.select.best]}
     draft.spec = StepSpec(
@@ -72,18 +75,20 @@ def _add_outputs(draft: NodeDraft, compared: Step, instances: list[NodeDraft]) -
         draft.outputs[name] = (f"{draft.step.id}/{name}{suffix}", flags)
 
 
-def _add_edges(scope: Scope, draft: NodeDraft, metric: str, instances: list[NodeDraft]) -> None:
-    """Make a `select` node depend on the compared instances and on the steps in `needs`."""
+def _add_producers(draft: NodeDraft, metric: str, instances: list[NodeDraft]) -> None:
+    """Make a `select` node read the outputs and the metric of the compared instances."""
     possible = [each for each in instances if not each.flags & SKIP]
     for name in draft.outputs:
         for each in possible:
             draft.upstream[f"{each.id}/{name}"] = (each, name, "")
     for each in possible:
         draft.late[each.id, metric] = each
+
+
+def _add_needs(scope: Scope, draft: NodeDraft) -> None:
+    """Run a `select` node after the steps in its `needs`."""
     for id in draft.step.needs:
         draft.after += scope.groups.get(id) or scope.inner.get(id) or []
-    if instances:
-        draft.wants.append(instances)
     draft.wants += [[each] for each in draft.after]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import queue
 import random
 import time
@@ -127,20 +126,26 @@ class Delivery(Thread):
         while True:
             if watch is not None and not self._over.is_set():
                 watch.look()
-            due = outbox.due(receivers.known, self._busy)
-            seconds = math.inf if due is None else due
-            is_due = seconds <= 0
+            seconds = outbox.due(receivers.known, self._busy)
+            is_due = seconds is not None and seconds <= 0
             if is_due and len(self._busy) < AT_ONCE:
                 self._send(ws, receivers, outbox)
-            if self._over.is_set() and self._is_drained(is_due):
+            if self._is_finished(is_due):
                 return
-            is_soon = is_due or self._over.is_set()
-            self._settle(outbox, SOON if is_soon else min(look, seconds))
+            if is_due or self._over.is_set():
+                self._settle(outbox, SOON)
+            elif seconds is None:
+                self._settle(outbox, look)
+            else:
+                self._settle(outbox, min(look, seconds))
 
-    def _is_drained(self, is_due: bool) -> bool:
-        """Return True if no delivery is due or in progress, or if the time to drain is over."""
-        is_idle = not is_due and not self._busy
-        return is_idle or time.monotonic() > self._drain_until
+    def _is_finished(self, is_due: bool) -> bool:
+        """Return True once the thread was stopped and has sent everything, or has no time left."""
+        if not self._over.is_set():
+            return False
+        is_late = time.monotonic() > self._drain_until
+        has_work = is_due or bool(self._busy)
+        return is_late or not has_work
 
     def _send(self, ws: Workspace, receivers: Receivers, outbox: Outbox) -> None:
         """Send due deliveries to free receivers."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from ..storage.records.ledger import LeaseRow, Ledger, of_user
 from ..storage.records.runs import RunRow
 from ..storage.workspace import Workspace
-
-if TYPE_CHECKING:
-    from ..storage.records.letters import Letters
 
 EVERY: Final = 30.0
 """Seconds between two evaluations."""
@@ -84,23 +81,20 @@ class Watch:
     def judge(self, now: float) -> None:
         """Add the alerts of every running run, each once."""
         runs, letters = self._ws.store.runs, self._ws.letters
-        working = [row for row in runs.latest(last=LOOKED_AT) if row.state == "ACTIVE"]
-        self._alive = {row.id: self._alive[row.id] for row in working if row.id in self._alive}
-        if not working or letters is None:
+        active = [row for row in runs.latest(last=LOOKED_AT) if row.state == "ACTIVE"]
+        self._forget_all_but(active)
+        if not active or letters is None:
             return
-        for row, condition in self._look_at(working, now):
+        for row, condition in self._look_at(active, now):
             for name, words in find_alerts(condition).items():
-                self._post(letters, row, name, words, now)
+                id = f"{row.id}-{name}"
+                if not runs.outbox.knows(row.id, id):
+                    runs.outbox.post(row.id, letters.alert(row, name, id, now, words))
 
-    def _post(self, letters: Letters, row: RunRow, name: str, words: str, now: float) -> None:
-        """Add an alert of a run to the outbox, unless the run had the alert before."""
-        outbox = self._ws.store.runs.outbox
-        id = f"{row.id}-{name}"
-        if outbox.knows(row.id, id):
-            return
-        alerts = letters.alert(row, name, id, now, words)
-        if alerts:
-            outbox.post(row.id, alerts)
+    def _forget_all_but(self, active: Sequence[RunRow]) -> None:
+        """Forget what is known of runs that are no longer active."""
+        ids = {row.id for row in active}
+        self._alive = {run: known for run, known in self._alive.items() if run in ids}
 
     def _look_at(self, working: list[RunRow], now: float) -> Iterator[tuple[RunRow, RunCondition]]:
         runs = self._ws.store.runs

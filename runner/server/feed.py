@@ -228,23 +228,22 @@ class FeedReader:
     def _find_all_positions(self, ws: Workspace, now: float) -> dict[str, tuple[str, int]]:
         """Return the state and next event number of all runs that may have changed."""
         runs = ws.store.runs
-        standing = runs.states_since(now - SPAN)
+        recent = runs.states_since(now - SPAN)
         if self._next is None:
-            self._next = {run: number for run, (_, number) in standing.items()}
-            return standing
-        others = [run for run in self._next if run not in standing]
-        ended = runs.states_of(others)
-        for run in others:
-            if run in self._readers:
-                continue
-            is_deleted = run not in ended
-            if is_deleted or self._next[run] >= ended[run][1]:
+            self._next = {run: number for run, (_, number) in recent.items()}
+            return recent
+        earlier = runs.states_of([run for run in self._next if run not in recent])
+        for run in self._next.keys() - recent.keys():
+            state, number = earlier.get(run, ("", 0))
+            is_deleted = not state
+            has_no_more_events = self._next[run] >= number
+            if run not in self._readers and (is_deleted or has_no_more_events):
                 del self._next[run]
-        for run in standing:
+        for run in recent:
             # A run that was missing at the last read is new. Its first event has number 1.
             self._next.setdefault(run, 1)
-        states = standing | ended
-        return {run: states[run] for run in states if run in self._next}
+        positions = recent | earlier
+        return {run: position for run, position in positions.items() if run in self._next}
 
     def _read_live(
         self, ws: Workspace, look: ReadRequest, messages: dict[str, list[Message]]
@@ -456,7 +455,7 @@ class AllRuns:
         self._epoch, self.number = before.epoch, before.number
         for each in before.sent:
             message = Message("move", each.run, each.data, seq=each.seq)
-            message.place = each.place
+            message.position = each.position
             self._kept.append((each.number, message))
         # Followers of the previous server have LINGER seconds to reconnect.
         self._until, self._is_read = time.monotonic() + LINGER, True
@@ -464,7 +463,7 @@ class AllRuns:
     def to_state(self, upcoming: Mapping[str, int]) -> StreamState:
         """Return the stream state for the next server process."""
         sent = [
-            SentEvent(number, each.place, each.run, each.seq, each.data)
+            SentEvent(number, each.position, each.run, each.seq, each.data)
             for number, each in self._kept
         ]
         return StreamState(self._epoch, self.number, upcoming, sent)
@@ -483,18 +482,18 @@ class AllRuns:
             self._ready = _future()
         return self._ready
 
-    def place(self, number: int, at: float) -> str:
+    def position_after(self, number: int, at: float) -> str:
         """Return the stream position after event `number`, read at time `at`."""
         return f"{self._epoch}-{number}-{int(at * 1000)}"
 
-    def number_of(self, place: str) -> int:
-        return int(place.split("-")[1])
+    def number_of(self, position: str) -> int:
+        return int(position.split("-")[1])
 
-    def has(self, place: str) -> bool:
+    def has(self, position: str) -> bool:
         """Return True if all events after a stream position are still in memory."""
         oldest = self._kept[0][0] if self._kept else self.number + 1
-        number = self.number_of(place)
-        return place.startswith(self._epoch) and oldest - 1 <= number <= self.number
+        number = self.number_of(position)
+        return position.startswith(self._epoch) and oldest - 1 <= number <= self.number
 
     def want(self, follower: Follower) -> None:
         """Register an expected follower, so that reading starts."""
@@ -538,7 +537,7 @@ class AllRuns:
         for message in messages:
             if message.kind == "move":
                 self.number += 1
-                message.place = self.place(self.number, at)
+                message.position = self.position_after(self.number, at)
                 self._kept.append((self.number, message))
             elif message.kind == "progress":
                 self._progress[run] = message
@@ -679,13 +678,13 @@ class Feed:
         await asyncio.shield(channels.ready)
         number = channels.number
         begin = Message("begin", "", {"at": moment(time.time())})
-        begin.place = channels.place(number, time.time())
+        begin.position = channels.position_after(number, time.time())
         if after and channels.has(after):
             number = channels.number_of(after)
         elif after:
             missed = await run_in_threadpool(self._read_missed, after, follower.caller.run)
             for message in missed:
-                message.place = after
+                message.position = after
                 follower.known[message.run] = message.seq
             gap = Message("gap", "", GAP if len(missed) < KEPT else CUT)
             messages = [gap, *(each for each in missed if each.kind in follower.kinds), begin]
@@ -726,16 +725,16 @@ class Feed:
     def _next_request(self) -> ReadRequest | None:
         """Return the next read request for the store, or None without followers."""
         now = time.monotonic()
-        self._drop_channels(now)
-        every = self._all.kinds(now)
-        if every is None and not self._channels and not self._followers:
+        self._drop_unwanted_channels(now)
+        kinds_of_all = self._all.kinds(now)
+        if kinds_of_all is None and not self._channels and not self._followers:
             return None
-        runs = {run: channel.kinds for run, channel in self._channels.items()}
-        first = (run for run, channel in self._channels.items() if not channel.ready.done())
-        return ReadRequest(runs, every, frozenset(first))
+        kinds = {run: channel.kinds for run, channel in self._channels.items()}
+        unread = {run for run, channel in self._channels.items() if not channel.ready.done()}
+        return ReadRequest(kinds, kinds_of_all, frozenset(unread))
 
-    def _drop_channels(self, now: float) -> None:
-        """Drop the channels of runs without current or expected followers."""
+    def _drop_unwanted_channels(self, now: float) -> None:
+        """Delete the channels of runs that nobody follows any more."""
         for run, channel in list(self._channels.items()):
             if not channel.followers and channel.wanted_until < now:
                 del self._channels[run]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, TypeGuard
+from typing import Any, Final, NamedTuple
 
 from ..errors import Problem
 from ..language.recipe import Recipe
 
 
-def _unchanged(value: object) -> object:
+def _keep(value: object) -> object:
     return value
 
 
@@ -62,7 +62,7 @@ class InputName(NamedTuple):
     """The recipe input that corresponds to a Hugging Face argument."""
 
     input: str
-    read: Callable[[object], object] = _unchanged
+    read: Callable[[object], object] = _keep
     not_in: tuple[str, ...] = ()
     """Recipes in which this input has another meaning."""
     words: str = ""
@@ -192,11 +192,6 @@ def translate(
     return TranslatedConfig(draft.inputs, draft.ignored, draft.every, tuple(draft.problems))
 
 
-def _is_whole(value: object) -> TypeGuard[int]:
-    """Return True for an integer, but not for True or False."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 class _Draft:
     """A translation of Hugging Face arguments in progress."""
 
@@ -236,21 +231,28 @@ class _Draft:
     ) -> None:
         """Set the global batch size: batch size per device × accumulation steps × GPUs."""
         micro = next((config[name] for name in BATCHES if name in config), None)
+        if micro is None and ACCUMULATED not in config:
+            return
         if micro is None:
-            if ACCUMULATED not in config:
-                return
-            default = self._recipe.inputs["micro_batch"].default
-            micro = {"micro_batch": default, **preset, **self.inputs}["micro_batch"]
-        factors = [micro, config.get(ACCUMULATED, 1), max(1, gpus)]
+            micro = self._micro_batch(preset)
+        processes = max(1, gpus)
+        factors = [micro, config.get(ACCUMULATED, 1), processes]
         product = " × ".join(name for name in (*BATCHES, ACCUMULATED) if name in config)
-        if all(map(_is_whole, factors)):
-            self._put(f"{product} × {factors[2]} GPUs", "global_batch", math.prod(factors))
+        if all(type(each) is int for each in factors):
+            self._put(f"{product} × {processes} GPUs", "global_batch", math.prod(factors))
             return
         words = f"{product}: whole numbers are required"
         self.problems.append(Problem("bad-value", words, None, "write 1, 2, …"))
 
+    def _micro_batch(self, preset: Mapping[str, Any]) -> Any:
+        """Return the recipe's micro batch: of the inputs, otherwise of the preset or the default."""
+        for values in (self.inputs, preset):
+            if "micro_batch" in values:
+                return values["micro_batch"]
+        return self._recipe.inputs["micro_batch"].default
+
     def _set_every(self, value: object) -> None:
-        if _is_whole(value) and value > 0:
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
             self.every = value
             return
         words = f'"{EVERY}" must be a whole number above 0'

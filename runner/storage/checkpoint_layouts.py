@@ -47,16 +47,20 @@ OF_ACCELERATE = {"optimizer.bin", "scheduler.bin", "sampler.bin"}
 class Layout:
     """Layout of a checkpoint: trainer, process count and missing files.
 
-    `world` is the number of processes that wrote the checkpoint, None if unknown.
+    `processes` is the number of training processes that wrote the checkpoint, None if unknown.
     """
 
     kind: str
-    world: int | None = None
+    processes: int | None = None
     missing: tuple[str, ...] = ()
 
 
 def recognize_layout(names: Collection[str], *, folder: str = "") -> Layout:
-    """Return the layout of a checkpoint, from its relative file names and its directory name."""
+    """Return the layout of a checkpoint, from its relative file names and its directory name.
+
+    The files of the outermost library decide.  The transformers trainer uses accelerate, so that its
+    checkpoint may also have files of accelerate, and both may have the shards of DeepSpeed or torch.
+    """
     ranks = _numbers(RANKED, names)
     zero_shards = _numbers(ZERO, names)
     shards = zero_shards | _numbers(SHARDED, names)
@@ -67,26 +71,30 @@ def recognize_layout(names: Collection[str], *, folder: str = "") -> Layout:
     missing += _missing_rank(ranks, "the random state")
     if zero_shards:
         missing += _missing_rank(shards, "the optimizer shard")
-    world = _world(names, ranks, shards)
+    processes = _process_count(names, ranks, shards)
     if optimizer_shards:
-        world = max(count for _, count in optimizer_shards)
+        processes = max(count for _, count in optimizer_shards)
         missing += [
-            f"rank{rank}-of-{world}-optimizer.pt"
-            for rank in range(world)
-            if (rank, world) not in optimizer_shards
+            f"rank{rank}-of-{processes}-optimizer.pt"
+            for rank in range(processes)
+            if (rank, processes) not in optimizer_shards
         ]
     if OF_TRANSFORMERS & set(names) or _any_starts(names, "rng_state_"):
         # rng_state_0.pth alone: a single process would write a file without a number.
         if ranks == {0} and _any_starts(names, "rng_state_"):
             missing.append("the random state of rank 1")
-        return Layout("transformers", world, (*missing, *_of_transformers(names, bool(ranks))))
+        return Layout(
+            "transformers", processes, (*missing, *_missing_of_transformers(names, bool(ranks)))
+        )
     if OF_ACCELERATE & set(names) or _any_starts(names, "random_states_"):
-        return Layout("accelerate", world, (*missing, *_of_accelerate(names, bool(ranks))))
+        return Layout(
+            "accelerate", processes, (*missing, *_missing_of_accelerate(names, bool(ranks)))
+        )
     if re.fullmatch(r"checkpoint-\d+", folder) and any(WEIGHTS.match(name) for name in names):
         # The directory name and the weights are the trainer's, but every file that it writes after
         # the weights is missing: the trainer was killed during the save.
         return Layout("transformers", None, (*missing, "trainer_state.json"))
-    return Layout(_kind_of_shards(names, shards), world, tuple(missing))
+    return Layout(_kind_of_shards(names, shards), processes, tuple(missing))
 
 
 def _numbers(pattern: re.Pattern[str], names: Iterable[str]) -> set[int]:
@@ -105,7 +113,9 @@ def _missing_rank(ranks: Collection[int], what: str) -> list[str]:
     return [f"{what} of rank {min(absent)}"] if absent else []
 
 
-def _world(names: Collection[str], ranks: Collection[int], shards: Collection[int]) -> int | None:
+def _process_count(
+    names: Collection[str], ranks: Collection[int], shards: Collection[int]
+) -> int | None:
     if ranks:
         return len(ranks)
     if "rng_state.pth" in names:
@@ -138,7 +148,7 @@ def shape(names: Iterable[str]) -> set[str]:
     return {re.sub(r"\d+", "0", name) for name in names}
 
 
-def _of_transformers(names: Collection[str], ranked: bool) -> list[str]:
+def _missing_of_transformers(names: Collection[str], ranked: bool) -> list[str]:
     needed = []
     if not _is_deepspeed(names):
         needed.append("scheduler.pt")
@@ -151,7 +161,7 @@ def _of_transformers(names: Collection[str], ranked: bool) -> list[str]:
     return [*_missing_model(names, "optimizer.pt"), *missing]
 
 
-def _of_accelerate(names: Collection[str], ranked: bool) -> list[str]:
+def _missing_of_accelerate(names: Collection[str], ranked: bool) -> list[str]:
     missing = _missing_model(names, "optimizer.bin")
     return missing if ranked else [*missing, "random_states_0.pkl"]
 

@@ -63,7 +63,7 @@ class CheckpointValidity:
     # transformers, accelerate, deepspeed, sharded, recipe (this library's trainers), file, files
     kind: str
     step: int | None = None
-    world: int | None = None  # processes that wrote it; None if unknown
+    processes: int | None = None  # processes that wrote it; None if unknown
     why: str = ""  # reason for rejection
 
 
@@ -146,17 +146,19 @@ def adopt(root: Path, made: Mapping[str, Any]) -> Path:
     )
 
 
-def choose(root: Path, continues: Mapping[str, Any], *, world: int | None = None) -> Generation:
+def choose(root: Path, continues: Mapping[str, Any], *, processes: int | None = None) -> Generation:
     """Select and record the checkpoint directory for an attempt.
 
-    The attempt has these `continues` values and `world` processes.
+    The attempt has these `continues` values and `processes` training processes.
     """
-    path, note = choose_folder(root, continues, world=world)
-    return _record(path, of_generation(path) if path.exists() else NOTHING, continues, world, note)
+    path, note = choose_folder(root, continues, processes=processes)
+    return _record(
+        path, of_generation(path) if path.exists() else NOTHING, continues, processes, note
+    )
 
 
 def choose_folder(
-    root: Path, continues: Mapping[str, Any], *, world: int | None = None
+    root: Path, continues: Mapping[str, Any], *, processes: int | None = None
 ) -> tuple[Path, str]:
     """Select the checkpoint directory for an attempt without recording it.
 
@@ -172,7 +174,7 @@ def choose_folder(
             for name, value in continues.items()
             if name in values and values[name] > value
         ]
-        if not over and (world is None or by is None or by == world):
+        if not over and (processes is None or by is None or by == processes):
             return (
                 root / str(number),
                 note
@@ -183,7 +185,7 @@ def choose_folder(
         reason = (
             f"with {', '.join(over)}, more than requested now"
             if over
-            else f"by {_processes(by)}, but this run has {_processes(world)}"
+            else f"by {_processes(by)}, but this run has {_processes(processes)}"
         )
         note = f"ignoring checkpoints that were trained {reason}"
     return root / str((generations[0] if generations else 0) + 1), note and f"{note}; starting over"
@@ -225,16 +227,16 @@ def hold(root: Path, attempt: str) -> None:
 
 
 def newest(
-    folder: Path, pattern: str | None, *, world: int | None = None, thorough: bool = True
+    folder: Path, pattern: str | None, *, processes: int | None = None, thorough: bool = True
 ) -> Newest:
-    """Return the newest checkpoint that `world` processes can resume from.
+    """Return the newest checkpoint that `processes` training processes can resume from.
 
     The number in its name counts first, then its time.
 
     With `thorough`, every file is read completely.
     """
     passed: list[tuple[str, str]] = []
-    for name, verdict in judge_checkpoints(folder, pattern, world=world, thorough=thorough):
+    for name, verdict in judge_checkpoints(folder, pattern, processes=processes, thorough=thorough):
         if verdict.ok:
             return Newest(name, verdict, tuple(passed))
         passed.append((name, verdict.why))
@@ -242,7 +244,7 @@ def newest(
 
 
 def judge_checkpoints(
-    folder: Path, pattern: str | None, *, world: int | None = None, thorough: bool = False
+    folder: Path, pattern: str | None, *, processes: int | None = None, thorough: bool = False
 ) -> Iterator[tuple[str, CheckpointValidity]]:
     """Yield every checkpoint in a directory with its validity, newest first.
 
@@ -251,7 +253,7 @@ def judge_checkpoints(
     """
     names = newest_first(folder, pattern)
     for name, before in zip_longest(names, names[1:]):
-        verdict = examine(folder / name, world=world, thorough=thorough)
+        verdict = examine(folder / name, processes=processes, thorough=thorough)
         if verdict.ok and before is not None:
             why = unlike(_files(folder / name), _files(folder / before), before, verdict)
             verdict = replace(verdict, ok=not why, why=why)
@@ -269,7 +271,7 @@ def prune(folder: Path, pattern: str | None, keep: int | None) -> list[str]:
     good: dict[int | None, list[str]] = {}
     for name, verdict in judge_checkpoints(folder, pattern):
         if verdict.ok:
-            good.setdefault(verdict.world, []).append(name)
+            good.setdefault(verdict.processes, []).append(name)
     spared = {best(folder / names[0]) for names in good.values()}
     surplus = [
         name for names in good.values() for name in names[max(1, keep) :] if name not in spared
@@ -279,7 +281,9 @@ def prune(folder: Path, pattern: str | None, keep: int | None) -> list[str]:
     return surplus
 
 
-def examine(path: Path, *, world: int | None = None, thorough: bool = False) -> CheckpointValidity:
+def examine(
+    path: Path, *, processes: int | None = None, thorough: bool = False
+) -> CheckpointValidity:
     """Check the validity of a checkpoint by its layout and, if given, its process count.
 
     With `thorough`, also verify all checksums. A vanished file counts as incomplete; raises
@@ -295,8 +299,8 @@ def examine(path: Path, *, world: int | None = None, thorough: bool = False) -> 
         verdict = CheckpointValidity(
             False, "files", step_of(path.name), None, f"cannot be read ({error.strerror})"
         )
-    if verdict.ok and world is not None and verdict.world not in (None, world):
-        why = f"was saved by {_processes(verdict.world)}, but this run has {_processes(world)}: the weights would differ"
+    if verdict.ok and processes is not None and verdict.processes not in (None, processes):
+        why = f"was saved by {_processes(verdict.processes)}, but this run has {_processes(processes)}: the weights would differ"
         verdict = replace(verdict, ok=False, why=why)
     return verdict
 
@@ -415,7 +419,7 @@ def _folder(path: Path, names: Sequence[str], *, thorough: bool) -> CheckpointVa
             return ours
     is_trained = found.kind == "transformers" and not wrong
     step = _trained_steps(path) if is_trained else step_of(path.name)
-    return CheckpointValidity(not wrong, found.kind, step, found.world, wrong)
+    return CheckpointValidity(not wrong, found.kind, step, found.processes, wrong)
 
 
 def _why_lacking(missing: Sequence[str]) -> str:
@@ -504,7 +508,7 @@ def _ours(path: Path, names: Sequence[str], *, thorough: bool) -> CheckpointVali
     try:
         record = parse_json((path / OURS).read_bytes())
         listed = dict(record["files"])
-        step, world = int(record["step"]), record["settings"].get("world")
+        step, processes = int(record["step"]), record["settings"].get("world")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     wrong = next((f"has no {name}" for name in sorted(listed) if name not in names), "")
@@ -518,7 +522,7 @@ def _ours(path: Path, names: Sequence[str], *, thorough: bool) -> CheckpointVali
             "",
         )
     return CheckpointValidity(
-        not wrong, "recipe", step, world if isinstance(world, int) else None, wrong
+        not wrong, "recipe", step, processes if isinstance(processes, int) else None, wrong
     )
 
 
@@ -549,7 +553,11 @@ def of_generation(path: Path) -> dict[str, Any]:
 
 
 def _record(
-    path: Path, made: Mapping[str, Any], continues: Mapping[str, Any], world: int | None, note: str
+    path: Path,
+    made: Mapping[str, Any],
+    continues: Mapping[str, Any],
+    processes: int | None,
+    note: str,
 ) -> Generation:
     path.mkdir(parents=True, exist_ok=True)
     own = str(made["id"]) or secrets.token_hex(8)
@@ -558,7 +566,7 @@ def _record(
         json.dumps(
             {
                 "continues": dict(continues),
-                "world": world if world is not None else made["world"],
+                "world": processes if processes is not None else made["world"],
                 "id": own,
             }
         )

@@ -15,7 +15,7 @@ from ..digest import of_value
 from ..errors import CannotRun
 from ..secrets import Secret
 from .bound import DownloadLimit
-from .sources import among, ask, below, changed_error, open_client
+from .sources import ask_identity, below, changed_error, open_client, select_objects
 
 if TYPE_CHECKING:
     from .workspace import Workspace
@@ -81,7 +81,7 @@ class SignedObjects:
         store, _ = open_client(self._ws, self.address)
         store.invalidate_cache()
         try:
-            now = ask(self._ws, self.address.partition(":")[0], self.address)
+            now = ask_identity(self._ws, self.address.partition(":")[0], self.address)
         except CannotRun:
             return False
         if now != self._identity:
@@ -119,7 +119,7 @@ def sign_objects(
         if sign is None or not (secret or _public(store)):
             return None
         store.invalidate_cache()
-        folder, there = among(ws, address, identity, only)
+        folder, there = select_objects(ws, address, identity, only)
     except CannotRun:
         raise
     except Exception:  # errors of the client; the ordinary download reports them

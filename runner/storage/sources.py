@@ -57,7 +57,7 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
     The reason may be no network, or a client that is not installed.
     """
     if kind == "hf":
-        _, revision = _hub(address)
+        _, revision = _split_hub_address(address)
         if _COMMIT.fullmatch(revision):
             return f"{kind}:{revision}"
     if kind == "stream" and not update and "://" not in address:
@@ -66,11 +66,11 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
     if (
         address in known
         and not update
-        and (address not in ws.addresses or _note(ws, address, known[address]).exists())
+        and (address not in ws.addresses or _marker_path(ws, address, known[address]).exists())
     ):
         return known[address]
     try:
-        identity = ask(ws, kind, address)
+        identity = ask_identity(ws, kind, address)
     except ForbiddenAddress:
         raise
     except CannotRun:
@@ -86,11 +86,11 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
             (json.dumps(dict(sorted(known.items())), indent=2) + "\n").encode(),
         )
         if address in ws.addresses:
-            ws.write(_note(ws, address, identity), b"")
+            ws.write(_marker_path(ws, address, identity), b"")
     return identity
 
 
-def _note(ws: Workspace, address: str, identity: str) -> Path:
+def _marker_path(ws: Workspace, address: str, identity: str) -> Path:
     """Return the marker file of a resolved identity.
 
     The file records the identity for the address with its current credentials.
@@ -98,19 +98,19 @@ def _note(ws: Workspace, address: str, identity: str) -> Path:
     return ws.home / "cache" / f"asked-{of_value('asked', [ws.addresses[address], identity])[:32]}"
 
 
-def ask(ws: Workspace, kind: str, address: str) -> str:
+def ask_identity(ws: Workspace, kind: str, address: str) -> str:
     """Ask the server for the current identity of an input, ignoring `recipe.lock`.
 
     Raises CannotRun.
     """
-    if kind == "hf" and _COMMIT.fullmatch(_hub(address)[1]):
-        return f"hf:{_hub(address)[1]}"
+    if kind == "hf" and _COMMIT.fullmatch(_split_hub_address(address)[1]):
+        return f"hf:{_split_hub_address(address)[1]}"
     try:
         return _ask_hub(address) if kind == "hf" else _ask_store(ws, address)
     except ForbiddenAddress:
         raise
     except Exception as error:  # each client has its own connection errors
-        raise _trouble(ws, f"cannot read {address}", error, address) from None
+        raise _convert_error(ws, f"cannot read {address}", error, address) from None
 
 
 def match_files(folder: str, only: Sequence[str]) -> list[str]:
@@ -145,7 +145,7 @@ def fetch(ws: Workspace, kind: str, address: str, identity: str, only: Sequence[
 
     Files in the Hub's own cache are hard-linked if possible. Raises CannotRun.
     """
-    target = copy_of(ws, address, identity, only)
+    target = cache_path(ws, address, identity, only)
     try:
         if not target.exists():
             if kind == "hf":
@@ -157,10 +157,10 @@ def fetch(ws: Workspace, kind: str, address: str, identity: str, only: Sequence[
     except CannotRun:
         raise
     except Exception as error:
-        raise _trouble(ws, f"cannot download {address}", error, address) from None
+        raise _convert_error(ws, f"cannot download {address}", error, address) from None
 
 
-def copy_of(ws: Workspace, address: str, identity: str, only: Sequence[str]) -> Path:
+def cache_path(ws: Workspace, address: str, identity: str, only: Sequence[str]) -> Path:
     """Return the cache path of a resolved remote input.
 
     The path may not exist.
@@ -169,7 +169,7 @@ def copy_of(ws: Workspace, address: str, identity: str, only: Sequence[str]) -> 
     return folder / (os.path.basename(address.rstrip("/").partition("?")[0]) or "data")
 
 
-def _trouble(ws: Workspace, what: str, error: Exception, address: str) -> CannotRun:
+def _convert_error(ws: Workspace, what: str, error: Exception, address: str) -> CannotRun:
     """Convert a client's error to CannotRun, with secrets masked.
 
     Clients quote the full address with its credentials.
@@ -188,7 +188,7 @@ def _trouble(ws: Workspace, what: str, error: Exception, address: str) -> Cannot
     )  # the https client is part of the s3 extra
     fix = install_line(extra) if isinstance(error, ImportError) else ""
     return CannotRun(
-        f"{what}: {Masker(secrets_of_addresses(ws.addresses.values())).text(_words(error))}",
+        f"{what}: {Masker(secrets_of_addresses(ws.addresses.values())).text(_error_text(error))}",
         fix=fix,
     )
 
@@ -200,7 +200,7 @@ def changed_error(address: str) -> CannotRun:
     )
 
 
-def _words(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Return the first line of a client's error, or the error's name if its text is empty."""
     if isinstance(error, FileNotFoundError):
         if error.__cause__ is None:
@@ -236,7 +236,7 @@ def read_lock(ws: Workspace) -> dict[str, str]:
         ) from error
 
 
-def _hub(address: str) -> tuple[str, str]:
+def _split_hub_address(address: str) -> tuple[str, str]:
     name, _, revision = address.removeprefix("hf://").removeprefix("datasets/").partition("@")
     return name, revision or "main"
 
@@ -246,7 +246,7 @@ def _ask_hub(address: str) -> str:
         raise ConnectionError("HF_HUB_OFFLINE is set")
     from huggingface_hub import HfApi
 
-    name, revision = _hub(address)
+    name, revision = _split_hub_address(address)
     info: Any = HfApi().repo_info(
         name,
         revision=revision,
@@ -376,7 +376,7 @@ def _download_hub(
     """
     from huggingface_hub import HfApi, snapshot_download
 
-    name, _ = _hub(address)
+    name, _ = _split_hub_address(address)
     model = not address.startswith("hf://datasets/")
     kind = "model" if model else "dataset"
     patterns = [*only, *([_CARD] if model else [])] if only else None
@@ -411,7 +411,7 @@ def _download_hub(
         delete(partial)
 
 
-def among(
+def select_objects(
     ws: Workspace, address: str, identity: str, only: Sequence[str]
 ) -> tuple[bool, list[Object]]:
     """Return whether a resolved remote input is a directory, and its selected files.
@@ -433,7 +433,7 @@ def below(path: str, file: Object) -> str:
     return file.name[len(path.rstrip("/")) + 1 :]
 
 
-def files_of(address: str, path: str, there: Sequence[Object]) -> dict[str, Object]:
+def list_prefix_files(address: str, path: str, there: Sequence[Object]) -> dict[str, Object]:
     """Return the files of a bucket prefix by relative path.
 
     Empty keys that end in a slash are directory markers.
@@ -491,14 +491,14 @@ def _download(
     partial = target.with_name(temporary_name(target.name, "part"))
     target.parent.mkdir(parents=True, exist_ok=True)
     store, path = open_client(ws, address)
-    folder, wants = among(ws, address, identity, only)
+    folder, wants = select_objects(ws, address, identity, only)
     bound = DownloadLimit.of(ws, address)
     bound.check(sum(each.size or 0 for each in wants))
     counted = bound.counter()
     try:
         if folder:
             partial.mkdir()
-            files = files_of(address, path, wants)
+            files = list_prefix_files(address, path, wants)
             if not files and not only:
                 raise FileNotFoundError(path)
             targets = {str(partial / name): each for name, each in files.items()}

@@ -358,7 +358,7 @@ class Workspace:
         return {"cpus": cgroups.processors()[0], "memory": float(cgroups.memory()[0])}
 
 
-class _Outputs(NamedTuple):
+class _TraceOutputs(NamedTuple):
     """Outputs of a cached result without metrics, in place of the full trace."""
 
     outputs: Sequence[Sequence[str]]
@@ -371,7 +371,7 @@ class _Traces:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._found: dict[str, Trace | _Outputs] = {}
+        self._found: dict[str, Trace | _TraceOutputs] = {}
         self._kept: set[str] = set()  # keys with a stored trace that is not loaded yet
         self._changed: dict[str, Trace] = {}
         # returns True if a key without a loaded trace has no trace at all
@@ -391,7 +391,7 @@ class _Traces:
             if measured:
                 self._kept.add(key)
             else:
-                self._found[key] = _Outputs(items)
+                self._found[key] = _TraceOutputs(items)
 
     def rely(self, recipe: str, alone: Callable[[], bool]) -> None:
         """Skip the database for unknown cache keys while `alone` returns True.
@@ -453,7 +453,7 @@ class _Traces:
         found = self._found.get(key)
         return found if isinstance(found, Trace) else self._store.index.trace(key)
 
-    def get(self, key: str) -> Trace | _Outputs | None:
+    def get(self, key: str) -> Trace | _TraceOutputs | None:
         found = self._found.get(key)
         if found is None and (key in self._kept or not self._complete()):
             found = self._store.index.trace(key)

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from ..language.values import Where
 
 
-def absent_files(recipe: Recipe, root: Path) -> Iterator[Problem]:
+def find_absent_files(recipe: Recipe, root: Path) -> Iterator[Problem]:
     """Yield a problem for each missing `code` or `deps` file, except for steps that may be skipped."""
     base = recipe.home or os.path.dirname(recipe.document.name) or "."
-    skipped = _perhaps_skipped(recipe)
+    skipped = _find_conditional_steps(recipe)
     steps = [step for step in recipe.steps.values() if step.id not in skipped]
     if any(_has_recipe_code(step) for step in steps):
-        yield from _absent_code(recipe, recipe.code, (), base)
+        yield from _find_absent_code(recipe, recipe.code, (), base)
     for step in steps:
-        yield from _absent_code(recipe, step.code or (), step.origin, base)
-        yield from _absent_deps(recipe, step, root)
+        yield from _find_absent_code(recipe, step.code or (), step.origin, base)
+        yield from _find_absent_deps(recipe, step, root)
 
 
 def _has_recipe_code(step: Step) -> bool:
@@ -38,7 +38,7 @@ def _has_recipe_code(step: Step) -> bool:
     return step.code is None and bool(step.run or step.accelerate)
 
 
-def _perhaps_skipped(recipe: Recipe) -> set[str]:
+def _find_conditional_steps(recipe: Recipe) -> set[str]:
     """Return the steps with a `when` condition, and their downstream steps."""
     found = {step.id for step in recipe.steps.values() if step.when is not None}
     while True:
@@ -52,7 +52,7 @@ def _perhaps_skipped(recipe: Recipe) -> set[str]:
         found |= more
 
 
-def _absent_code(
+def _find_absent_code(
     recipe: Recipe, code: tuple[str | Glob | GitCode | AutoCode, ...], origin: Where, base: str
 ) -> Iterator[Problem]:
     for n, item in enumerate(code):
@@ -63,10 +63,10 @@ def _absent_code(
         if escapes(pattern) or code_files.code_matches(base, encode_pattern(pattern, exclude)):
             continue
         where = (*origin, "code", n) if isinstance(item, str) else (*origin, "code", n, "glob")
-        yield _absent(recipe, f'"{pattern}" in `code` matches no file', where, base)
+        yield _absence_problem(recipe, f'"{pattern}" in `code` matches no file', where, base)
 
 
-def _absent_deps(recipe: Recipe, step: Step, root: Path) -> Iterator[Problem]:
+def _find_absent_deps(recipe: Recipe, step: Step, root: Path) -> Iterator[Problem]:
     for n, dep in enumerate(step.deps):
         where: Where = (*step.origin, "deps", n)
         if isinstance(dep, str):
@@ -81,7 +81,7 @@ def _absent_deps(recipe: Recipe, step: Step, root: Path) -> Iterator[Problem]:
         if _is_uncertain(recipe, path):
             continue
         if fixed and not os.path.lexists(root / fixed):
-            yield _absent(recipe, f'"{fixed}" in `deps` does not exist', where, str(root))
+            yield _absence_problem(recipe, f'"{fixed}" in `deps` does not exist', where, str(root))
 
 
 def _is_uncertain(recipe: Recipe, path: str) -> bool:
@@ -102,6 +102,6 @@ def _may_be_made(recipe: Recipe, path: str) -> bool:
     )
 
 
-def _absent(recipe: Recipe, message: str, where: Where, base: str) -> Problem:
+def _absence_problem(recipe: Recipe, message: str, where: Where, base: str) -> Problem:
     fix = f"correct the path: it is relative to {base}, or to the recipe file if it starts with ./ or ../"
     return recipe.document.problem("no-such-file", message, where, fix=fix)

@@ -39,12 +39,12 @@ def build_curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, C
     """
     points = list(points)
     if axis == "step":
-        regular = _regular_curves(points)
+        regular = _build_regular_curves(points)
         if regular is not None:
             return regular
     by_name: dict[str, dict[float, float]] = {}
     passed: set[str] = set()
-    for x, point in _places(points, axis):
+    for x, point in _place_points(points, axis):
         for name, value in point.items():
             by_x = by_name.get(name)
             if by_x is None:
@@ -56,7 +56,7 @@ def build_curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, C
             if type(value) is float or type(value) is int or is_comparable(value):
                 by_x[x] = value
     own = TIMES if axis in TIMES else ()
-    return {name: _in_order(by_x) for name, by_x in by_name.items() if by_x and name not in own}
+    return {name: _sort_curve(by_x) for name, by_x in by_name.items() if by_x and name not in own}
 
 
 class Span(NamedTuple):
@@ -74,18 +74,18 @@ def time_points(
     Points have no time of their own. The host samples record the current step every 5 seconds.
     Times between two samples, or to the attempt's start and end, are interpolated.
     """
-    places = [x for x, _ in _places(points, "step")]
-    known = _moments(places, samples, span) if places else []
+    places = [x for x, _ in _place_points(points, "step")]
+    known = _find_step_times(places, samples, span) if places else []
     if not known:
         return []
     steps = [step for step, _ in known]
     return [
-        {**point, "at": _between(known, bisect_right(steps, x), x)}
+        {**point, "at": _interpolate(known, bisect_right(steps, x), x)}
         for x, point in zip(places, points, strict=True)
     ]
 
 
-def _moments(
+def _find_step_times(
     places: Sequence[float], samples: Iterable[Mapping[str, Any]], span: Span
 ) -> list[tuple[float, float]]:
     """Return training steps with the time of their first observation, both strictly increasing."""
@@ -115,7 +115,7 @@ def _first_observations(samples: Iterable[Mapping[str, Any]]) -> list[tuple[floa
     return found
 
 
-def _between(known: Sequence[tuple[float, float]], n: int, x: float) -> float:
+def _interpolate(known: Sequence[tuple[float, float]], n: int, x: float) -> float:
     """Interpolate the time of a training step. `n` is the number of known steps up to it."""
     if n in (0, len(known)):
         return known[0 if n == 0 else -1][1]
@@ -123,7 +123,7 @@ def _between(known: Sequence[tuple[float, float]], n: int, x: float) -> float:
     return begin + (end - begin) * (x - a) / (b - a)
 
 
-def _places(
+def _place_points(
     points: Iterable[Mapping[str, Any]], axis: Axis
 ) -> Iterator[tuple[float, Mapping[str, Any]]]:
     """Yield the axis position of each metric point. Points without a position are skipped."""
@@ -143,7 +143,7 @@ def _places(
             yield step if is_comparable(step) else n, point
 
 
-def _in_order(by_x: Mapping[float, float]) -> Curve:
+def _sort_curve(by_x: Mapping[float, float]) -> Curve:
     xs = list(by_x)
     # A training run that resumed from a checkpoint reports earlier steps again.
     if any(a > b for a, b in itertools.pairwise(xs)):
@@ -151,7 +151,7 @@ def _in_order(by_x: Mapping[float, float]) -> Curve:
     return Curve(xs, [by_x[x] for x in xs])
 
 
-def _regular_curves(points: Sequence[Mapping[str, Any]]) -> dict[str, Curve] | None:
+def _build_regular_curves(points: Sequence[Mapping[str, Any]]) -> dict[str, Curve] | None:
     """Build curves column by column, a fast path for regular points.
 
     Returns None unless all points have the same metrics at increasing steps, as most trainers

@@ -102,7 +102,7 @@ def collect_results(
     results = []
     for step, key in fresh:
         if key in traces:
-            result, _ = found_result(ws, step, traces[key])
+            result, _ = find_result(ws, step, traces[key])
             if _has_numbers(result):
                 results.append(result)
     for (step, key), many in attempts.items():
@@ -210,7 +210,7 @@ def attempt_result(
     return result, points
 
 
-def found_result(ws: Workspace, step: str, trace: Trace) -> tuple[Result, Sequence[Point]]:
+def find_result(ws: Workspace, step: str, trace: Trace) -> tuple[Result, Sequence[Point]]:
     """Return the result and metric points for a step's cache key, from any run.
 
     Uses the attempts if they are known locally, else the trace.
@@ -282,7 +282,7 @@ def is_outcome(metric: str) -> bool:
     return metric not in BESIDE and not metric.startswith("time_")
 
 
-def differing_inputs(found: Sequence[Result]) -> list[str]:
+def find_differing_inputs(found: Sequence[Result]) -> list[str]:
     """Return the inputs and matrix values that differ between results."""
     names = dict.fromkeys(name for result in found for name in result.values)
     return [
@@ -290,7 +290,7 @@ def differing_inputs(found: Sequence[Result]) -> list[str]:
     ]
 
 
-def metric_names(found: Iterable[Result]) -> list[str]:
+def list_metric_names(found: Iterable[Result]) -> list[str]:
     """Return the names of the results' outcome metrics, in the reported order."""
     named = dict.fromkeys(
         name
@@ -324,7 +324,7 @@ def choose_criterion(found: Sequence[Result], chosen: Mapping[str, Criterion]) -
 
     Prefers the step's `select`, then a validation metric, a loss, or the first metric.
     """
-    names = metric_names(found)
+    names = list_metric_names(found)
     for step in dict.fromkeys(bare(result.step) for result in found):
         if (given := chosen.get(step)) is not None and given.metric in names:
             return given
@@ -444,7 +444,7 @@ def _compare_step(
     ordered = rank(found, by) if by is not None else list(found)
     is_ranked = by is not None and by.metric == sort
     if sort is not None and not is_ranked:
-        ordered.sort(key=lambda result: _order(as_row(result, is_best=False).get(sort)))
+        ordered.sort(key=lambda result: _sort_key(as_row(result, is_best=False).get(sort)))
     return Comparison(ordered, by, find_best(found, by))
 
 
@@ -467,7 +467,7 @@ def _is_metric(found: Sequence[Result], name: str) -> bool:
     return any(name in result.metrics and name not in result.values for result in found)
 
 
-def _order(cell: Cell) -> tuple[int, float, str]:
+def _sort_key(cell: Cell) -> tuple[int, float, str]:
     """Return a sort key for a table cell: numbers first, then text, then missing values."""
     if is_comparable(cell):
         return 0, float(cell), ""

@@ -31,7 +31,7 @@ class EmptyGlob(NamedTuple):
         return f'{self.step}: nothing matches "{self.pattern}"{result} ({fix})'
 
 
-def empty_globs(ws: Workspace, found: Survey) -> Iterator[EmptyGlob]:
+def find_empty_globs(ws: Workspace, found: Survey) -> Iterator[EmptyGlob]:
     """Yield the glob patterns of requested steps that match nothing.
 
     Patterns with `allow_empty: true` are skipped.
@@ -41,13 +41,13 @@ def empty_globs(ws: Workspace, found: Survey) -> Iterator[EmptyGlob]:
         return
     if not found.only and not found.until:
         for step, pattern in plan.empty:
-            yield EmptyGlob(step, pattern, True, _no_folder(ws, pattern))
+            yield EmptyGlob(step, pattern, True, _explain_absent_folder(ws, pattern))
     requested = _requested_steps(found)
     for step, text, allowed in plan.globs:
         if bare(step) not in requested or found.facts.matches.get(text):
             continue
         pattern = decode_pattern(text)[0]
-        refused = _no_folder(ws, pattern)
+        refused = _explain_absent_folder(ws, pattern)
         if not refused and allowed is False:
             refused = "matches nothing"
         yield EmptyGlob(step, pattern, False, refused)
@@ -59,12 +59,12 @@ def _requested_steps(found: Survey) -> set[str]:
     return {bare(node.id) for node in nodes if not node.flags & SKIP}
 
 
-def empty_warnings(ws: Workspace, found: Survey) -> list[str]:
+def warn_of_empty_globs(ws: Workspace, found: Survey) -> list[str]:
     """Return the warnings about empty globs, for a plan or a finished run."""
-    return [each.warning for each in dict.fromkeys(empty_globs(ws, found))]
+    return [each.warning for each in dict.fromkeys(find_empty_globs(ws, found))]
 
 
-def _no_folder(ws: Workspace, pattern: str) -> str:
+def _explain_absent_folder(ws: Workspace, pattern: str) -> str:
     folder = fixed_folder(pattern)
     if not folder or os.path.isdir(ws.absolute(folder)):
         return ""

@@ -174,7 +174,7 @@ class _Compilation:
             self.recipe,
             values,
             digest=of_value("plan/1", parts),
-            used=self.used.by_place,
+            used=self.used.by_name,
             globs=self.globs,
             bind=partial(bind_inputs, self._ws),
             kind_of=kind_of,

@@ -20,7 +20,7 @@ from ..storage.records.links import TrackerLink, stored_links
 from ..storage.records.runs import AttemptRow, RunRow
 from ..storage.run_graph import RunGraph
 from ..storage.workspace import Workspace
-from .comparison import Cell, Result, attempt_result, found_result, matrix_values
+from .comparison import Cell, Result, attempt_result, find_result, matrix_values
 from .results import Point, attempts_of
 
 _TAIL = 16 << 10  # bytes read from the end of a log
@@ -141,7 +141,7 @@ def _with_result(ws: Workspace, begun: StepInstance, trace: Trace | None) -> Ste
         return begun._replace(result=result, points=points)
     if trace is None:
         return begun
-    result, points = found_result(ws, begun.id, trace)
+    result, points = find_result(ws, begun.id, trace)
     makers = attempts_of(ws, trace)
     return begun._replace(source=trace.run, attempts=makers, result=result, points=points)
 

@@ -37,7 +37,7 @@ _LARGE: Final = 1 << 20  # maximum bytes of a script to read
 _STARTERS: Final = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|accelerate|uv)")
 
 
-def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem]:
+def find_rejected_options(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem]:
     """Yield a warning for each command-line option that a script will reject.
 
     `read` returns the imports of a file by its absolute path.
@@ -49,7 +49,7 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
         if _has_checkout(recipe, step):
             continue  # the files of a checkout are unknown before it is fetched
         path = python_path({**recipe.env, **step.env})
-        for start in _scripts(step):
+        for start in _started_scripts(step):
             imported = follow_imports(base, [start], path, read)
             for fault in _option_faults(base, step, start, imported, made):
                 yield _problem(recipe, step, start, fault)
@@ -75,7 +75,7 @@ def _option_faults(
     return find_faults(start.name, takes, words, _place(step)) if takes else ()
 
 
-def _scripts(step: Step) -> list[EntryPoint]:
+def _started_scripts(step: Step) -> list[EntryPoint]:
     """Return the scripts that a step certainly starts.
 
     In a list of arguments, only the first: another may be its argument.

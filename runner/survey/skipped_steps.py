@@ -8,7 +8,7 @@ from ..planning.ids import bare
 from ..planning.plan import SKIP, Node, Plan
 
 
-def skipped_steps(plan: Plan, skipped: Collection[str], wanted: Collection[int]) -> list[str]:
+def list_skipped_steps(plan: Plan, skipped: Collection[str], wanted: Collection[int]) -> list[str]:
     """Return a summary line for each step with skipped instances.
 
     Includes instances skipped by the plan among `wanted`, and by the run.
@@ -20,7 +20,7 @@ def skipped_steps(plan: Plan, skipped: Collection[str], wanted: Collection[int])
     }
     instances: dict[tuple[str, str], int] = {}
     for n in sorted(gone):
-        line = bare(plan.nodes[n].id), _reason(plan, n, gone)
+        line = bare(plan.nodes[n].id), _explain_skip(plan, n, gone)
         instances[line] = instances.get(line, 0) + 1
     several = {step for (step, _), count in instances.items() if count > 1}
     return [
@@ -29,7 +29,9 @@ def skipped_steps(plan: Plan, skipped: Collection[str], wanted: Collection[int])
     ]
 
 
-def with_skipped(counts: Mapping[str, int], plan: Plan, wanted: Collection[int]) -> dict[str, int]:
+def add_skipped_steps(
+    counts: Mapping[str, int], plan: Plan, wanted: Collection[int]
+) -> dict[str, int]:
     """Return the number of steps by state, including steps skipped during planning."""
     planned = sum(bool(plan.nodes[n].flags & SKIP) for n in wanted)
     if not planned:
@@ -37,7 +39,7 @@ def with_skipped(counts: Mapping[str, int], plan: Plan, wanted: Collection[int])
     return {**counts, "SKIPPED": counts.get("SKIPPED", 0) + planned}
 
 
-def _reason(plan: Plan, n: int, gone: Collection[int]) -> str:
+def _explain_skip(plan: Plan, n: int, gone: Collection[int]) -> str:
     """Explain why a step is skipped: missing outputs, a skipped dependency, or its own condition."""
     node = plan.nodes[n]
     missing = _missing_outputs(plan, node, gone)

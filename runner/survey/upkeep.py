@@ -172,7 +172,7 @@ def _created_paths(found: Survey) -> set[str]:
         target.path
         for n, targets in found.targets.items()
         for target in targets
-        if _makes(found.verdicts[n], target.output)
+        if _may_create(found.verdicts[n], target.output)
     }
 
 
@@ -191,7 +191,7 @@ def _top_step(id: str) -> str:
     return id.partition("[")[0]
 
 
-def _makes(verdict: Verdict, output: str) -> bool:
+def _may_create(verdict: Verdict, output: str) -> bool:
     """Return True if a step creates or may create this output."""
     return verdict.made is None or output in verdict.made.outputs
 

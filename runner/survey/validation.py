@@ -25,7 +25,7 @@ from ..planning.assemble import drop_echoes
 from ..planning.beforehand import DryRun
 from ..planning.compile import compile_plan
 from . import code_warnings, script_warnings
-from .absent_files import absent_files
+from .absent_files import find_absent_files
 from .caller_files import WorkspaceGlobs
 from .disk_names import as_disk
 from .imports import read_imports
@@ -59,15 +59,15 @@ def find_problems(
     found += empty_reads.warnings(recipe)
     read = cache(read_imports)
     found += code_warnings.warnings(recipe, read)
-    found += script_warnings.warnings(recipe, read)
+    found += script_warnings.find_rejected_options(recipe, read)
     used = UsedRecipes(root)
     try:
         used.load(recipe)
     except Invalid as error:
         return [*found, *error.problems]
     for preset in (None, *recipe.presets):
-        found += _check_preset(recipe, used.by_place, root, given, preset)
-    found += absent_files(recipe, root)
+        found += _check_preset(recipe, used.by_name, root, given, preset)
+    found += find_absent_files(recipe, root)
     return list(dict.fromkeys(found))
 
 
@@ -81,9 +81,9 @@ def _check_readable_part(recipe: Recipe, root: Path, given: Mapping[str, str]) -
     except Invalid as error:
         found += error.problems
     known = {name: value for name, value in given.items() if name in recipe.inputs}
-    rest = _check_preset(recipe, used.by_place, root, known, None)
+    rest = _check_preset(recipe, used.by_name, root, known, None)
     found += [each for each in rest if each.code in _OF_TEXT]
-    return list(dict.fromkeys([*found, *absent_files(recipe, root)]))
+    return list(dict.fromkeys([*found, *find_absent_files(recipe, root)]))
 
 
 def _readable_part(recipe: Recipe) -> Recipe:

@@ -15,7 +15,7 @@ from runner.storage.buckets.bucket import StoreError
 from runner.storage.content.objects import Objects
 from runner.storage.remote.remote import Remote
 from runner.storage.signed import sign_objects
-from runner.storage.sources import ask
+from runner.storage.sources import ask_identity
 from runner.storage.workspace import Workspace
 from tests.bucket_keys import demand_all_or_a_refusal
 from tests.contract.artifact_store_contract import (  # noqa: F401
@@ -129,7 +129,7 @@ def test_a_signed_address_opens_its_object_for_everybody_and_no_other(
     )
     address = f"s3://{raw.name}/team/project/rows"
     with Workspace.open(tmp_path / "work") as ws:
-        source = sign_objects(ws, address, ask(ws, "s3", address), (), secret=True)
+        source = sign_objects(ws, address, ask_identity(ws, "s3", address), (), secret=True)
         assert source is not None and source.confirm()
         addresses = source.addresses(source.items)
     rows = [(*item, opened) for item, opened in zip(source.items, addresses, strict=True)]

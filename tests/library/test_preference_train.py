@@ -116,7 +116,7 @@ def test_a_checkpoint_is_whole_by_the_engines_own_judgement(trained: Path) -> No
     assert checkpoints(trained) == ["checkpoint-3", "checkpoint-6"]
     folder = trained / "checkpoints" / "checkpoint-3"
     found = recognize_layout({file.name for file in folder.iterdir()}, folder=folder.name)
-    assert (found.kind, found.world, found.missing) == ("transformers", 1, ())
+    assert (found.kind, found.processes, found.missing) == ("transformers", 1, ())
     record = json.loads((folder / "recipe.json").read_text())
     assert (
         record["step"] == 3
@@ -242,7 +242,7 @@ def test_two_processes_resume_exactly_and_learn_what_one_learns(
     found = recognize_layout(
         {file.name for file in (ended / "checkpoints" / saved).iterdir()}, folder=saved
     )
-    assert (found.kind, found.world, found.missing) == ("transformers", 2, ())
+    assert (found.kind, found.processes, found.missing) == ("transformers", 2, ())
     done = run(
         training("dpo", pairs, ended, "--resume", ended / "checkpoints" / saved, processes=2),
         RECIPE_WORLD_SIZE="2",

@@ -166,7 +166,9 @@ CASES = {
         3, "memory=lots.*is not NAME=N", words=("run", "./good.yaml", "--pool", "memory=lots")
     ),
     "more than this machine has": Case(
-        2, "s requires 99,999 processors", step('{run: "true", resources: {cpus: 99999}}')
+        2,
+        "s requires 99,999 processors(.|\n)*reduce the `resources` of the step",
+        step('{run: "true", resources: {cpus: 99999}}'),
     ),
     "an image here": Case(2, "image", step('{run: "true", image: "a/b:1"}')),
     "fails": Case(1, "s.*(exit|3)", step('{run: "exit 3"}')),

@@ -218,7 +218,7 @@ def test_an_input_is_no_larger_than_its_limit_whatever_its_server_says(
     address = f"{site}/{name}"
     with Workspace.open(space.root) as ws:
         ws.addresses[address] = f"{address}?{SIGNATURE}"
-        identity = sources.ask(ws, "https", address)
+        identity = sources.ask_identity(ws, "https", address)
         with pytest.raises(
             CannotRun, match=r"has at least .* GB, but `\[limits\] input_gb` is 0.001"
         ):

@@ -88,3 +88,20 @@ def test_what_cannot_be_read_of_a_failed_attempt_keeps_nothing_else_from_coming(
     opened = lambda path: refused(path) if "secret" in path else open(path, "rb")  # noqa: E731, SIM115
     monkeypatch.setattr(attempts, "open_regular", opened)
     assert attempts.remains(request_there, "attempt", 100, 1000, 10) == ([("trace", 3)], 1)
+
+
+def test_an_attempt_that_an_older_agent_staged_has_no_marks_and_is_judged_by_time(
+    request_there: AgentRequest,
+) -> None:
+    os.makedirs("attempts/a")
+    at = f"{request_there.root}/attempts/a"
+    for name in ("same", "later", "gone"):
+        Path(f"{at}/{name}").write_text(name)
+    Path(f"{at}.in").write_bytes(
+        b"".join(f"{at}/{name}\0".encode() for name in ("same", "later", "gone"))
+    )
+    then = os.stat(f"{at}.in").st_mtime
+    os.utime(f"{at}/later", (then + 1, then + 1))
+    os.unlink(f"{at}/gone")
+    outputs, changed = attempts.take(request_there, at, [])
+    assert outputs == [] and changed == [f"{at}/later", f"{at}/gone"]

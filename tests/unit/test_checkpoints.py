@@ -40,10 +40,14 @@ def archive(path: Path) -> Path:
     return path
 
 
-def transformers(folder: Path, step: int, *, world: int = 1, best: str | None = None) -> Path:
+def transformers(folder: Path, step: int, *, processes: int = 1, best: str | None = None) -> Path:
     path = folder / f"checkpoint-{step}"
     safetensors(path / "model.safetensors")
-    ranks = ["rng_state.pth"] if world == 1 else [f"rng_state_{rank}.pth" for rank in range(world)]
+    ranks = (
+        ["rng_state.pth"]
+        if processes == 1
+        else [f"rng_state_{rank}.pth" for rank in range(processes)]
+    )
     for name in ("optimizer.pt", "scheduler.pt", "training_args.bin", *ranks):
         archive(path / name)
     (path / "trainer_state.json").write_text(
@@ -52,9 +56,9 @@ def transformers(folder: Path, step: int, *, world: int = 1, best: str | None = 
     return path
 
 
-def accelerate(path: Path, *, world: int = 1) -> Path:
+def accelerate(path: Path, *, processes: int = 1) -> Path:
     safetensors(path / "model.safetensors")
-    for name in ("optimizer.bin", *(f"random_states_{rank}.pkl" for rank in range(world))):
+    for name in ("optimizer.bin", *(f"random_states_{rank}.pkl" for rank in range(processes))):
         archive(path / name)
     return path
 
@@ -102,7 +106,11 @@ def test_when_every_checkpoint_is_broken_it_is_said_loudly(tmp_path: Path) -> No
 )
 def test_a_checkpoint_of_transformers_needs_each_of_its_files(name: str, tmp_path: Path) -> None:
     path = transformers(tmp_path, 10)
-    assert examine(path, thorough=True).ok and examine(path).step == 10 and examine(path).world == 1
+    assert (
+        examine(path, thorough=True).ok
+        and examine(path).step == 10
+        and examine(path).processes == 1
+    )
     (path / name).unlink()
     assert name in examine(path).why or (
         name == "model.safetensors" and "its weights" in examine(path).why
@@ -113,8 +121,8 @@ def test_a_checkpoint_of_transformers_needs_each_of_its_files(name: str, tmp_pat
     "name", ["model.safetensors", "optimizer.bin", "random_states_0.pkl", "random_states_1.pkl"]
 )
 def test_a_state_of_accelerate_needs_each_of_its_files(name: str, tmp_path: Path) -> None:
-    path = accelerate(tmp_path / "step_7", world=3)
-    assert (examine(path).kind, examine(path).step, examine(path).world, examine(path).ok) == (
+    path = accelerate(tmp_path / "step_7", processes=3)
+    assert (examine(path).kind, examine(path).step, examine(path).processes, examine(path).ok) == (
         "accelerate",
         7,
         3,
@@ -131,11 +139,11 @@ def test_a_trainer_killed_right_after_its_weights_left_no_checkpoint(tmp_path: P
 
 def test_one_made_by_another_number_of_processes_is_not_taken(tmp_path: Path) -> None:
     transformers(tmp_path, 5)
-    transformers(tmp_path, 10, world=2)
-    assert newest(tmp_path, "checkpoint-*", world=2).name == "checkpoint-10"
-    one = newest(tmp_path, "checkpoint-*", world=1)
+    transformers(tmp_path, 10, processes=2)
+    assert newest(tmp_path, "checkpoint-*", processes=2).name == "checkpoint-10"
+    one = newest(tmp_path, "checkpoint-*", processes=1)
     assert one.name == "checkpoint-5" and "by 2 processes, but this run has 1 process" in one.words
-    assert not newest(tmp_path, "checkpoint-*", world=4).name
+    assert not newest(tmp_path, "checkpoint-*", processes=4).name
     # The file of rank 0 with a number: there were others, whose files are not there.
     (tmp_path / "checkpoint-10" / "rng_state_1.pth").unlink()
     assert "rank 1" in examine(tmp_path / "checkpoint-10").why
@@ -171,7 +179,7 @@ def test_sharded_optimizers_name_their_ranks() -> None:
         [*zero, *rest, *ranks], folder="checkpoint-4"
     )
     assert (
-        recognize_layout([*zero, *rest, *ranks]).world,
+        recognize_layout([*zero, *rest, *ranks]).processes,
         recognize_layout([*zero, *rest, *ranks]).missing,
     ) == (3, ())
     assert "rank 1" in "".join(recognize_layout([zero[0], zero[2], *rest, *ranks]).missing)
@@ -189,7 +197,7 @@ def test_sharded_optimizers_name_their_ranks() -> None:
         for folder in ("pytorch_model_fsdp_0", "optimizer_0")
         for rank in range(2)
     ]
-    assert recognize_layout(fsdp).world == 2
+    assert recognize_layout(fsdp).processes == 2
     assert recognize_layout(fsdp).missing == (
         "optimizer_0/.metadata",
         "pytorch_model_fsdp_0/.metadata",
@@ -249,7 +257,7 @@ def test_a_digest_that_a_checkpoint_brings_is_believed_over_its_form(tmp_path: P
     path = made(tmp_path, "step-000005") / "step-000005"
     record = {"format": 1, "step": 5, "files": {"weights": "0" * 64}, "settings": {"world": 2}}
     (path / "checkpoint.json").write_text(json.dumps(record))
-    assert examine(path).ok and examine(path).kind == "recipe" and not examine(path, world=1).ok
+    assert examine(path).ok and examine(path).kind == "recipe" and not examine(path, processes=1).ok
     assert "changed after it was saved" in examine(path, thorough=True).why
 
 
@@ -295,7 +303,7 @@ def test_pruning_keeps_as_many_of_each_number_of_processes_and_the_best_one(tmp_
     for step in (1, 2, 3):
         transformers(tmp_path, step, best="/there/checkpoint-1")
     for step in (4, 5):
-        transformers(tmp_path, step, world=2)
+        transformers(tmp_path, step, processes=2)
     assert sorted(prune(tmp_path, "checkpoint-*", 1)) == ["checkpoint-2", "checkpoint-4"]
 
 
@@ -310,15 +318,15 @@ def test_a_generation_made_under_more_is_not_taken_for_less_and_is_not_lost(tmp_
 
 
 def test_a_generation_made_by_other_processes_is_not_taken_and_is_not_lost(tmp_path: Path) -> None:
-    two = choose(tmp_path, {}, world=2)
+    two = choose(tmp_path, {}, processes=2)
     made(two.folder("ckpt"), "step-1")
-    one = choose(tmp_path, {}, world=1)
+    one = choose(tmp_path, {}, processes=1)
     assert (
         one.path != two.path
         and "by 2 processes, but this run has 1 process; starting over" in one.note
     )
     made(one.folder("ckpt"), "step-1")
-    again = choose(tmp_path, {}, world=2)
+    again = choose(tmp_path, {}, processes=2)
     assert (again.path, again.id) == (
         two.path,
         two.id,
@@ -343,7 +351,7 @@ def test_a_generation_of_an_older_version_is_read(tmp_path: Path) -> None:
     (tmp_path / "1").mkdir()
     (tmp_path / "1" / "made_under.json").write_text('{"steps": 500}')
     assert choose(tmp_path, {"steps": 100}).path.name == "2"
-    assert choose(tmp_path, {"steps": 500}, world=1).path.name == "2"
+    assert choose(tmp_path, {"steps": 500}, processes=1).path.name == "2"
     (tmp_path / "1" / "made_under.json").write_text("{")
     assert choose(tmp_path / "none", {"steps": 1}).path.name == "1"
 

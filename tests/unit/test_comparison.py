@@ -13,8 +13,8 @@ from runner.survey.comparison import (
     as_row,
     choose_criterion,
     compare,
-    differing_inputs,
     find_best,
+    find_differing_inputs,
     is_outcome,
     lower_is_better,
     matrix_values,
@@ -104,10 +104,10 @@ def test_an_input_sorts_by_size_and_the_best_stays_marked() -> None:
 
 
 def test_only_inputs_that_differ_are_of_interest() -> None:
-    assert differing_inputs(
+    assert find_differing_inputs(
         [result(values={"a": 1, "b": 1, "c": 1}), result(values={"a": 1, "b": 1.5})]
     ) == ["b", "c"]
-    assert differing_inputs([result(values={"a": 1})]) == []
+    assert find_differing_inputs([result(values={"a": 1})]) == []
 
 
 def test_a_metric_that_is_called_like_an_input_has_a_column_of_its_own() -> None:

@@ -28,13 +28,13 @@ def test_a_step_stands_right_of_all_that_it_needs() -> None:
 
 def test_the_critical_path_is_what_the_end_waited_for() -> None:
     needs = {"a": [], "b": [], "c": ["a", "b"], "d": ["c"], "alone": []}
-    assert drawing.critical(needs, {"a": 5, "b": 9, "c": 12, "d": 20, "alone": 3}) == [
+    assert drawing.critical_path(needs, {"a": 5, "b": 9, "c": 12, "d": 20, "alone": 3}) == [
         "b",
         "c",
         "d",
     ]
-    assert drawing.critical(needs, {"a": 1, "b": 2, "d": 3}) == ["b", "d"], "c ran nothing"
-    assert drawing.critical(needs, {}) == []
+    assert drawing.critical_path(needs, {"a": 1, "b": 2, "d": 3}) == ["b", "d"], "c ran nothing"
+    assert drawing.critical_path(needs, {}) == []
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0.01, 20)), max_size=40))

@@ -14,7 +14,7 @@ from drivers.machine import Facts, describe_shortfall, find_cuda_version
 from runner.hosts.renting.any_driver import data_notice
 from runner.hosts.renting.offering import EGRESS_UNKNOWN, Shelf, cost_to_confirm
 from runner.hosts.renting.totals import CostModel
-from runner.interface.shelves import as_json, describe_choice, lines
+from runner.interface.shelves import as_json, describe_choice, format_offers
 from runner.settings import Config
 from runner.storage.workspace import Workspace
 
@@ -168,7 +168,7 @@ def test_the_total_has_the_egress_of_what_comes_home_and_the_lowest_total_is_cho
     assert [offer.id for offer in ranked([far, OFFER], little)] == ["far", "1"], "0.90 and 1.00"
     assert ranked([OFFER, far], Wish(home=10**9)) == [OFFER, far], "the driver's order"
     shelf = Shelf("vastai", Wish(hours=2.0, home=5 * 10**9), [far])
-    _, head, row = lines("train", [shelf], 5)
+    _, head, row = format_offers("train", [shelf], 5)
     assert (
         shelf.total == 1.3
         and head.split().count("egress") == 1
@@ -188,13 +188,13 @@ def test_a_total_without_egress_says_so() -> None:
     shelf = Shelf("vastai", Wish(hours=2.0), [charges])
     assert (
         shelf.total == 1.0
-        and EGRESS_UNKNOWN in lines("train", [shelf], 5)
+        and EGRESS_UNKNOWN in format_offers("train", [shelf], 5)
         and EGRESS_UNKNOWN in describe_choice({"train": [shelf]})[1]
     )
-    assert lines("train", [shelf], 5)[2].split()[-5:-3] == ["?", "1.00"]
-    assert EGRESS_UNKNOWN not in lines("train", [Shelf("vastai", Wish(hours=2.0), [OFFER])], 5), (
-        "nothing is charged"
-    )
+    assert format_offers("train", [shelf], 5)[2].split()[-5:-3] == ["?", "1.00"]
+    assert EGRESS_UNKNOWN not in format_offers(
+        "train", [Shelf("vastai", Wish(hours=2.0), [OFFER])], 5
+    ), "nothing is charged"
 
 
 def test_keys_and_marks_are_derived_again_from_the_secret_of_the_installation(

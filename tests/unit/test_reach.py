@@ -112,12 +112,12 @@ def test_a_named_host_leads_to_no_other(tmp_path: Path, site: int) -> None:
     here = f"https://127.0.0.1:{site}"
     (tmp_path / "recipe.toml").write_text(f'[data]\nallow = ["{here}"]\n')
     with Workspace.open(tmp_path) as ws:
-        identity = sources.ask(ws, "https", f"{here}/rows")
+        identity = sources.ask_identity(ws, "https", f"{here}/rows")
         assert sources.fetch(ws, "https", f"{here}/rows", identity, ()).read_bytes() == b"rows\n"
         with pytest.raises(
             CannotRun, match="redirects to localhost, which is not in `allow` under"
         ):
-            sources.ask(ws, "https", f"{here}/away")
+            sources.ask_identity(ws, "https", f"{here}/away")
 
 
 def test_a_name_that_stands_for_this_machine_is_not_read_where_a_star_allows_it(
@@ -138,4 +138,4 @@ def test_a_name_that_stands_for_this_machine_is_not_read_where_a_star_allows_it(
         Workspace.open(tmp_path) as ws,
         pytest.raises(CannotRun, match="has a private address"),
     ):
-        sources.ask(ws, "https", f"https://rebound.example:{site}/rows")
+        sources.ask_identity(ws, "https", f"https://rebound.example:{site}/rows")

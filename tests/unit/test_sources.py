@@ -104,7 +104,7 @@ def test_a_missing_client_is_named_with_what_installs_it(
         Workspace.open(tmp_path) as ws,
         pytest.raises(CannotRun, match="No module named 'client'") as caught,
     ):
-        sources.ask(ws, address.partition("://")[0], address)
+        sources.ask_identity(ws, address.partition("://")[0], address)
     assert caught.value.fix == install_line(extra)
 
 
@@ -114,4 +114,4 @@ def test_a_hub_that_may_not_be_asked_is_not_asked(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", word)
     with Workspace.open(tmp_path) as ws, pytest.raises(CannotRun, match="HF_HUB_OFFLINE is set"):
-        sources.ask(ws, "hf", "hf://org/name")
+        sources.ask_identity(ws, "hf", "hf://org/name")

@@ -91,7 +91,7 @@ class AttemptRecords:
 
         `name` is the current name of its directory.
         """
-        self._commits.attempt(
+        self._commits.add_attempt(
             id,
             name or attempt.name,
             attempt.key,

@@ -17,7 +17,7 @@ from ...logs import Log
 from ...planning.plan import Node
 from ...planning.step import Source
 from ...secrets import Secret
-from ...storage.sources import copy_of
+from ...storage.sources import cache_path
 from ...storage.workspace import Workspace
 from ...survey.survey import Survey
 from .commit import GroupCommit
@@ -101,7 +101,7 @@ class BucketInputs:
 
     def _last_content(self, taken: Source, identity: str, note: Path) -> tuple[str, int]:
         """Return the last known content digest and size in bytes of an input, or ("", -1)."""
-        copy = copy_of(self._ws, taken.address, identity, taken.only)
+        copy = cache_path(self._ws, taken.address, identity, taken.only)
         try:
             if copy.exists():
                 os.utime(copy.parent)

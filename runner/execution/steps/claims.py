@@ -130,7 +130,7 @@ class StateClaims:
             if left.generation and name.startswith(own):
                 note = {"continues": dict(spec.continues), "id": left.generation}
                 checkpoints.adopt(root, note)
-        attempt.state = checkpoints.choose(root, spec.continues, world=processes)
+        attempt.state = checkpoints.choose(root, spec.continues, processes=processes)
         attempt.restored = await asyncio.to_thread(find_restored, spec, attempt.state, processes)
         return True
 

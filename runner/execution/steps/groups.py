@@ -53,14 +53,13 @@ class Groups:
         """
         loop = asyncio.get_running_loop()
 
-        def landed() -> None:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the run has ended, and its flush waits for this group
+        def wake_loop() -> None:
+            # After the end of the run, its flush waits for this group.
+            with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._ring_landed)
 
         self._sent = time.monotonic()
-        self._store(functools.partial(self.commits.send, landed))
+        self._store(functools.partial(self.commits.send, wake_loop))
 
     def _ring_landed(self) -> None:
         self.landed = True
@@ -92,7 +91,7 @@ class Groups:
         """Add the latest metrics of a running step to the next group commit."""
         if not self.commits.size:
             self._dirty = time.monotonic()
-        self.commits.report(step, numbers)
+        self.commits.add_metrics(step, numbers)
 
     def record(self, moves: Sequence[Move]) -> None:
         """Add state changes to the next group commit."""
@@ -100,4 +99,4 @@ class Groups:
             self._dirty = time.monotonic()
         for move in moves:
             _log.debug("%s: %s → %s %s", readable(move.id), move.before, move.after, move.reason)
-            self.commits.move(move)
+            self.commits.add_move(move)

@@ -209,7 +209,7 @@ def find_restored(
 
     return {
         each.name: checkpoints.newest(
-            generation.folder(each.name), each.checkpoint, world=processes
+            generation.folder(each.name), each.checkpoint, processes=processes
         )
         for each in spec.state
     }

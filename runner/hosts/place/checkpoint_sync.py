@@ -120,12 +120,12 @@ class CheckpointSync:
         states: Sequence[StateFolder],
         tell: Callable[[SyncRound], None],
         *,
-        world: int | None = None,
+        processes: int | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Prepare the sync.  `tell` receives the result of each round, `world` is the number of training processes or None for any."""
+        """Prepare the sync.  `tell` receives the result of each round, `processes` is the number of training processes or None for any."""
         self._host, self._states, self._tell = host, states, tell
-        self._world, self._pause = world, pause
+        self._processes, self._pause = processes, pause
         self._memory = {state.name: _StateMemory() for state in states}
 
     async def restore(self) -> dict[str, Newest]:
@@ -182,7 +182,7 @@ class CheckpointSync:
     def _copier(self, state: StateFolder, result: SyncRound, *, exited: bool) -> _RoundCopier:
         memory = self._memory[state.name]
         return _RoundCopier(
-            self._host, state, memory, result, self._pause, world=self._world, exited=exited
+            self._host, state, memory, result, self._pause, processes=self._processes, exited=exited
         )
 
     async def _restore(self, state: StateFolder) -> Newest:
@@ -195,7 +195,7 @@ class CheckpointSync:
                 await self._copier(state, result, exited=True).run(only_newer=True)
                 listing = await self._host.list_resumable(state.host_path)
             found = await asyncio.to_thread(
-                checkpoints.newest, state.local_path, state.pattern, world=self._world
+                checkpoints.newest, state.local_path, state.pattern, processes=self._processes
             )
             await self._upload_missing(state, found, listing, result)
         self._tell(result)
@@ -247,11 +247,11 @@ class _RoundCopier:
         result: SyncRound,
         pause: Callable[[float], Awaitable[None]],
         *,
-        world: int | None,
+        processes: int | None,
         exited: bool,
     ) -> None:
         self._host, self._state, self._memory, self._result = host, state, memory, result
-        self._pause, self._world, self._exited = pause, world, exited
+        self._pause, self._processes, self._exited = pause, processes, exited
         self._incoming = _incoming_dir(state)
         self._units: Mapping[str, Listing] = {}  # name -> listing on the host
         self._failures: list[Exception] = []
@@ -387,7 +387,7 @@ class _RoundCopier:
         if name == "" and self._exited and not self._host.partial:
             return ""  # the whole state of an exited training needs no examination
         verdict = await asyncio.to_thread(
-            checkpoints.examine, target, world=self._world, thorough=True
+            checkpoints.examine, target, processes=self._processes, thorough=True
         )
         files, older_files = list(self._units[name]), list(self._units.get(older, {}))
         why = verdict.why or checkpoints.unlike(files, older_files, older, verdict)

@@ -233,7 +233,7 @@ class HostGroup(Place):
         nodes = NodesCheckpoints(
             [HostCheckpoints(each.host_store) for each in self._members], task.say
         )
-        return CheckpointSync(nodes, task.states, task.round, world=task.processes)
+        return CheckpointSync(nodes, task.states, task.round, processes=task.processes)
 
     async def _start_nodes(self, task: HostTask, found: Mapping[str, Newest]) -> Rendezvous:
         """Prepare all nodes, find a common port, and start the commands.  After an error, all are stopped."""

@@ -219,7 +219,7 @@ class RemotePlace(Place):
         from .checkpoint_sync import CheckpointSync, HostCheckpoints
 
         return CheckpointSync(
-            HostCheckpoints(self.host_store), task.states, task.round, world=task.processes
+            HostCheckpoints(self.host_store), task.states, task.round, processes=task.processes
         )
 
     async def _start(self, command: Command, task: HostTask) -> Job:

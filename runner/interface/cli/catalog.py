@@ -6,7 +6,9 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from ...errors import Invalid, NotFound, Problem
 from ...language import library
@@ -55,56 +57,63 @@ def run(args: argparse.Namespace) -> int:
 # -- list ------------------------------------------------------------------------------------------------------------------------------------------
 
 
+class _ListedRecipe(NamedTuple):
+    """A recipe of `recipe list`, with the name to type and the title of its group."""
+
+    name: str
+    entry: library.LibraryEntry
+    origin: str
+    title: str
+
+
 def _list(args: argparse.Namespace) -> int:
-    known = [(entry.id, entry.summary, entry) for entry in library.entries()]
+    known = [_listed_from_library(entry) for entry in library.entries()]
     here = [
-        (f"./{entry.path.name}", entry.summary, entry)
+        _ListedRecipe(f"./{entry.path.name}", entry, "folder", "in this directory")
         for entry in library.list_recipes(args.location.here)
     ]
-    wrong = library.faults()
+    faults = library.faults()
     if args.json:
-        rows = [(e.id, n, s, e.origin or "library") for n, s, e in known] + [
-            (e.id, n, s, "folder") for n, s, e in here
-        ]
-        print(
-            json.dumps(
-                [
-                    {"recipe": id, "name": name, "summary": summary, "from": origin}
-                    for id, name, summary, origin in rows
-                ],
-                indent=2,
-            )
-        )
+        print(json.dumps([_listed_as_json(row) for row in [*known, *here]], indent=2))
     else:
-        width = max((len(name) for name, *_ in [*known, *here]), default=0)
-        groups = {"in this directory": here}
-        for row in known:
-            groups.setdefault(f"from {row[2].origin}" if row[2].origin else "library", []).append(
-                row
-            )
-        for title, members in groups.items():
-            if members:
-                print(
-                    "\n".join(
-                        [
-                            f"{title}:",
-                            *(
-                                f"  {safe_line(name):{width}}  {safe_line(summary)}".rstrip()
-                                for name, summary, _ in members
-                            ),
-                            "",
-                        ]
-                    )
-                )
+        _print_groups([*here, *known])
         if not args.quiet:
             print(
                 "Run `recipe show NAME` for the inputs of a recipe, `recipe new NAME` to create your own."
                 if known or here
                 else "no recipes; create one with `recipe new NAME`"
             )
-    if wrong:
-        raise Invalid(wrong)
+    if faults:
+        raise Invalid(faults)
     return 0
+
+
+def _listed_from_library(entry: library.LibraryEntry) -> _ListedRecipe:
+    """Return a recipe of the library or of an installed package."""
+    title = f"from {entry.origin}" if entry.origin else "library"
+    return _ListedRecipe(entry.id, entry, entry.origin or "library", title)
+
+
+def _listed_as_json(row: _ListedRecipe) -> dict[str, str]:
+    return {
+        "recipe": row.entry.id,
+        "name": row.name,
+        "summary": row.entry.summary,
+        "from": row.origin,
+    }
+
+
+def _print_groups(rows: Sequence[_ListedRecipe]) -> None:
+    """Print the names and summaries of recipes, grouped by their titles."""
+    width = max((len(row.name) for row in rows), default=0)
+    groups: dict[str, list[_ListedRecipe]] = {}
+    for row in rows:
+        groups.setdefault(row.title, []).append(row)
+    for title, members in groups.items():
+        print(f"{title}:")
+        for row in members:
+            print(f"  {safe_line(row.name):{width}}  {safe_line(row.entry.summary)}".rstrip())
+        print()
 
 
 # -- validate --------------------------------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,14 @@ from ...hosts.renting.any_driver import driver_names
 from ...hosts.renting.offering import Shelf
 from ...storage.workspace import Workspace
 from ..pairs import filters
-from ..shelves import OfferRequest, lines, on_market_of, pricing_of, rank_for_programs, wishes
+from ..shelves import (
+    OfferRequest,
+    format_offers,
+    on_market_of,
+    pricing_of,
+    rank_for_programs,
+    wishes,
+)
 from .flags import JSON_HELP, add_request, add_where, request_of, take_stack
 from .targets import open_for_run
 
@@ -88,7 +95,7 @@ def _print_offers(step: str, shelves: Sequence[Shelf]) -> None:
     """Print the offers for a step, and a warning for each provider that failed to answer."""
     answered = [shelf for shelf in shelves if not shelf.failed]
     if answered:
-        print("\n".join(lines(step, answered, SHOWN)))
+        print("\n".join(format_offers(step, answered, SHOWN)))
     for shelf in shelves:
         if shelf.failed:
             warning = f"cannot get offers from {shelf.driver}: {shelf.failed}"

@@ -150,13 +150,13 @@ def _fetch_dataset(ws: Workspace, args: argparse.Namespace) -> Path:
         return path
     if "://" not in args.path:
         raise NotFound(f"{args.path} does not exist", fix="pass an existing directory or file")
-    from ...storage.sources import ask, fetch
+    from ...storage.sources import ask_identity, fetch
 
     given = _address(args.path)
     kind = kind_of(given)
     address, _ = split_secrets(given)
     ws.addresses[address] = given
-    identity = ask(ws, kind, address)
+    identity = ask_identity(ws, kind, address)
     if not args.quiet and not args.json:
         print(
             f"recipe: {safe_line(address)} will be downloaded into this workspace, unless it is already there",

@@ -150,7 +150,7 @@ def _html(ws: Workspace, row: RunRow, output: str | None) -> int:
     return 0
 
 
-class Part(TypedDict):
+class PhaseTime(TypedDict):
     """Mean duration of a phase of a training step, and its fraction of the step."""
 
     seconds: float
@@ -167,7 +167,7 @@ class TrainingStatistics(TypedDict):
     gpu: str | None
     speeds: dict[str, float]
     step_seconds: float | None
-    parts: dict[str, Part]
+    parts: dict[str, PhaseTime]
     verdict: str | None
     why: str
     advice: list[str]

@@ -262,7 +262,7 @@ _DETAILS: Final = ("state", "time", "where", "run", "label")
 
 def _choose_columns(table: Comparison, rows: Sequence[Mapping[str, Cell]]) -> list[str]:
     """Return the default columns: the inputs that differ, metrics, time, and non-empty details."""
-    differing = comparison.differing_inputs(table.results)
+    differing = comparison.find_differing_inputs(table.results)
     inputs = [f"inputs.{name}" if name in OWN else name for name in differing]
     step = [] if _are_distinct(rows, inputs) else ["step"]
     details = [name for name in _DETAILS if _is_worth_a_column(name, rows)]
@@ -281,7 +281,7 @@ def _is_worth_a_column(detail: str, rows: Sequence[Mapping[str, Cell]]) -> bool:
 def _metric_columns(table: Comparison, rows: Sequence[Mapping[str, Cell]]) -> list[str]:
     """Return the metric columns, each followed by its best value if that differs from the last."""
     taken = {*OWN, *(name for result in table.results for name in result.values)}
-    metrics = comparison.metric_names(table.results)
+    metrics = comparison.list_metric_names(table.results)
     if table.by is not None:
         metrics = [table.by.metric, *metrics]
     columns = []

@@ -18,7 +18,7 @@ from ...execution.session import run as run_session
 from ...execution.terms import Choice, Label, Settings, apply_stack, limits_asked, lower_limits
 from ...language.units import money_text, size
 from ...planning.ids import stored_form
-from ...survey.empty_globs import empty_warnings
+from ...survey.empty_globs import warn_of_empty_globs
 from ..pairs import filters
 from ..tail import safe_ids, safe_line, span
 from .flags import (
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from ...advice.estimates import StepEstimate
     from ...advice.rules import RuleFindings
+    from ...execution.terms import Summary
     from ...hosts.renting.offering import Shelf
     from ...settings import Head
     from ...storage.workspace import Workspace
@@ -535,7 +536,7 @@ def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     cost = lower_limits(found.plan.settings.limits, asked).cost
     print(as_text(ws, found, expected, cost, commands=args.print_commands, quiet=args.quiet))
     if not args.quiet:
-        for warning in empty_warnings(ws, found):
+        for warning in warn_of_empty_globs(ws, found):
             print(f"warning: {safe_ids(warning)}")
     _print_findings(verdict, found, args)
     for line in _rental_lines(ws, found, args):
@@ -556,35 +557,47 @@ def execute_and_print(
 ) -> int:
     """Execute the run with the output that the flags select, and return the exit code.
 
-    `resumed` is the id of a run to resume. After Ctrl-C, no more steps start. If the run completes
-    all the same, the code is 0, because the next run would find everything up to date. With `more`,
-    which announces further runs of the caller, the code is 130 so that the caller stops.
+    `resumed` is the id of a run to resume. After Ctrl-C, no more steps start. `more` announces
+    further runs of the caller.
     """
     from ...logs import redirect_lines
     from ..console import Live, for_stream
 
-    commands = getattr(args, "print_commands", False)
     listener = for_stream(
         sys.stdout,
         sys.stderr,
         json=args.json,
         quiet=args.quiet,
         verbose=args.verbose,
-        commands=commands,
+        commands=getattr(args, "print_commands", False),
     )
     with redirect_lines(listener.log if isinstance(listener, Live) else None):
         summary = run_session(ws, request, choice, settings, listener, resumed)
     if getattr(args, "notify", False):
-        from ..desktop import notify
+        _notify_of_end(request.recipe, summary)
+    return _exit_code(summary, more=more)
 
-        counts = ", ".join(
-            f"{count} {state.lower()}" for state, count in summary.counts.items() if count
+
+def _notify_of_end(recipe: str, summary: Summary) -> None:
+    """Show a desktop notification with the run's state, or print why that is impossible."""
+    from ..desktop import notify
+
+    counts = ", ".join(
+        f"{count} {state.lower()}" for state, count in summary.counts.items() if count
+    )
+    if not notify(f"{recipe}: {summary.state}", f"{counts} in {span(summary.seconds)}"):
+        print(
+            "recipe: cannot show a notification: notify-send (package libnotify) is not installed",
+            file=sys.stderr,
         )
-        if not notify(f"{request.recipe}: {summary.state}", f"{counts} in {span(summary.seconds)}"):
-            print(
-                "recipe: cannot show a notification: notify-send (package libnotify) is not installed",
-                file=sys.stderr,
-            )
+
+
+def _exit_code(summary: Summary, *, more: bool) -> int:
+    """Return the exit code of a run.
+
+    If an interrupted run completes all the same, the code is 0, because the next run would find
+    everything up to date. With `more`, the code is 130 so that the caller starts no further runs.
+    """
     if summary.interrupted and (more or summary.state != "COMPLETED"):
         return 130
     if summary.state == "COMPLETED":
@@ -701,7 +714,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
                 "answer": verdict.answer,
                 "key": verdict.key,
                 "reasons": why[n],
-                "needs": sorted(found.plan.nodes[u].id for u in found.plan.needs(n)),
+                "needs": sorted(found.plan.nodes[u].id for u in found.plan.dependencies(n)),
                 "outputs": {output.name: output.path for output in node.outputs},
                 "expected_seconds": expected.get(node.id) if n not in estimated else None,
                 "conflicts": list(verdict.conflicts),
@@ -720,7 +733,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
         "inputs": found.plan.inputs,
         "steps": steps,
         "pending": pending,
-        "warnings": empty_warnings(ws, found),
+        "warnings": warn_of_empty_globs(ws, found),
     }
 
 
@@ -771,7 +784,7 @@ def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
         cache = ImportCache(ws)
         recipe = place_recipe(recipe, found.source, ws.root)
         warnings += code_warnings.warnings(recipe, cache.read)
-        warnings += script_warnings.warnings(recipe, cache.read)
+        warnings += script_warnings.find_rejected_options(recipe, cache.read)
         cache.save()
     if warnings:
         from ..diagnostics import render

@@ -80,27 +80,16 @@ def run(args: argparse.Namespace) -> int:
 
     if args.server:
         return _run(args, args.recipe or "last")
-    names, typed = split_words([*([args.recipe] if args.recipe is not None else []), *args.words])
-    if len(names) > 1:
-        raise Invalid(
-            [
-                Problem(
-                    "bad-input", f'"{name}" is not INPUT=VALUE', fix="write inputs as name=value"
-                )
-                for name in names[1:]
-            ]
-        )
-    if (
-        names
-        and re.fullmatch(RUN, names[0])
-        and not os.path.lexists(args.location.here / f"{names[0]}.yaml")
-    ):
-        return _run(args, names[0])
-    meant = library.resolve(args.location, names[0] if names else None)
-    recipe = parse.load(path := library.find(meant, args.workspace))
+    word, typed = _recipe_and_inputs(args)
+    if word is not None and _names_run(word, args):
+        return _run(args, word)
+    meant = library.resolve(args.location, word)
+    path = library.find(meant, args.workspace)
+    recipe = parse.load(path)
     if args.values or typed or args.parts or args.values_files or args.preset is not None:
         return _values(recipe, args, typed)
-    recipe = place_recipe(recipe, path, args.workspace) if is_path(meant) else recipe
+    if is_path(meant):
+        recipe = place_recipe(recipe, path, args.workspace)
     sheet = datasheet.Sheet(
         recipe,
         took(args.workspace, recipe.id),
@@ -110,22 +99,47 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.json:
         print(json.dumps(datasheet.describe_sheet(sheet), indent=2))
-        return 0
-    # Longer lines are hard to read. A pipe has no width.
-    width = (
-        min(100, max(40, shutil.get_terminal_size((80, 24)).columns)) if sys.stdout.isatty() else 80
-    )
-    print("\n".join(safe_line(line) for line in datasheet.text(sheet, width)))
+    else:
+        print("\n".join(safe_line(line) for line in datasheet.text(sheet, _width())))
     return 0
+
+
+def _recipe_and_inputs(args: argparse.Namespace) -> tuple[str | None, dict[str, str]]:
+    """Return the word for the recipe or run, None without one, and the input values.
+
+    Raises Invalid for further words.
+    """
+    first = [args.recipe] if args.recipe is not None else []
+    names, typed = split_words([*first, *args.words])
+    if len(names) > 1:
+        fix = "write inputs as name=value"
+        raise Invalid(
+            [Problem("bad-input", f'"{name}" is not INPUT=VALUE', fix=fix) for name in names[1:]]
+        )
+    return next(iter(names), None), typed
+
+
+def _names_run(word: str, args: argparse.Namespace) -> bool:
+    """Return True for the ID of a run, unless a recipe file has this name."""
+    if not re.fullmatch(RUN, word):
+        return False
+    return not os.path.lexists(args.location.here / f"{word}.yaml")
+
+
+def _width() -> int:
+    """Return the width of the datasheet. Longer lines are hard to read. A pipe has no width."""
+    if not sys.stdout.isatty():
+        return 80
+    return min(100, max(40, shutil.get_terminal_size((80, 24)).columns))
 
 
 def _run(args: argparse.Namespace, word: str) -> int:
     """Print the state of a run from the workspace, a database or a server."""
     from . import one_run
-    from .places import transport_for_changes
+    from .transports import transport_for_changes
 
-    with closing(transport_for_changes(args)) as place:
-        return one_run.print_run(place.run(place.find(word)), args)
+    with closing(transport_for_changes(args)) as transport:
+        return one_run.print_run(transport.run(transport.find(word)), args)
 
 
 def _values(recipe: Recipe, args: argparse.Namespace, typed: Mapping[str, str]) -> int:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ...api.finding import find_run
 from ...errors import CannotRun, NotFound
@@ -28,6 +28,8 @@ from .flags import JSON_HELP, RUN_HELP
 from .targets import add_request_words, open_for_reading, resolve_requests
 
 if TYPE_CHECKING:
+    from threading import Event
+
     from ...storage.records.index import Trace
 
 
@@ -141,7 +143,7 @@ def _push(ws: Workspace, args: argparse.Namespace) -> int:
                 trace.key: (trace, kept) for trace, kept in local_traces(ws, preview(ws, request))
             }
     remote_cache = open_store(ws, args.store)
-    with _progress_meter(args, lambda: remote_cache.remote.sent) as progress:
+    with _show_progress(args, lambda: remote_cache.remote.sent) as progress:
         tally = push(ws.objects, remote_cache, list(traces.values()), progress)
     return _summary(args, remote_cache, tally, "put", "into")
 
@@ -150,7 +152,7 @@ def _pull(ws: Workspace, args: argparse.Namespace) -> int:
     remote_cache = open_store(ws, args.store)
     remote_cache.remote.check()
     tally = Tally()
-    with _progress_meter(args, lambda: remote_cache.remote.received) as progress:
+    with _show_progress(args, lambda: remote_cache.remote.received) as progress:
         for request in resolve_requests(ws, args):
             found = preview(ws, request)
             tally += pull(ws, remote_cache, found, progress)
@@ -219,8 +221,48 @@ def _summary(
     return 5 if problems else 0
 
 
+_CLEAR_LINE: Final = "\r\x1b[K"
+
+
+class _TransferMeter:
+    """The transfer of each step's results and, on a terminal, the live total.
+
+    `count` returns the transferred bytes.
+    """
+
+    def __init__(self, args: argparse.Namespace, count: Callable[[], int]) -> None:
+        self._count = count
+        self._is_silent = bool(args.json or args.quiet)
+        self._lists_stored = bool(args.verbose)
+        self.is_live = sys.stderr.isatty() and not self._is_silent
+        self._begun = time.monotonic()
+        self._last = self._begun
+
+    def draw_until(self, over: Event) -> None:
+        """Redraw the total until `over` is set."""
+        while not over.wait(0.2):
+            done = self._count()
+            seconds = time.monotonic() - self._begun
+            total = f"{about(done)}  {about(int(done / seconds))}/s"
+            print(f"{_CLEAR_LINE}{total}", end="", file=canvas(sys.stderr), flush=True)
+
+    def clear(self) -> None:
+        print(_CLEAR_LINE, end="", file=canvas(sys.stderr), flush=True)
+
+    def report(self, step: str, moved: int) -> None:
+        """Print the bytes that a step moved since the last report, and their rate."""
+        now = time.monotonic()
+        seconds = max(now - self._last, 1e-6)
+        self._last = now
+        if self._is_silent or not (moved or self._lists_stored):
+            return
+        start = _CLEAR_LINE if self.is_live else ""
+        rate = f"{about(int(moved / seconds))}/s" if moved else "already stored"
+        print(f"{start}{safe_ids(step)}  {about(moved)}  {rate}", file=canvas(sys.stderr))
+
+
 @contextmanager
-def _progress_meter(
+def _show_progress(
     args: argparse.Namespace, count: Callable[[], int]
 ) -> Iterator[Callable[[str, int], None]]:
     """Yield a function that prints each step's transfer; on a terminal, also show the total live.
@@ -229,43 +271,18 @@ def _progress_meter(
     """
     import threading
 
-    begun, over = time.monotonic(), threading.Event()
-    live = sys.stderr.isatty() and not args.quiet and not args.json
-
-    def draw() -> None:
-        while not over.wait(0.2):
-            done, seconds = count(), time.monotonic() - begun
-            print(
-                f"\r\x1b[K{about(done)}  {about(int(done / seconds))}/s",
-                end="",
-                file=canvas(sys.stderr),
-                flush=True,
-            )
-
-    last = begun
-
-    def progress(step: str, moved: int) -> None:
-        nonlocal last
-        now, before = time.monotonic(), last
-        last = now
-        if args.json or args.quiet or not (moved or args.verbose):
-            return
-        rate = f"  {about(int(moved / max(now - before, 1e-6)))}/s" if moved else "  already stored"
-        print(
-            f"{chr(13) + chr(27) + '[K' if live else ''}{safe_ids(step)}  {about(moved)}{rate}",
-            file=canvas(sys.stderr),
-        )
-
-    drawing = threading.Thread(target=draw, daemon=True)
-    if live:
+    meter = _TransferMeter(args, count)
+    over = threading.Event()
+    drawing = threading.Thread(target=meter.draw_until, args=(over,), daemon=True)
+    if meter.is_live:
         drawing.start()
     try:
-        yield progress
+        yield meter.report
     finally:
         over.set()
-        if live:
+        if meter.is_live:
             drawing.join()
-            print("\r\x1b[K", end="", file=canvas(sys.stderr), flush=True)
+            meter.clear()
 
 
 # -- config ------------------------------------------------------------------------------------------------------------------------------------

@@ -289,7 +289,7 @@ def _print(ws: Workspace, request: Request, metric: str | None, *, least: bool) 
     if metric is not None:
         tables = [table for table in tables if table.by is not None and table.by.metric == metric]
         if not tables and any(result.state == "DONE" for result in results):
-            known = comparison.metric_names(results)
+            known = comparison.list_metric_names(results)
             fix = (
                 did_you_mean(metric, known)
                 or f"use one of the reported metrics: {', '.join(known)}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ...api.finding import find_run
@@ -16,6 +15,7 @@ from ...language.units import about
 from ...paths import from_here
 from ...planning.ids import stored_form
 from ...survey.upkeep import (
+    Leftover,
     PublishedPath,
     adopt_outputs,
     delete_leftovers,
@@ -42,6 +42,7 @@ from .targets import (
 )
 
 if TYPE_CHECKING:
+    from ...storage.garbage import Garbage
     from ...storage.records.index import PublishedFile
     from ...storage.workspace import Workspace
     from ...survey.request import Request
@@ -237,48 +238,66 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
         return _gc_store(ws, args)
     from ...storage.garbage import collect, find_garbage
 
-    plan = find_garbage(ws.store, ws.objects, keep_days=args.keep_days, keep_runs=args.keep_runs)
-    beside = find_leftovers(ws, plan, keep_days=args.keep_days)
-    freed = plan.size + sum(item.size for item in beside)
+    garbage = find_garbage(ws.store, ws.objects, keep_days=args.keep_days, keep_runs=args.keep_runs)
+    leftovers = find_leftovers(ws, garbage, keep_days=args.keep_days)
+    freed = garbage.size + sum(item.size for item in leftovers)
     if not args.dry_run and not ws.read_only:
-        freed = collect(ws.store, ws.objects, plan, ws.root) + delete_leftovers(ws, beside)
-    counts = {
-        "run": len(plan.runs),
-        "trace": len(plan.traces),
-        "object": len(plan.objects),
-        "input": len(plan.inputs),
-    }
-    for item in beside:
-        counts[item.kind] = counts.get(item.kind, 0) + 1
+        freed = collect(ws.store, ws.objects, garbage, ws.root) + delete_leftovers(ws, leftovers)
+    counts = _count_garbage(garbage, leftovers)
     if args.json:
-        paths = [str(Path(item.path).relative_to(ws.home)) for item in beside]
         facts = {
             "bytes": freed,
             "counts": counts,
-            "runs": list(plan.runs),
-            "objects": list(plan.objects),
-            "inputs": list(plan.inputs),
-            "paths": paths,
+            "runs": list(garbage.runs),
+            "objects": list(garbage.objects),
+            "inputs": list(garbage.inputs),
+            "paths": [str(item.path.relative_to(ws.home)) for item in leftovers],
             "dry_run": args.dry_run,
         }
         print(json.dumps(facts, indent=2))
         return 0
     if args.verbose:
-        for content in (*plan.objects, *plan.inputs):
-            print(f"{content}  {about(ws.objects.size(content)) if args.dry_run else ''}".rstrip())
-        for item in beside:
-            print(f"{item.path.relative_to(ws.home)}  {about(item.size)}")
-    what = ", ".join(
-        f"{count} {_CALLED.get(kind, kind)}{'' if count == 1 or kind == 'logs' else 's'}"
-        for kind, count in counts.items()
-        if count and kind != "agent"  # every agent leaves an empty directory
-    )
+        for line in _list_garbage(ws, garbage, leftovers, is_dry_run=args.dry_run):
+            print(line)
     if not args.quiet:
-        print(
-            f"{'would free' if args.dry_run else 'freed'} {about(freed)}"
-            + (f": {what}" if what else "; nothing to remove")
-        )
+        what = _describe_counts_of_garbage(counts)
+        freed_words = f"{'would free' if args.dry_run else 'freed'} {about(freed)}"
+        print(f"{freed_words}: {what}" if what else f"{freed_words}; nothing to remove")
     return 0
+
+
+def _count_garbage(garbage: Garbage, leftovers: Sequence[Leftover]) -> dict[str, int]:
+    """Return the number of unneeded entries by kind."""
+    counts = {
+        "run": len(garbage.runs),
+        "trace": len(garbage.traces),
+        "object": len(garbage.objects),
+        "input": len(garbage.inputs),
+    }
+    for item in leftovers:
+        counts[item.kind] = counts.get(item.kind, 0) + 1
+    return counts
+
+
+def _list_garbage(
+    ws: Workspace, garbage: Garbage, leftovers: Sequence[Leftover], *, is_dry_run: bool
+) -> Iterator[str]:
+    """Yield a line per object, stored input and leftover, with the size of each existing one."""
+    for content in (*garbage.objects, *garbage.inputs):
+        size = about(ws.objects.size(content)) if is_dry_run else ""
+        yield f"{content}  {size}".rstrip()
+    for item in leftovers:
+        yield f"{item.path.relative_to(ws.home)}  {about(item.size)}"
+
+
+def _describe_counts_of_garbage(counts: Mapping[str, int]) -> str:
+    words = []
+    for kind, count in counts.items():
+        if not count or kind == "agent":  # every agent leaves an empty directory
+            continue
+        plural = "" if count == 1 or kind == "logs" else "s"
+        words.append(f"{count} {_CALLED.get(kind, kind)}{plural}")
+    return ", ".join(words)
 
 
 def _rm(ws: Workspace, args: argparse.Namespace) -> int:

@@ -50,7 +50,7 @@ from ...storage.records.runs import FINAL, Event, RunFilter, RunRow
 from ...storage.workspace import Workspace
 from ...survey.bundles import fetch_packed_inputs
 from ...survey.rows import StoredStream
-from ..shelves import of_driver
+from ..shelves import offers_of_driver
 from .answers import (
     artifact_of,
     event_of,
@@ -105,7 +105,7 @@ class LocalTransport:
             names = driver_names(self.ws.config, settings.driver) if found.todo else ()
             shelves: dict[str, list[Shelf]] = {}
             for name in names:
-                for step, shelf in of_driver(self.ws, found, name).items():
+                for step, shelf in offers_of_driver(self.ws, found, name).items():
                     shelves.setdefault(step, []).append(shelf)
             recipe = parse.load(find(new.request.recipe, self.ws.root))
             asked = ForecastRequest(recipe, Start(new.request), settings.driver, settings.limits)

@@ -167,7 +167,7 @@ def _view(story: Story, state: str, label: str, given: str) -> tuple[Mapping[str
     results = [each.result for each in instances if each.result is not None and each.result.metrics]
     tables = comparison.compare(results, _choose_criteria(story))
     curves, weights = _curves(story, tables)
-    critical_path = drawing.critical(story.needs, _end_times(story))
+    critical_path = drawing.critical_path(story.needs, _end_times(story))
     images, omissions = _images(story)
     anchors = {id: f"log-{n}" for n, id in enumerate(story.logs)}
     logged = [each for each in instances if each.id in story.logs]
@@ -621,11 +621,13 @@ def _table(
     by_result = {id(each.result): each for each in instances if each.result is not None}
     inputs = list(
         dict.fromkeys(
-            name for table in tables for name in comparison.differing_inputs(table.results)
+            name for table in tables for name in comparison.find_differing_inputs(table.results)
         )
     )
     metrics = list(
-        dict.fromkeys(name for table in tables for name in comparison.metric_names(table.results))
+        dict.fromkeys(
+            name for table in tables for name in comparison.list_metric_names(table.results)
+        )
     )[:8]
     shown_rows = []
     for table, result in rows[:_ROWS]:

@@ -415,7 +415,7 @@ class Downloads:
             except RuntimeError:
                 pass  # the run has finished and no longer waits
 
-        _beside(work)
+        _run_in_background(work)
 
 
 class _UploadQueue:
@@ -433,7 +433,7 @@ class _UploadQueue:
         self.keys: set[str] = set()
         """Keys of traces that are not uploaded yet."""
         self._marked = False
-        self._thread = _beside(self._work)
+        self._thread = _run_in_background(self._work)
 
     def put(self, trace: Trace, kept: frozenset[str]) -> None:
         self.waiting += 1
@@ -458,7 +458,7 @@ class _UploadQueue:
                 if not self._marked:
                     self._remote.mark()
                     self._marked = True
-                send(self._remote, self._objects, *item)
+                upload_result(self._remote, self._objects, *item)
             except RecipeError as error:
                 self.problems.append(f"{item[0].step}: {error}")
                 if isinstance(error, Infrastructure) and not self._marked:
@@ -473,7 +473,7 @@ class _UploadQueue:
             self.waiting -= 1
 
 
-def send(
+def upload_result(
     remote: Remote,
     objects: Objects,
     trace: Trace,
@@ -492,7 +492,7 @@ def send(
     return remote.tell(trace, sizes)
 
 
-def _beside(do: Callable[[], None]) -> threading.Thread:
+def _run_in_background(do: Callable[[], None]) -> threading.Thread:
     """Start a function in a daemon thread."""
     import threading
 
@@ -547,7 +547,7 @@ def push(
             )
             continue
         before = remote_cache.remote.sent
-        send(remote_cache.remote, objects, trace, kept)
+        upload_result(remote_cache.remote, objects, trace, kept)
         sent = remote_cache.remote.sent - before
         tally.steps += 1
         tally.contents += len(trace.outputs) - len(kept)

@@ -35,7 +35,7 @@ class World:
         survey: Any = Of(facts=facts)
         commits: Any = Of(say=self.said.append, masker=masker)
         monkeypatch.setattr(bucket_inputs, "denying_drivers", lambda _config, _name: ())
-        monkeypatch.setattr(bucket_inputs, "copy_of", lambda *_words: self.copy)
+        monkeypatch.setattr(bucket_inputs, "cache_path", lambda *_words: self.copy)
         self.inputs = BucketInputs(ws, survey, commits, "vastai")
         monkeypatch.setattr(self.inputs, "_sign_objects", lambda *_words: Of(size=self.size))
         self.place: Any = Of(name="h1", folder=self)
