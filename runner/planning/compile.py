@@ -186,6 +186,12 @@ class _Compiler:
         self, recipe: Recipe, values: Mapping[str, Tree], *, prefix: str, preset: str | None, variables: Mapping[str, str] | None = None,
         asked: Resources = _UNSAID, named: bool = False,
     ) -> Scope:  # fmt: skip
+        """Add the steps of a recipe to the plan, and return its scope.  Recipes of `uses` steps are added in turn.
+
+        `values` are the input values, `prefix` begins all step IDs of a used recipe, and `variables` are the
+        environment variables of its secrets.  `asked` are the resources of the `uses` step.  With `named`,
+        the step names the preset itself, so that `asked` overrides the preset's resources.
+        """
         home = recipe.home or posixpath.dirname(recipe.document.name) or "."
         if home not in self.sketch.homes:
             self.sketch.homes.append(home)

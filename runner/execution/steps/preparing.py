@@ -93,7 +93,7 @@ class Preparer:
             site.write_text("\n".join(each.name for each in members), encoding="utf-8")
 
     def compose_task(self, attempt: Attempt, pythons: Sequence[str]) -> None:
-        """Create the directory and the task of an attempt, on one host or several.
+        """Choose the directories and compose the task of an attempt, on one host or several.  Creates no files.
 
         `pythons` are the interpreters on the hosts.
         """
@@ -155,7 +155,7 @@ class Preparer:
         states: Sequence[StateFolder],
         resumed_from: Mapping[str, checkpoints.Newest],
     ) -> tuple[Command, bytes | None]:
-        """Stage the inputs and build the command of one node, once its checkpoints are known."""
+        """Create the directory of one node, stage its inputs and build its command, once its checkpoints are known."""
         directory = seat.directory
         directory.folder.begin(self._scrap)
         crashpoint("attempt-made")
