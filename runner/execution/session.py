@@ -54,9 +54,10 @@ LAST: Final = 10
 
 
 def preview(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey:
-    """Return the plan of a request with a verdict and its reasons for each step.
+    """Compute the plan of a request with a verdict and its reasons for each step.
 
-    Raises Invalid, NotFound, CannotRun.
+    Runs no step, but updates the caches, may create a lock file (see `survey`), and replaces
+    damaged objects by copies of their published files. Raises Invalid, NotFound, CannotRun.
     """
     found = survey(
         ws,

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = "list[list[Any]]"
 COMPILER: Final = 17
-"""Version of the compiled plan format, which is part of the plan's cache name."""
+"""Version of the compiler, which is part of a cached plan's name.
+
+Raise the version if the same recipe and inputs now give another plan.  The fields of the plan's
+rows are part of the name, too (`survey/plan_cache.py`), so a new field needs no new version.
+"""
 
 # Flags of a node.
 SELECT, UNCACHED, SKIP, WHEN_LATE, ALLOW_FAILURE, STATEFUL, LOCAL, PAIRED = (

@@ -1,4 +1,4 @@
-"""Leases on machines.  This module is the only caller of a driver's `acquire`, `release` and `leases`.
+"""Leases on machines.  This module is the only caller of a driver's `acquire` and `release`.
 
 Every rental has an intent, an effect, a record, and a proof.  The ledger row comes first, so that a machine is known before it exists.  If the
 reply to an order is lost or unreadable, two listings are searched before anything else is rented.  A lease is GONE only when nothing is billed.
