@@ -52,7 +52,7 @@ class AttemptRecords:
 
         The path is empty if the log is empty. Raises OSError.
         """
-        log = self._tidying.keep_log(id, attempt)
+        log = self._tidying.copy_logs(id, attempt)
         self._chunks.finish(id, attempt)
         return log
 
