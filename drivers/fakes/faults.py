@@ -68,10 +68,10 @@ def parse(text: str, operations: Sequence[str] = ()) -> tuple[Fault, ...]:
 
     `operations` are the known operations.  Raises ValueError with a message for the user.
     """
-    return tuple(_one(word.strip(), operations) for word in text.split(",") if word.strip())
+    return tuple(_parse_fault(word.strip(), operations) for word in text.split(",") if word.strip())
 
 
-def _one(word: str, operations: Sequence[str]) -> Fault:
+def _parse_fault(word: str, operations: Sequence[str]) -> Fault:
     left, equals, value = word.partition("=")
     name, _, operation = left.partition("@")
     known = [*CHANCES, *AMOUNTS]

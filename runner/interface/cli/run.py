@@ -718,7 +718,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
                 "answer": verdict.answer,
                 "key": verdict.key,
                 "reasons": why[n],
-                "needs": sorted(found.plan.nodes[u].id for u in found.plan.needs(n)),
+                "needs": sorted(found.plan.nodes[u].id for u in found.plan.dependencies(n)),
                 "outputs": {output.name: output.path for output in node.outputs},
                 "expected_seconds": expected.get(node.id) if n not in estimated else None,
                 "conflicts": list(verdict.conflicts),
