@@ -256,7 +256,7 @@ class Loopback(Driver):
         """Take a slot on a machine, or extend the lease. Raises NoCapacity if all are in use."""
         name = order.offer.id
         if name not in self._names:
-            raise Rejected(f'"{name}" is none of the hosts (they are {", ".join(self._names)})')
+            raise Rejected(f'unknown host "{name}" (known: {", ".join(self._names)})')
         self._faulty.count_request()
         self._faulty.refuse()
         with self._alone():

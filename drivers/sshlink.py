@@ -209,7 +209,7 @@ class SshLink:
                 if not ended:
                     noise += found + pid
                 elif not pid.isdigit():
-                    raise Rejected(f"{self.route} does not say what it ran as")
+                    raise Rejected(f"{self.route} did not report the process ID of a command")
                 else:
                     session.pid = int(pid)
                     self._logged_in = True
