@@ -95,7 +95,9 @@ class Faults:
             except ValueError as error:
                 raise Rejected(f"these faults are not JSON: {error}") from error
         if not isinstance(given, Mapping):
-            raise Rejected('faults are a table like {"no_capacity": 2}')
+            raise Rejected(
+                'invalid faults: expected a table of fault names and numbers, such as {"no_capacity": 2}'
+            )
         known = {field.name: type(field.default) for field in fields(cls)}
         for name, value in given.items():
             if name not in known:

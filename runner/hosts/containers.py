@@ -571,7 +571,7 @@ def wrap(
     if engine.kind in cluster_containers.KINDS:
         if not network:
             raise CannotRun(
-                f"{engine.kind} on the host cannot run a sandbox without network",
+                f"{engine.kind} on the host cannot run a sandbox with the network disabled",
                 fix="set `sandbox: {network: true}`, or use a host with podman or docker",
             )
         return cluster_containers.wrap(command, image.id, engine, mounts, gpus)

@@ -332,7 +332,7 @@ def _sort_drafts(sketch: Sketch) -> list[NodeDraft]:
             "cycle",
             f"steps depend on each other: {' -> '.join(draft.id for draft in loop)}",
             loop[0].step.origin,
-            fix="remove one of these dependencies: an output in a template, `deps` or `needs`",
+            fix="break the cycle: remove an entry of `deps` or `needs`, or a template that uses another step's output",
             key=True,
         )
         raise Invalid(sketch.problems)

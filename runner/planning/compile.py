@@ -230,7 +230,7 @@ class _Compiler:
             "cycle",
             f"steps depend on each other: {' -> '.join(loop)}",
             recipe.steps[loop[0]].origin,
-            fix="remove one of these dependencies: an output in a template, or `needs`",
+            fix="break the cycle: remove an entry of `needs`, or a template that uses another step's output",
             key=True,
         )
 

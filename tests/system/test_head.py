@@ -351,7 +351,10 @@ def test_a_port_that_is_in_use_or_a_head_that_cannot_be_reached_is_reported_befo
         and f"cannot listen on port {farm} of ssh {sshd.address}" in said
         and "Address already in use" in said
     ), said
-    assert "stop the program on this port, or set another `port` of the head" in said
+    assert (
+        "stop the program that uses this port, or set another `port` in the `head` of the stack"
+        in said
+    )
     sshd.stop()
     code, _, said = space.command("run", "--stack", "farm")
     assert (

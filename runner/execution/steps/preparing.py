@@ -93,9 +93,10 @@ class Preparer:
             site.write_text("\n".join(each.name for each in members), encoding="utf-8")
 
     def compose_task(self, attempt: Attempt, pythons: Sequence[str]) -> None:
-        """Choose the directories and compose the task of an attempt, on one host or several.  Creates no files.
+        """Choose the directory of an attempt and create its task, on one host or several.
 
-        `pythons` are the interpreters on the hosts.
+        The place creates the directory when it runs the task. `pythons` are the interpreters on
+        the hosts.
         """
         attempt.directory = AttemptDirectory(f"{self._folder}/{attempt.name}")
         attempt.started = time.time()

@@ -82,7 +82,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.epilog = "Examples:\n  recipe prioritize last 5\n  recipe prioritize 3f1035 -1"
     else:
         parser.add_argument(
-            "--driver", metavar="NAME", help="Driver to run on (default: unchanged)"
+            "--driver",
+            metavar="NAME",
+            help="Driver for the run (default: the driver of the previous execution)",
         )
         parser.add_argument(
             "--queue",

@@ -19,12 +19,13 @@ from ..handle.http_transport import HttpTransport
 from ..handle.local_transport import LocalTransport
 from ..handle.transport import New, Transport
 from . import run as run_verb
-from .flags import parse_label, request_of, split_words, values_of
+from .flags import hide, parse_label, request_of, split_words, values_of
 from .targets import open_for_run
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     run_verb.arguments(parser, verb)
+    hide(parser, "json", "print_commands", "unattended", "yes")
     parser.add_argument(
         "--priority",
         type=int,
