@@ -481,7 +481,9 @@ class Loopback(Driver):
         """Run a program on the machine of a lease, with injected faults."""
         faults, home = self._faults, self._root / lease.data["host"]
         if not self._runs(lease):
-            raise HostLost(f"{home.name} is gone or was stopped, or the lease was given back")
+            raise HostLost(
+                f"{home.name} no longer exists or was stopped, or its lease was released"
+            )
         now = self._faulty.count(
             "calls", max(faults.lost_on_call, faults.unreachable_on_call, faults.cut_on_call)
         )

@@ -163,7 +163,7 @@ def _refuse_unsandboxed(ws: Workspace, found: Survey, settings: Settings) -> Non
 
         if why := find_local_refusal():
             raise CannotRun(
-                f"{here[0]} asks for a sandbox, which this machine cannot make: {why}", fix=FIX
+                f"{here[0]} requires a sandbox, but this machine cannot create one: {why}", fix=FIX
             )
 
 
@@ -741,7 +741,7 @@ def _report_too_few_hosts(id: str, spec: StepSpec, host_pool: HostPool) -> list[
         )
         return [words] if words else []
     have = sum(bool(place.address) or headed for place in host_pool.places)
-    whose = " beside the head" if headed else ""
+    whose = " in addition to the head" if headed else ""
     if have < workers:
         return [
             f"{id} requires {workers} nodes{whose}, but {host_pool.name} has {have} free host(s)"

@@ -168,7 +168,7 @@ class Telemetry:
             self._advance(told, point)
         elif step in self._others:
             self._say_once(
-                f"the platform gets the metrics of one training only, {self._training}, not of {step}"
+                f"the platform gets the metrics of only one training step, {self._training}, not of {step}"
             )
             return
         elif self._training in self._due_here or self._numbers.training:

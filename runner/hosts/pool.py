@@ -673,7 +673,7 @@ class HostPool:
                 leases.hand_over(row)
         for row, why in await leases.close():
             self.say(
-                f"the lease {row.key} of {row.driver} could not be released: {why}; try again with `recipe reap`{self._upkeep.console}"
+                f"cannot release the machine {row.key} of {row.driver}: {why}; try again with `recipe reap`{self._upkeep.console}"
             )
 
     def instance_of(self, place: Place) -> str:

@@ -59,14 +59,14 @@ LAST_WORDS: Final = 0.5
 WAKE: Final = 20
 """Number of followers that are woken before other requests get a turn."""
 
-_AGAIN: Final = "a move is told apart by its `run` and `seq`"
+_AGAIN: Final = "to recognize repeated moves, compare `run` and `seq`"
 GAP: Final = {
-    "message": "the server was killed, or has sent too much since: moves of the last minute may come again, and log lines, metrics"
-    " and progress from before this connection do not",
+    "message": "the server was killed, or the interruption was too long: the server may repeat moves of the last minute, and does not"
+    " repeat log lines, metrics and progress",
     "fix": _AGAIN,
 }
 CUT: Final = {
-    "message": f"more than {KEPT} moves were missed, and only the first of them come now",
+    "message": f"this client missed more than {KEPT} moves, and the stream repeats only the first {KEPT}",
     "fix": "GET /v1/runs/{run}/events?after= has the rest of each run",
 }
 

@@ -387,5 +387,6 @@ def test_more_workers_than_may_be_rented_at_once_are_refused(space: Space, farm:
     code, _, said = space.command("run", "--stack", "farm")
     assert (
         code == 2
-        and "s requires 2 machines beside the head, but at most 1 may be rented at once" in said
+        and "s requires 2 machines in addition to the head, but at most 1 may be rented at once"
+        in said
     ), said

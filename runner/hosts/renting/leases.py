@@ -56,7 +56,7 @@ RENEW: Final = 3600.0
 """Seconds between two renewals of a lease."""
 SLOW: Final = 600.0
 """Seconds after which a starting machine is reported as slow."""
-OVERDUE: Final = "its lease has expired"
+OVERDUE: Final = "its rental period has ended"
 """Reason for the release of a machine past its end."""
 LOST_AFTER: Final = "15 minutes"
 """Duration of `LONG` attempts to reach a host, in messages."""
@@ -263,7 +263,7 @@ class Leases:
         most = sum(committed_cost(row.price, now, row.until) for row in pending)
         return (
             f"{self.name} has not terminated {_display_names(pending)} within {minutes:g} minutes, and until its "
-            f"lease ends it may cost ${most:.4g} more: {shortage}"
+            f"rental period ends, it may cost ${most:.4g} more: {shortage}"
         )
 
     def make_intent(self, need: Need, offer: Offer, until: datetime) -> LeaseRow:

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     elif not args.quiet:
         lines = [line for each in reports for line in as_text(each, all=bool(args.verbose))]
         lines += runs_as_text(unfinished)
-        print("\n".join(lines or ["no run is under way or waits"]))
+        print("\n".join(lines or ["no run is active, queued or paused"]))
     return 0 if all(each["fresh"] for each in reports) else 1
 
 
@@ -94,7 +94,7 @@ def runs_as_text(found: UnfinishedRuns) -> list[str]:
     for row in found.paused:
         lines.append(f"paused: {_since(row)}; `recipe resume {row['run']}` continues it")
     for row in found.died:
-        begun = f"{row['run']} {safe_line(row['recipe'])}, begun {format_time(row['created'])}"
+        begun = f"{row['run']} {safe_line(row['recipe'])}, started {format_time(row['created'])}"
         lines.append(f"died: {begun}{_cost_so_progress_text(row)}; resume it with `recipe run`")
     return lines
 
