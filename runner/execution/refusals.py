@@ -299,15 +299,17 @@ def _hours_on(
 ) -> HoursOn:
     """Return a function that estimates the hours of a run's steps on a given GPU model.
 
-    Steps in `trains` count as estimated for the GPU, other steps as `earlier`, in seconds.
+    Steps in `trains` count as estimated for the GPU, other steps as `earlier`, in seconds. Steps of
+    unknown duration are left out, unless no duration is known.
     """
     from ..advice import estimates
     from ..hosts.renting.totals import Hours
+    from ..planning.ids import readable
 
     @cache
     def on(gpu: str, memory: int | None) -> Hours | None:
         kind = estimates.load_hardware().find_offered(gpu, memory)
-        seconds, bases, guessed = 0.0, list[str](), False
+        seconds, bases, guessed, without = 0.0, list[str](), False, list[str]()
         for n, measured in earlier.items():
             there = (
                 estimates.estimate_step(ws, found.plan, n, gpu=kind)
@@ -322,8 +324,11 @@ def _hours_on(
                 seconds += measured
                 bases.append("as long as it took earlier")
             else:
-                return None
-        return Hours(seconds / 3600, "; ".join(dict.fromkeys(bases)), guessed)
+                without.append(readable(found.plan.nodes[n].id))
+        if not bases:
+            return None
+        basis = "; ".join(dict.fromkeys(bases))
+        return Hours(seconds / 3600, basis, guessed, tuple(without))
 
     return on
 
