@@ -325,7 +325,7 @@ class SshLink:
                 ) from error
             if "matching" in str(error):
                 raise Denied(
-                    f"{route} supports none of our ciphers or key exchanges: {error}"
+                    f"{route} and recipe have no cipher or key exchange in common: {error}"
                 ) from error
             raise Unreachable(f"{route}: the key exchange failed ({error})") from error
         except (asyncssh.Error, OSError, ValueError) as error:

@@ -425,7 +425,8 @@ def _refuse_denied_secrets(ws: Workspace, found: Survey, host_pool: HostPool, na
         taken := find_sent_secrets([*find_remote_steps(found, host_pool).values()], ws.environ)
     ):
         words = "; ".join(
-            f"{step} would send {', '.join(names)} there" for step, names in taken.items()
+            f"{step} would send {', '.join(names)} to a rented machine"
+            for step, names in taken.items()
         )
         fix = f'choose another driver, remove the secrets from the recipe, or set `secrets = "send"` in [drivers.{name}]'
         raise Invalid(
