@@ -268,7 +268,7 @@ def estimate_takes(
 
     nodes, specs = found.plan.nodes, found.plan.specs()
     ids = [nodes[n].id for steps in by_need.values() for n in steps]
-    estimated = estimates.estimate_plan(ws, found.plan, found.todo)
+    estimated = estimates.fetch_and_estimate_plan(ws, found.plan, found.todo)
     earlier, made = (
         ws.store.index.expected_seconds(found.plan.recipe, ids),
         ws.store.index.last(found.plan.recipe, ids),

@@ -65,10 +65,13 @@ def parse_label(text: str) -> tuple[str, str]:
     return name, value
 
 
-def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> None:
+def add_request(
+    parser: argparse.ArgumentParser, *, also_updates: str = "", all_drivers: bool = False
+) -> None:
     """Add the recipe, its inputs, and the flags for the driver, hosts, outputs and store.
 
-    `also_updates` is appended to the help of `--update`.
+    `also_updates` is appended to the help of `--update`. With `all_drivers`, the verb asks all
+    providers by default.
     """
     from ...storage.workspace import results_place
 
@@ -95,9 +98,10 @@ def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> N
     where = section(parser, WHERE)
     where.add_argument(
         "--driver",
-        default="local",
+        default="all" if all_drivers else "local",
         metavar="NAME",
-        help="Driver for the run, or any:NAME,NAME for the cheapest of several drivers (default: local)",
+        help="Driver for the run, or any:NAME,NAME for the cheapest of several drivers (default: "
+        + ("all providers with credentials)" if all_drivers else "local)"),
     )
     where.add_argument(
         "--host",
