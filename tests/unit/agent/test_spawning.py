@@ -16,11 +16,12 @@ class Poller:
     """Watches processes, or has no descriptor left for it."""
 
     def __init__(self, *, full: bool = False) -> None:
-        self.watched, self.full = list[int](), full
+        self.watched, self.full, self.score = list[int](), full, ""
 
     def watch_process(self, pid: int) -> None:
         self.watched.append(pid)
         if self.full:
+            self.score = Path(f"/proc/{pid}/oom_score_adj").read_text().strip()
             raise OSError(24, "Too many open files")
 
 
@@ -48,10 +49,11 @@ def started(
 
 def test_a_job_has_its_directory_its_environment_and_its_log(log: Path, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
+    log.write_text("a line of recipe\n")
     script = 'pwd; echo "$WORD"; echo wrong >&2; exit 3'
     code = started(log, "/bin/sh", "-c", script, cwd=tmp_path / "in", WORD="hello")
     assert code == 3
-    assert log.read_text() == f"{tmp_path}/in\nhello\nwrong\n"
+    assert log.read_text() == f"a line of recipe\n{tmp_path}/in\nhello\nwrong\n"
 
 
 def test_a_job_is_the_first_of_its_session_and_reads_nothing(log: Path) -> None:
@@ -75,6 +77,7 @@ def test_a_job_that_cannot_be_watched_does_not_run(log: Path, tmp_path: Path) ->
     poller = Poller(full=True)
     with pytest.raises(OSError, match="Too many open files"):
         started(log, "/bin/sh", "-c", script, loop=poller)
+    assert poller.score == "500"  # the kernel ends a job before the agent
     with pytest.raises(ProcessLookupError):
         os.kill(poller.watched[0], 0)
 
