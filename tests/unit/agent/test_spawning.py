@@ -108,6 +108,12 @@ def test_the_program_is_found_in_the_path_of_the_job(log: Path, tmp_path: Path) 
     assert started(log, "tool", PATH=path) == 0 and log.read_text() == "second\n"
 
 
+def test_an_empty_part_of_the_path_is_the_directory_of_the_job(log: Path) -> None:
+    (log.parent / "tool").write_text("#!/bin/sh\necho here\n")
+    (log.parent / "tool").chmod(0o755)
+    assert started(log, "tool", PATH="/no/such/folder:") == 0 and log.read_text() == "here\n"
+
+
 def test_a_job_that_cannot_be_watched_does_not_run(log: Path, tmp_path: Path) -> None:
     script = f"sleep 60; touch {tmp_path}/ran"
     poller = Poller(full=True)
