@@ -8,10 +8,12 @@ import pytest
 
 from drivers.base import Exit
 from runner.errors import Infrastructure, Invalid, Problem
+from runner.execution.session import preview
 from runner.execution.steps import success_recorder
 from runner.execution.steps.diverging import DivergedLosses
 from runner.execution.terms import Choice
 from runner.storage.workspace import Workspace
+from runner.survey.request import Request
 from tests.unit.execution.fakes import SimulatedRun, StartedJob, exits, runs_for, writes
 
 RECIPE = "steps: {a: {run: 'true', deps: [in.txt], outputs: {o: a.txt}}}"
@@ -157,6 +159,36 @@ def test_a_loss_that_is_no_number_is_told_at_once_and_stored_though_nobody_can_b
     run = SimulatedRun(tmp_path, recipe, {"a": diverges})
     assert run.run().state == "COMPLETED"
     assert told == ["loss is nan at step 1"] == run.last_of("a").data["warnings"]
+
+
+def test_warnings_numbers_and_left_processes_are_stored_with_the_end(tmp_path: Path) -> None:
+    async def program(job: StartedJob) -> Exit:
+        job.report('{"warning": "few rows"}\n{"loss": 0.5}\n')
+        await writes(a="1")(job)
+        return Exit(0, strays=2)
+
+    recipe = RECIPE.replace("outputs", "metrics: true, outputs")
+    run = SimulatedRun(tmp_path, recipe, {"a": program})
+    assert run.run().state == "COMPLETED"
+    data = run.last_of("a").data
+    assert (data["metrics"], data["warnings"], data["strays"]) == ({"loss": 0.5}, ["few rows"], 2)
+    with Workspace.open(tmp_path) as ws:
+        (row,) = ws.store.runs.attempts(run.run_id)
+        survey = preview(ws, Request("./recipe.yaml", {}), Choice())
+        trace = survey.facts.traces.get(row.key)
+    assert trace is not None and trace.facts["warnings"] == ["few rows"]
+
+
+def test_numbers_of_a_pattern_are_those_of_the_step_from_its_end_on(tmp_path: Path) -> None:
+    async def program(job: StartedJob) -> Exit:
+        job.print("loss=7\n")
+        return await writes(a="1")(job)
+
+    recipe = RECIPE.replace("outputs", "metrics: {pattern: 'loss=(?P<loss>[0-9]+)'}, outputs")
+    run = SimulatedRun(tmp_path, recipe, {"a": program})
+    assert run.run().state == "COMPLETED"
+    with Workspace.open(tmp_path) as ws:
+        assert "7" in ws.store.runs.steps(run.run_id)["a"].numbers
 
 
 def test_the_result_of_a_forced_step_replaces_the_one_before(tmp_path: Path) -> None:
