@@ -110,6 +110,21 @@ def test_offers_of_four_providers_are_ranked_by_the_total_of_the_run_before_its_
         assert f"\n{name} for train: " in out
 
 
+def test_a_total_without_a_step_of_unknown_duration_is_marked_with_a_plus(
+    four: Space, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure = (
+        "  measure: {run: python m.py, needs: [train], resources: {gpus: 1, gpu_memory: 20GB}}\n"
+    )
+    four.write("tuned.yaml", TRAINS + measure)
+    four.write("base/config.json", json.dumps(CONFIG))
+    known = [offer for offer in ranked(four, capsys, "./tuned.yaml") if offer["usd"] is not None]
+    assert known and all(offer["hours_without"] == ["measure"] for offer in known)
+    out, _ = told(four, capsys, "./tuned.yaml")
+    assert re.search(r" ~\d+\.\d\+ .* \d+\.\d\d\+ ", out)
+    assert "\n+: without measure, whose duration is unknown" in out
+
+
 def test_without_any_hours_offers_are_ranked_by_their_price_and_the_total_is_unknown(
     four: Space, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -155,7 +155,7 @@ def test_a_log_that_cannot_be_stored_stays_where_it_is(
     def refuse(*_words: object) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tidying.attempt_result, "keep_log", refuse)
+    monkeypatch.setattr(tidying.attempt_result, "copy_log", refuse)
     (failure,) = SimulatedRun(tmp_path, RECIPE, {"a": exits(1, "ValueError\n")}).run().failures
     assert "; the log stays in place (" in failure.reason
     assert Path(failure.log).read_text() == "ValueError\n"

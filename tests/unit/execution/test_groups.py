@@ -29,10 +29,10 @@ class Commits:
     def size(self) -> int:
         return len(self.moves)
 
-    def move(self, move: Move) -> None:
+    def add_move(self, move: Move) -> None:
         self.moves.append(move)
 
-    def report(self, step: str, _numbers: str) -> None:
+    def add_metrics(self, step: str, _numbers: str) -> None:
         self.moves.append(MOVE._replace(id=step))
 
     def send(self, landed: Callable[[], None]) -> None:
