@@ -100,6 +100,8 @@ def test_what_readers_of_the_raw_log_have_to_mask_is_named_but_not_shown() -> No
     found = run.record(attempt(spec))
     assert found["secrets"] == ["MY_KEY", "HF_TOKEN"] and found["env_files"] == [".env"]
     assert "secret" not in str(found["log"]) and token not in str(found)
+    found = Run().record(attempt(SPEC._replace(env_files=[".env"])))
+    assert found["env_files"] == [".env"] and "secrets" not in found
 
 
 def test_a_training_says_from_which_checkpoint_it_goes_on() -> None:
