@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -93,8 +95,6 @@ def here(environ: Mapping[str, str]) -> tuple[Device, ...]:
 
 
 def _ask() -> tuple[Card, ...]:
-    import shutil
-    import subprocess
     import tempfile
 
     if shutil.which("nvidia-smi") is None:
