@@ -9,6 +9,7 @@ never delays one by more than `PATIENCE`.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,12 +24,12 @@ from ...planning.judge import RUN, Verdict
 from ...planning.plan import UNCACHED, Node, Plan
 from ...planning.step import TEMPORARY
 from ..content.files import Content
+from ..content.objects import Objects
 
 if TYPE_CHECKING:
     import queue
     import threading
 
-    from ..content.objects import Objects
     from ..content.seals import Seal
     from ..records.index import Trace
     from .layout import RemoteResult
@@ -210,7 +211,6 @@ class RemoteCache:
 
         Pass its result to `note_fetched` in the cache's own thread.
         """
-        from ..content.objects import Objects
         from .session import MissingObject
 
         # The other thread needs its own `Objects`, because the cache's objects belong to this
@@ -424,8 +424,6 @@ class _UploadQueue:
     def __init__(self, home: Path, remote: Remote) -> None:
         import queue
 
-        from ..content.objects import Objects
-
         self.problems: list[str] = []
         self._remote, self._objects = remote, Objects(home)
         self._queue: queue.SimpleQueue[tuple[Trace, frozenset[str]] | None] = queue.SimpleQueue()
@@ -494,8 +492,6 @@ def upload_result(
 
 def _run_in_background(do: Callable[[], None]) -> threading.Thread:
     """Start a function in a daemon thread."""
-    import threading
-
     thread = threading.Thread(target=do, name="store", daemon=True)
     thread.start()
     return thread
