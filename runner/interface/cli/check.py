@@ -11,9 +11,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ...execution.results import warnings_of
 from ...language.units import money_text
 from ...paths import from_here, is_path
+from ...planning.judge import FRESH, RESTORE
 from ...storage.workspace import Workspace
+from ...survey.survey import Survey, survey
 from ..tail import safe_line
 from .flags import add_request, color, request_of
 from .targets import open_for_run
@@ -21,7 +24,6 @@ from .targets import open_for_run
 if TYPE_CHECKING:
     from ...advice.rules import RuleFindings
     from ...survey.request import Request
-    from ...survey.survey import Survey
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -68,7 +70,6 @@ def _check_request(
     ws: Workspace, request: Request, args: argparse.Namespace, host: dict[str, object] | None
 ) -> tuple[Survey, RuleFindings]:
     from ...advice import preflight
-    from ...survey.survey import survey
     from ...survey.templates import refuse_unrenderable
 
     found = survey(ws, request)
@@ -116,9 +117,6 @@ def _host_facts(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | 
 
 def _print_warnings(ws: Workspace, found: Survey) -> None:
     """Print stored warnings of up-to-date and restorable steps, for example disabled packing."""
-    from ...execution.results import warnings_of
-    from ...planning.judge import FRESH, RESTORE
-
     for line in warnings_of(ws, found, FRESH, RESTORE):
         print(safe_line(line))
 

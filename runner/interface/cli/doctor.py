@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import fcntl
 import json
 import os
 import shutil
@@ -12,11 +14,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from drivers import devices, machine
+from drivers import devices, install_line, machine
 
 from ...agent import cgroups
-from ...hosts.probe import ProbeLine
-from .flags import JSON_HELP
+from ...hosts.probe import ProbeLine, examine
+from ...settings import load
+from .flags import JSON_HELP, check_driver
 
 _PACKAGES: Final = ("torch", "accelerate", "transformers", "peft")
 _FICLONE: Final = 0x40049409  # ioctl that shares the data of one file with another (linux/fs.h)
@@ -72,14 +75,9 @@ def _print_findings(found: Sequence[ProbeLine], *, only_problems: bool) -> None:
 
 def _examine_hosts(args: argparse.Namespace) -> list[ProbeLine]:
     """Examine the hosts or provider accounts of the driver, by default of the driver `ssh`."""
-    import asyncio
-
-    from ...hosts.probe import examine
     from ...hosts.renting.any_driver import driver_names
     from ...hosts.renting.leases import create_driver
-    from ...settings import load
     from ...storage.records.store import home
-    from .flags import check_driver
 
     name = "ssh" if args.driver == "local" else args.driver
     check_driver(name)
@@ -253,8 +251,6 @@ def _write_trouble(folder: Path) -> str:
 
 
 def _reflinks(folder: Path) -> bool:
-    import fcntl
-
     try:
         with (
             tempfile.NamedTemporaryFile(dir=folder) as one,
@@ -271,8 +267,6 @@ def _reflinks(folder: Path) -> bool:
 def _training() -> Iterator[ProbeLine]:
     """Yield findings on training packages; versions are read from metadata, as imports take seconds."""
     from importlib.metadata import PackageNotFoundError, version
-
-    from drivers import install_line
 
     for name in _PACKAGES:
         try:

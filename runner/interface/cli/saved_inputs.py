@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ...errors import CannotRun, Corrupt, Invalid, NotFound, Problem, did_you_mean
+from ...language.library import find
 from ...paths import beside
 from ...storage.workspace import Workspace
+from ...survey.plan_cache import as_stored, compile_request
 from ..tables import align
 from ..tail import safe_line
 from .targets import format_time, open_for_reading, resolve_request
@@ -100,9 +102,6 @@ def _names(ws: Workspace) -> list[str]:
 
 
 def _save(ws: Workspace, args: argparse.Namespace, name: str, words: Sequence[str]) -> int:
-    from ...language.library import find
-    from ...survey.plan_cache import as_stored, compile_request
-
     path = _path(ws, name)
     if path.exists() and not args.replace:
         raise CannotRun(
