@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -95,8 +96,6 @@ def here(environ: Mapping[str, str]) -> tuple[Device, ...]:
 
 
 def _ask() -> tuple[Card, ...]:
-    import tempfile
-
     if shutil.which("nvidia-smi") is None:
         return ()
     try:

@@ -14,10 +14,12 @@ from drivers.base import Host, HostLost, Need, Rejected, Wish
 
 from ..digest import of_value
 from ..errors import Busy, CannotRun, Infrastructure
+from ..language.units import duration
 from ..storage.locks import Lock, Locks
 from ..storage.records.ledger import LeaseRow, Ledger, of_user
 from .renting.any_driver import alternatives
 from .renting.leases import create_driver, lease_of, need_of, offer_of
+from .renting.needs import min_seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,7 +83,6 @@ class StackState(NamedTuple):
 async def open_leases(ws: Workspace, stack: Stack) -> AsyncIterator[StackLeases]:
     """Open the leases of a stack with a persistent machine, outside of a run.  Raises CannotRun if the stack has none."""
 
-    from .renting.needs import min_seconds_of
     from .renting.stack_leases import StackLeases
 
     if not stack.keep:
@@ -179,8 +180,6 @@ def _bucket(ws: Workspace, stack: Stack) -> Bucket | None:
 
 def export_program(ws: Workspace, stack: Stack) -> str:
     """Return the stack's resources as a Pulumi program, without asking a provider.  Raises CannotRun if the driver cannot export, Invalid."""
-    from ..language.units import duration
-
     ws.on(stack.name)
     given = ws.config.driver(stack.driver)
     driver = None
