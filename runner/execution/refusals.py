@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from ..errors import CannotRun, Invalid, NoHost, Problem, did_you_mean
+from ..language.units import about
 from ..paths import shipped
 from ..planning.ids import bare
 from ..planning.judge import RESTORE
@@ -603,8 +604,6 @@ def _report_too_small_hosts(
 
 
 def _format_amount(pool: str, amount: float) -> str:
-    from ..language.units import about
-
     if pool == "memory":
         return about(amount)
     decimals = 0 if amount == int(amount) else 3

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from ..errors import Invalid, Problem
+from ..language.units import duration, money
 from ..secrets import Masker
 from ..survey.request import Request
 
@@ -243,7 +244,6 @@ def limits_asked(ws: Workspace, settings: Settings) -> Mapping[str, float]:
     """
     if not settings.stack:
         return settings.limits
-    from ..language.units import duration, money
 
     read = {"time": duration, "cost": money}
     return {
