@@ -33,6 +33,7 @@ from ...survey.upkeep import (
 from ..differences import brief
 from ..tail import safe_ids, safe_line
 from .flags import JSON_HELP, RUN_HELP, ask_consent
+from .stores import open_store
 from .targets import (
     add_request_words,
     find_nodes,
@@ -329,8 +330,6 @@ def _rm(ws: Workspace, args: argparse.Namespace) -> int:
 
 
 def _gc_store(ws: Workspace, args: argparse.Namespace) -> int:
-    from .stores import open_store
-
     remote_cache = open_store(ws, args.store)
     remote = remote_cache.remote
     done = remote.collect(keep_days=args.keep_days, dry=args.dry_run)
