@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import Invalid, NotFound
+from ..language import document
+from ..language.addresses import kind_of
+from ..language.units import money
 from ..language.values import is_number
 from ..paths import config_folder, shipped
 from ..planning.step import ResourceSpec
@@ -197,8 +200,6 @@ def load_hardware() -> Hardware:
 
 @lru_cache(maxsize=2)
 def _load_hardware(own: tuple[Path, int, int] | None) -> Hardware:
-    from ..language import document
-
     data: Any = document.read(shipped() / "recipes" / "hardware.yaml").value
     if own is None:
         return hardware.read(data)
@@ -309,8 +310,6 @@ def estimate_values(
     """Return the estimate of a training with these input values, without a plan."""
 
     def find_address(name: str) -> tuple[str, str]:
-        from ..language.addresses import kind_of
-
         address = values.get(name)
         return (kind_of(address), address) if isinstance(address, str) else ("", "")
 
@@ -548,8 +547,6 @@ def _read_prices(ws: Workspace) -> dict[str, float]:
 
     Raises NotFound for an unknown GPU.
     """
-    from ..language.units import money
-
     return {
         load_hardware().find(name).name: money(price) for name, price in ws.config.prices.items()
     }

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...errors import CannotRun
-from ...language.template import TemplateError
+from ...language.shell import script
+from ...language.template import TemplateError, evaluate, text_of
 from ...language.unknowns import kinds_of
 from ...planning.step import StepSpec, unwritable
 
@@ -75,8 +76,6 @@ def _render_command(spec: StepSpec, scope: Mapping[str, Any], python: str) -> La
         assert isinstance(run, str)
         bash = spec.shell == "bash"
         if "{{" in run:
-            from ...language.shell import script
-
             run = script(run, scope, bash=bash)
         shell = ("bash", "-euo", "pipefail") if bash else ("/bin/sh", "-eu")
         return Launch(shell, files, env, run)
@@ -210,7 +209,6 @@ def _render_variable(value: Any, scope: Mapping[str, Any], what: str) -> str | N
     """Return the text of an environment variable; None for null, which leaves the variable unset."""
     if isinstance(value, str) and "{{" not in value:
         return value
-    from ...language.template import evaluate, text_of
 
     try:
         found = evaluate(value, scope) if isinstance(value, str) else value

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ... import settings
 from ...errors import Invalid, NotFound, Problem, RecipeError, did_you_mean
 from ...settings import ANY
 from ..pairs import parse_pairs
@@ -200,7 +201,6 @@ def take_stack(args: argparse.Namespace) -> None:
     """
     if not getattr(args, "stack", ""):
         return
-    from ... import settings
 
     stack = settings.load(Path(os.path.abspath(args.workspace)), os.environ).stack(args.stack)
     named = any(word.partition("=")[0] == "--driver" for word in args.line)
