@@ -62,8 +62,8 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         default=0,
         metavar="N",
         help=(
-            "Random seed for --random and --tpe (default: 0). A larger N with the same seed "
-            "adds combinations"
+            "Random seed for --random and --tpe (default: 0). With the same seed, a larger "
+            "--random or --tpe adds combinations"
         ),
     )
     parser.add_argument(
