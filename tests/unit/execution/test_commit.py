@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace as Of
+from typing import Any
 
 import pytest
 
@@ -121,6 +123,74 @@ def test_a_key_that_one_step_holds_is_refused_to_another_until_it_is_let_go(
     assert not commits.hold(key, "b")  # what the first made is not stored yet
     commits.flush()
     assert commits.hold(key, "b") and not commits.hold(key, "a")
+
+
+def test_a_new_attempt_begins_without_the_numbers_and_the_phase_of_the_one_before(
+    commits: GroupCommit,
+) -> None:
+    def stored() -> tuple[str, str]:
+        commits.flush()
+        row = commits.ws.store.runs.steps("r1")["a"]
+        return row.numbers, row.reason
+
+    commits.add_move(Move("step", "a", "READY", "RUNNING"))
+    assert stored() == ("", "")
+    commits.add_metrics("a", "loss 1")
+    commits.enter_phase("a", "fetching")
+    assert commits.size == 1 and stored() == ("loss 1", "fetching")
+    commits.add_move(Move("step", "a", "RUNNING", "RUNNING"))  # the same attempt
+    assert stored() == ("loss 1", "fetching")
+    commits.add_move(Move("step", "a", "RUNNING", "READY", "lost"))
+    commits.add_move(Move("step", "a", "READY", "RUNNING"))
+    assert stored() == ("", "")
+
+
+def test_only_a_change_of_its_state_changes_the_reason_of_a_run(commits: GroupCommit) -> None:
+    runs = commits.ws.store.runs
+    commits.add_move(Move("run", "r1", "QUEUED", "ACTIVE", "begun"))
+    commits.flush()
+    commits.add_expansion({"each": ["x"]}, 1)
+    commits.add_move(Move("run", "r1", "ACTIVE", "ACTIVE", "seen"))
+    commits.flush()
+    assert (runs.get("r1").state, runs.get("r1").reason) == ("ACTIVE", "begun")
+    commits.add_move(Move("run", "r1", "ACTIVE", "PAUSED", "asked"))
+    commits.take_back()  # a cancellation came meanwhile
+    commits.flush()
+    assert runs.get("r1").state == "ACTIVE"
+
+
+def test_a_key_that_another_machine_holds_is_not_held_here(
+    commits: GroupCommit, tmp_path: Path
+) -> None:
+    key, ws = "ab" * 32, commits.ws
+    refusing: Any = Of(hold_key=lambda _key, _run: False)
+    distant: Any = Of(delivers=True, store=Of(runs=Of(exchange=refusing)))
+    commits.ws = distant
+    assert not commits.hold(key, "a") and not commits.holds(key)
+    other = Keys(str(ws.home / "locks" / "keys"))
+    assert other.try_hold(key)
+    other.close()
+
+
+def test_a_key_is_let_go_for_other_machines_when_its_result_is_uploaded(
+    commits: GroupCommit,
+) -> None:
+    key, released, sending = "ab" * 32, list[list[str]](), {"ab" * 32}
+    exchange = Of(
+        hold_key=lambda _key, _run: True,
+        release_keys=lambda keys, _run: released.append(keys),
+    )
+    cache = Of(is_sending=sending.__contains__)
+    distant: Any = Of(delivers=True, store=Of(runs=Of(exchange=exchange)), remote_cache=cache)
+    commits.ws = distant
+    assert commits.hold(key, "a")
+    commits.release(key)
+    commits.release_uploaded()
+    assert not commits.holds(key) and not released
+    sending.clear()
+    commits.release_uploaded()
+    commits.release_uploaded()
+    assert released == [[key]]
 
 
 def test_what_a_run_holds_is_held_against_the_other_threads_of_its_process(tmp_path: Path) -> None:

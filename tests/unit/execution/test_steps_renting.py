@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from drivers.base import HostLost, NoCapacity
+from runner.errors import StoreUnavailable
 from runner.execution.steps import renting
 from runner.execution.steps.bell import Bell
 from runner.execution.steps.renting import Machines
@@ -361,3 +362,15 @@ def test_moves_of_leases_are_noted_with_what_another_worker_needs(
     assert (move.subject, move.id, move.before, move.after) == ("lease", "k1", "COMING", "UP")
     assert move.data["price"] == 0.5 and ("offered" in move.data) is more
     assert logged == [("ssh", "i-1", "UP")] and not world.pool.moves
+
+
+def test_after_a_ledger_that_does_not_answer_no_second_machine_is_rented() -> None:
+    world = World()
+    world.queue("a")
+    world.pool.fails = StoreUnavailable("the ledger does not answer")
+    act(world, seconds=10)
+    assert world.pool.rented == ["gpu"] and not world.pool.refused
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match="the ledger does not answer"):
+            act(world, seconds=10)
+    assert world.pool.rented == ["gpu"]

@@ -159,7 +159,7 @@ def test_logs_of_all_nodes_are_kept_and_that_of_the_failed_one_explains_the_end(
     failed = Finished(tmp_path)
     for log in failed.attempt.logs:
         Path(log).write_text(log)
-    found = failed.cleanup.keep_log("a/b", failed.attempt)
+    found = failed.cleanup.copy_logs("a/b", failed.attempt)
     assert found == f"{tmp_path}/runs/r1/a%2Fb.2.1.log"
     assert Path(found).read_text() == failed.attempt.logs[1]
     first = Path(f"{tmp_path}/runs/r1/a%2Fb.2.log")
