@@ -290,16 +290,16 @@ def alarms() -> list[str]:
 
 
 WHY = {
-    "rename a key": "names that nothing else mentions: an output, a preset, a last step",
-    "rename a key that a program reads": "variables and files have any name, as have options of programs that are not read",
+    "rename a key": "a name that nothing else mentions: an output, a preset, a last step",
+    "rename a key that a program reads": "environment variables and files can have any name, and recipe cannot read the options of every program",
     "rename in a template": "",
-    "drop a key": "keys that may be left out, such as `timeout`, `metrics`, a limit or an option that a script does not need",
-    "drop a list item": "an option that a script does not need, or a choice less, is a recipe, too",
-    "retype a value": "arguments, variables and files take every type; a text may be any text",
+    "drop a key": "an optional key, such as `timeout`, `metrics`, a limit or an option that a script does not need",
+    "drop a list item": "a recipe without an optional argument, or with one choice less, is still valid",
+    "retype a value": "arguments, variables and files accept every type, and a text input accepts any text",
     "unquote": "most texts mean the same without quotes",
-    "nest a key too far out": "names inside of what a program reads",
-    "nest a key too far in": "an output, argument or variable more, under a name that is free",
-    "swap a branch": "both branches are right for some value, and neither reads what its condition says is empty",
+    "nest a key too far out": "a key in a file that a program reads",
+    "nest a key too far in": "the key becomes another output, argument or variable",
+    "swap a branch": "both branches are valid for some value, and neither branch reads a value that is null under its condition",
 }
 
 

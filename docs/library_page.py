@@ -57,7 +57,7 @@ def markdown(sheet: Sheet, shared: Collection[_Row]) -> list[str]:
         [
             *lines,
             "",
-            f"This recipe uses {', '.join(used)} ([packages and licences](#{_USED.lower()})).",
+            f"This recipe uses {' and '.join(f'`{each}`' for each in used)}. See [packages and licences](#{_USED.lower()}).",
         ]
         if used
         else lines

@@ -81,7 +81,7 @@ def _row(row: dict[str, Any], models: dict[str, Any]) -> Row:
 def table() -> str:
     """The rows as Markdown."""
     lines = [
-        "| # | what | measured, GB | estimated | error | by the weight | its error | |",
+        "| # | what | measured, GB | estimated | error | simple rule | its error | |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows():

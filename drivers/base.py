@@ -339,7 +339,7 @@ class Driver:
 
         The caller closes the Host. Raises Rejected unless `Traits.visits`.
         """
-        raise Rejected("its machines are looked at by a lease only")
+        raise Rejected("cannot list its machines without a lease")
 
     # --- the provider
 
@@ -419,7 +419,7 @@ class Driver:
         It also creates their surroundings, and the bucket if one is named.  Asks no server.
         Raises Rejected if the settings do not define one machine, and unless `Traits.exports`.
         """
-        raise Rejected("it writes no program of its machines")
+        raise Rejected("cannot export a program for its machines")
 
     # --- one lease
 
@@ -441,7 +441,7 @@ class Driver:
         Raises Rejected unless `Traits.prolongs`.
 
         """
-        raise Rejected("its machines do not end themselves")
+        raise Rejected("cannot change the end of a lease")
 
     async def start(self, lease: Lease, until: datetime) -> None:
         """Start a stopped machine, to be stopped automatically at `until`.
@@ -474,7 +474,7 @@ class Driver:
         Paths are those of this machine, so the disk must be shared. Raises DriverError, and
         Rejected unless `Traits.works`.
         """
-        raise Rejected("it carries out no run itself")
+        raise Rejected("cannot execute a run in a job")
 
 
 def suggest(word: str, known: Iterable[str], all: str = "known:") -> str:

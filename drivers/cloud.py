@@ -289,7 +289,7 @@ async def harmless(asking: Awaitable[_T]) -> _T:
 
 
 def markets(wanted: Market | Literal["any"]) -> tuple[Market, ...]:
-    """Return the markets allowed by a need."""
+    """Return the markets (spot, on-demand) that the `market` of a resource requirement allows."""
     return ("on-demand", "spot") if wanted == "any" else (wanted,)
 
 

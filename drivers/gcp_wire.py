@@ -314,7 +314,9 @@ class GcpClient:
         try:
             if self._credentials is None:
                 if not _may_have():
-                    raise exceptions.DefaultCredentialsError("this machine is none of Google's")
+                    raise exceptions.DefaultCredentialsError(
+                        "this machine is not a Compute Engine instance"
+                    )
                 self._credentials, project = google.auth.default(scopes=[SCOPE], request=_request)
                 self._project = self._project or project or ""
                 self.source = (

@@ -52,7 +52,10 @@ class Installation:
             ) from error
 
     def with_name(self, name: str) -> Self:
-        """Return another installation by name, for its tags only. Its secret is unknown here."""
+        """Return another installation of this name.
+
+        Use the result only to compute tags: it still has this installation's secret.
+        """
         other = copy(self)
         other.name = name
         return other

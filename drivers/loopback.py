@@ -95,7 +95,9 @@ class Faults:
             except ValueError as error:
                 raise Rejected(f"these faults are not JSON: {error}") from error
         if not isinstance(given, Mapping):
-            raise Rejected('faults are a table like {"no_capacity": 2}')
+            raise Rejected(
+                'invalid faults: expected a table of fault names and numbers, such as {"no_capacity": 2}'
+            )
         known = {field.name: type(field.default) for field in fields(cls)}
         for name, value in given.items():
             if name not in known:
@@ -254,7 +256,7 @@ class Loopback(Driver):
         """Take a slot on a machine, or extend the lease. Raises NoCapacity if all are in use."""
         name = order.offer.id
         if name not in self._names:
-            raise Rejected(f'"{name}" is none of the hosts (they are {", ".join(self._names)})')
+            raise Rejected(f'unknown host "{name}" (known: {", ".join(self._names)})')
         self._faulty.count_request()
         self._faulty.refuse()
         with self._alone():
@@ -479,7 +481,9 @@ class Loopback(Driver):
         """Run a program on the machine of a lease, with injected faults."""
         faults, home = self._faults, self._root / lease.data["host"]
         if not self._runs(lease):
-            raise HostLost(f"{home.name} is gone or was stopped, or the lease was given back")
+            raise HostLost(
+                f"{home.name} no longer exists or was stopped, or its lease was released"
+            )
         now = self._faulty.count(
             "calls", max(faults.lost_on_call, faults.unreachable_on_call, faults.cut_on_call)
         )

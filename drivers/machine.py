@@ -181,8 +181,8 @@ def describe_shortfall(
     of_driver = next(iter(told.get("cuda", ())), "")
     runs = find_cuda_version(f"cuda{of_driver}")
     if needs and runs and runs < needs:
-        who = f"{image} needs" if of_image else "the setting `cuda` says"
-        return f"its driver runs CUDA {runs[0]}.{runs[1]} (nvidia-smi: CUDA Version), and {who} {needs[0]}.{needs[1]}"
+        who = f"{image} needs" if of_image else "the setting `cuda` requires"
+        return f"its driver runs CUDA {runs[0]}.{runs[1]} (nvidia-smi: CUDA Version), but {who} {needs[0]}.{needs[1]}"
     if sold.gpus and "hung" in told:
         return HUNG
     have = parse_resources(told)
@@ -194,7 +194,7 @@ def describe_shortfall(
     )
     for what, wanted, there, share, unit in tests:
         if wanted and there is not None and there < wanted * share:
-            return f"it has {there / unit:.0f} {what}, and {wanted / unit:.0f} were promised"
+            return f"it has {there / unit:.0f} {what}, but {wanted / unit:.0f} were expected"
     return ""
 
 

@@ -54,8 +54,8 @@ EMPTY: Final = (
     ": renting is impossible; add credit at https://app.primeintellect.ai/dashboard/billing"
 )
 FIRST_USE: Final = (
-    "Prime's pods cannot prove who they are: the first host key that one shows is believed. Write `first_use = true` below `[drivers.prime]` "
-    "to rent there; who sits between you and the pod at that moment could read what a step sends, its secrets too"
+    "Prime Intellect publishes no SSH host keys of its pods, so recipe must trust the first host key that a pod shows. To rent there, set "
+    "`first_use = true` below [drivers.prime]. An attacker who intercepts the first connection can read all data of the step, including secrets"
 )
 
 

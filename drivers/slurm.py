@@ -350,7 +350,7 @@ class Slurm(Driver):
         }
         shown = [
             *((name, told.get(key, "unknown")) for name, key in names.items()),
-            ("partitions", commands.limits(commands.parse_groups(said))),
+            ("partitions", commands.describe_limits(commands.parse_groups(said))),
         ]
         return [*shown, *await self._look()]
 

@@ -152,7 +152,7 @@ class NodeGroup(NamedTuple):
     nodes: int
     have: Resources
     features: frozenset[str]
-    longest: float = inf
+    longest: float = inf  # time limit of a job, in seconds
     """Time limit of the partition's jobs, in seconds."""
 
 
@@ -306,7 +306,7 @@ def look(order: SbatchOptions, python: str, root: str, probe: str, setup: Sequen
     )
 
 
-def limits(found: Iterable[NodeGroup]) -> str:
+def describe_limits(found: Iterable[NodeGroup]) -> str:
     """Describe partitions with their node counts and time limits."""
     nodes: dict[tuple[str, float], int] = {}
     for group in found:

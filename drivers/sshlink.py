@@ -209,7 +209,7 @@ class SshLink:
                 if not ended:
                     noise += found + pid
                 elif not pid.isdigit():
-                    raise Rejected(f"{self.route} does not say what it ran as")
+                    raise Rejected(f"{self.route} did not report the process ID of a command")
                 else:
                     session.pid = int(pid)
                     self._logged_in = True
@@ -325,7 +325,7 @@ class SshLink:
                 ) from error
             if "matching" in str(error):
                 raise Denied(
-                    f"{route} supports none of our ciphers or key exchanges: {error}"
+                    f"{route} and recipe have no cipher or key exchange in common: {error}"
                 ) from error
             raise Unreachable(f"{route}: the key exchange failed ({error})") from error
         except (asyncssh.Error, OSError, ValueError) as error:
@@ -648,7 +648,7 @@ def _check_end(session: _Session, noise: bytes, mark: bytes, argv: Argv, route: 
         raise Unreachable(f"lost the connection to {route} while {argv[0]} ran")
     if not session.pid:
         message = f"{route} does not run commands in a POSIX shell"
-        raise Denied(_quote_output(message, "; it says: ", noise + before + words))
+        raise Denied(_quote_output(message, "; its output: ", noise + before + words))
     said = words.partition(b"\n")[2] if found else words
     if session.signal:
         kind = Unreachable if session.signal in ENDED else Rejected
@@ -677,7 +677,7 @@ def _explain_stuck(route: Route, words: bytes) -> str:
     told = _readable(words)
     return (
         f"{route} started no command within {LOGIN:g} s after login: its start-up files (~/.bashrc, ~/.profile) wait, read input or print"
-        + (f"; they say: {told[-200:]}" if told else "")
+        + (f"; their output: {told[-200:]}" if told else "")
         + "; make the first line of ~/.bashrc `case $- in *i*) ;; *) return ;; esac`"
     )
 

@@ -213,7 +213,7 @@ class StreamMasker:
     def _next(self, piece: bytes, *, last: bool) -> bytes:
         data = self.held + piece
         flat = _remove_line_ends(data)
-        place = _map_positions(data, flat)
+        to_position = _map_positions(data, flat)
         spans = self._masker.find_spans(flat)
         if self._covered:
             spans = _merge_spans([(0, self._covered), *spans])
@@ -222,11 +222,11 @@ class StreamMasker:
         for start, end in spans:
             if start >= cut:
                 break
-            shown.append(data[done : place(start)])
+            shown.append(data[done : to_position(start)])
             if start or not self._covered:
                 shown.append(STARS)
-            done = place(end - 1) + 1
-        stop = len(data) if cut == len(flat) else place(cut)
+            done = to_position(end - 1) + 1
+        stop = len(data) if cut == len(flat) else to_position(cut)
         shown.append(data[done:stop])
         self._covered = max(
             0, max((end for start, end in spans if start < cut), default=self._covered) - cut
@@ -253,12 +253,12 @@ def _map_positions(data: bytes, flat: bytes) -> Callable[[int], int]:
     """Return a function that maps positions in the text without line ends to positions in the text."""
     before: list[int] = []
 
-    def place(at: int) -> int:
+    def to_position(at: int) -> int:
         if not before:  # computed only if needed
             before.extend(end.start() - n for n, end in enumerate(_LINE_END.finditer(data)))
         return at + bisect.bisect_right(before, at)
 
-    return int if len(data) == len(flat) else place
+    return int if len(data) == len(flat) else to_position
 
 
 # -- the forms of a secret

@@ -19,7 +19,7 @@ CHANCES: Final = {
     "taken": "creating a machine fails, because the offer no longer exists or the provider has no capacity",
     "dearer": "when a machine is created, its price is 10 % higher than in the offer",
     "undead": "the fake confirms a destroy request, but the machine continues to run",
-    "spelled": "a price is text, such as $0.83/hr, 19.92 USD per day or 83 cents (not gcp, which names none)",
+    "spelled": "a price is text, such as $0.83/hr, 19.92 USD per day or 83 cents (not gcp, which returns no prices)",
     "unpriced": "a price is null, negative or not a number (not gcp)",
     "stuck": "a machine never becomes ready",
     "failed": "a machine cannot boot",
@@ -68,10 +68,10 @@ def parse(text: str, operations: Sequence[str] = ()) -> tuple[Fault, ...]:
 
     `operations` are the known operations.  Raises ValueError with a message for the user.
     """
-    return tuple(_one(word.strip(), operations) for word in text.split(",") if word.strip())
+    return tuple(_parse_fault(word.strip(), operations) for word in text.split(",") if word.strip())
 
 
-def _one(word: str, operations: Sequence[str]) -> Fault:
+def _parse_fault(word: str, operations: Sequence[str]) -> Fault:
     left, equals, value = word.partition("=")
     name, _, operation = left.partition("@")
     known = [*CHANCES, *AMOUNTS]

@@ -147,7 +147,9 @@ class Boot(NamedTuple):
 class World(ABC, Generic[M]):
     """Base of fake providers, each with one account.
 
-    A provider defines `routes`, a method for each operation, its own error format, and `happen`.
+    A provider defines `routes`, a method for each operation, its own error format, and three steps of its
+    machines: `begin` creates the first ones, the account calls `happen` when a transition is due, and `halt`
+    when the credit is used up.
     """
 
     routes: ClassVar[tuple[Route, ...]]
@@ -162,7 +164,7 @@ class World(ABC, Generic[M]):
         self.account: Account[M] = Account(self.faults, now, self.happen, self.halt)
         self.parts: list[object] = []
         """Objects with the operations that are not methods of this World."""
-        self.ports: dict[str, int] | None = None
+        self.ports: dict[str, int] | None = None  # by machine; None without real machines
         self.port = 0  # a free local port, for providers whose machines all use one port
         self.key = ""
         self.calls = 0

@@ -183,7 +183,7 @@ def _throughput(found: Breakdown, inputs: Mapping[str, Any], gpu: bool) -> tuple
             )
         ),
         *(
-            ("checkpoint_activations=false, where memory allows: a quarter less arithmetic",)
+            ("checkpoint_activations=false, if memory allows: a quarter less computation",)
             if inputs.get("checkpoint_activations") is True
             else ()
         ),

@@ -64,6 +64,7 @@ class StepEstimate:
     step: str
     found: MemoryEstimate | None
     unknown: str = ""  # why there is no estimate
+    missing_config: str = ""  # address of the model whose config.json is not in the local cache
     gpu: str = ""  # as shown: "rtx4090 (24 GB)", "24 GB"
     usable: int | None = None
     seconds: tuple[float, float] | None = None  # lowest and highest
@@ -232,6 +233,17 @@ def estimate_plan(ws: Workspace, plan: Plan, numbers: Sequence[int]) -> dict[int
     return found
 
 
+def fetch_and_estimate_plan(
+    ws: Workspace, plan: Plan, numbers: Sequence[int]
+) -> dict[int, StepEstimate]:
+    """Return estimates like `estimate_plan`, after a download of the missing configs of Hub models."""
+    found = estimate_plan(ws, plan, numbers)
+    missing = {each.missing_config for each in found.values() if each.missing_config}
+    if any([fetch_config(address) for address in sorted(missing)]):
+        return estimate_plan(ws, plan, numbers)
+    return found
+
+
 def estimate_step(
     ws: Workspace, plan: Plan, n: int, *, gpu: GpuModel | None = None
 ) -> StepEstimate | None:
@@ -349,11 +361,10 @@ def _estimate(case: _Case) -> StepEstimate:
     config = read_model_config(case.ws, kind, address)
     if config is not None:
         return _estimate_text(case, config)
-    if address:
-        unknown = f"the config.json of {address} is not in the local cache yet"
-    else:
-        unknown = "the recipe has no input `base` with a model"
-    return replace(case.blank, unknown=unknown)
+    if not address:
+        return replace(case.blank, unknown="the recipe has no input `base` with a model")
+    unknown = f"the config.json of {address} is not in the local cache yet"
+    return replace(case.blank, unknown=unknown, missing_config=address)
 
 
 def _estimate_text(case: _Case, config: Mapping[str, Any]) -> StepEstimate:

@@ -100,11 +100,11 @@ def find_endable_lease(known: Sequence[OpenLease], key: str) -> OpenLease:
     """
     by_key = {each.row.key: each for each in known}
     if key not in by_key:
-        fix = did_you_mean(key, by_key) or "list the leases with `recipe reap -n`"
+        fix = did_you_mean(key, by_key) or "list the machines with `recipe reap -n`"
         raise NotFound(f"no lease {key}", fix=fix)
     found = by_key[key]
     if found.row.kept and not found.fate.end:
-        words = f"the lease {key} is the persistent machine of the stack {found.row.stack}"
+        words = f"{key} is the persistent machine of the stack {found.row.stack}"
         name = found.row.stack.partition(" ")[0]
         raise CannotRun(words, fix=f"terminate it with `recipe stack down {name}`")
     if found.fate.reason == "at-work":

@@ -55,7 +55,7 @@ def step_plans(ws: Workspace, found: Survey) -> list[StepForecast]:
         if estimate is not None:
             seconds = estimate.seconds[1] if estimate.seconds else seconds
             usd = estimate.usd[1] if estimate.usd else None
-        needs = sorted(plan.nodes[need].id for need in plan.needs(n))
+        needs = sorted(plan.nodes[each].id for each in plan.dependencies(n))
         steps.append(
             StepForecast(node.id, verdict.answer, verdict.reasons, needs, seconds, usd, estimate)
         )

@@ -69,7 +69,7 @@ def _place(ws: Workspace, after: str) -> RunPlace:
             RunPlace(float(created), run) if tilde else RunPlace(_creation_time(ws, after), after)
         )
     except ValueError:
-        fix = "give the `next` of the page before, or the id of a run"
+        fix = "pass the `next` of the previous page, or a run ID"
         problem = Problem("bad-value", f'"{after}" is not the end of a page', None, fix)
         raise Invalid([problem]) from None
 

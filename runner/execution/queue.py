@@ -196,7 +196,7 @@ def _execute_claimed(
             listener.say(line)
         _store_end(ws, ws.store.runs.get(row.id), fence, failed_state(error))
     except Exception:
-        print(f"recipe: an internal error ended the work on run {row.id}", file=sys.stderr)
+        print(f"recipe: an internal error stopped run {row.id}", file=sys.stderr)
         traceback.print_exc()
         if fail_if_poisoned(ws, ws.store.runs.get(row.id), fence):
             return True

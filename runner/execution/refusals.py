@@ -167,7 +167,7 @@ def _refuse_unsandboxed(ws: Workspace, found: Survey, settings: Settings) -> Non
 
         if why := find_local_refusal():
             raise CannotRun(
-                f"{here[0]} asks for a sandbox, which this machine cannot make: {why}", fix=FIX
+                f"{here[0]} requires a sandbox, but this machine cannot create one: {why}", fix=FIX
             )
 
 
@@ -270,7 +270,7 @@ def estimate_takes(
 
     nodes, specs = found.plan.nodes, found.plan.specs()
     ids = [nodes[n].id for steps in by_need.values() for n in steps]
-    estimated = estimates.estimate_plan(ws, found.plan, found.todo)
+    estimated = estimates.fetch_and_estimate_plan(ws, found.plan, found.todo)
     earlier, made = (
         ws.store.index.expected_seconds(found.plan.recipe, ids),
         ws.store.index.last(found.plan.recipe, ids),
@@ -301,15 +301,17 @@ def _hours_on(
 ) -> HoursOn:
     """Return a function that estimates the hours of a run's steps on a given GPU model.
 
-    Steps in `trains` count as estimated for the GPU, other steps as `earlier`, in seconds.
+    Steps in `trains` count as estimated for the GPU, other steps as `earlier`, in seconds. Steps of
+    unknown duration are left out, unless no duration is known.
     """
     from ..advice import estimates
     from ..hosts.renting.totals import Hours
+    from ..planning.ids import readable
 
     @cache
     def on(gpu: str, memory: int | None) -> Hours | None:
         kind = estimates.load_hardware().find_offered(gpu, memory)
-        seconds, bases, guessed = 0.0, list[str](), False
+        seconds, bases, guessed, without = 0.0, list[str](), False, list[str]()
         for n, measured in earlier.items():
             there = (
                 estimates.estimate_step(ws, found.plan, n, gpu=kind)
@@ -324,8 +326,11 @@ def _hours_on(
                 seconds += measured
                 bases.append("as long as it took earlier")
             else:
-                return None
-        return Hours(seconds / 3600, "; ".join(dict.fromkeys(bases)), guessed)
+                without.append(readable(found.plan.nodes[n].id))
+        if not bases:
+            return None
+        basis = "; ".join(dict.fromkeys(bases))
+        return Hours(seconds / 3600, basis, guessed, tuple(without))
 
     return on
 
@@ -422,7 +427,8 @@ def _refuse_denied_secrets(ws: Workspace, found: Survey, host_pool: HostPool, na
         taken := find_sent_secrets([*find_remote_steps(found, host_pool).values()], ws.environ)
     ):
         words = "; ".join(
-            f"{step} would send {', '.join(names)} there" for step, names in taken.items()
+            f"{step} would send {', '.join(names)} to a rented machine"
+            for step, names in taken.items()
         )
         fix = f'choose another driver, remove the secrets from the recipe, or set `secrets = "send"` in [drivers.{name}]'
         raise Invalid(
@@ -728,7 +734,7 @@ def _report_too_few_hosts(id: str, spec: StepSpec, host_pool: HostPool) -> list[
         )
         return [words] if words else []
     have = sum(bool(place.address) or headed for place in host_pool.places)
-    whose = " beside the head" if headed else ""
+    whose = " in addition to the head" if headed else ""
     if have < workers:
         return [
             f"{id} requires {workers} nodes{whose}, but {host_pool.name} has {have} free host(s)"

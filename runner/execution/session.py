@@ -56,9 +56,10 @@ LAST: Final = 10
 
 
 def preview(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Survey:
-    """Return the plan of a request with a verdict and its reasons for each step.
+    """Compute the plan of a request with a verdict and its reasons for each step.
 
-    Raises Invalid, NotFound, CannotRun.
+    Runs no step, but updates the caches, may create a lock file (see `survey`), and replaces
+    damaged objects by copies of their published files. Raises Invalid, NotFound, CannotRun.
     """
     found = survey(
         ws,
@@ -388,15 +389,15 @@ def _skip_unchosen(found: Survey) -> None:
     Raises CannotRun if a dependency of the chosen step is out of date.
     """
     plan, only, wanted = found.plan, found.only, found.select_wanted(found.plan)
-    needs = {need for n in wanted for need in plan.needs(n)}
+    dependencies = {each for n in wanted for each in plan.dependencies(n)}
     if only:
         before, waits = plan.closure_of(only)
         if waits:
-            needs |= before
+            dependencies |= before
     for n, verdict in enumerate(found.verdicts):
         if n in wanted:
             continue
-        if only and n in needs and verdict.answer in (RUN, MAYBE):
+        if only and n in dependencies and verdict.answer in (RUN, MAYBE):
             raise CannotRun(
                 f"{plan.nodes[n].id}, a dependency of {only}, is out of date",
                 fix=f"run that step first, or use `--until {only}`",

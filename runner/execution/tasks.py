@@ -23,10 +23,10 @@ def tasks_of(
         if node.id not in ids:
             continue
         spec = specs[n]
-        needs = {plan.nodes[u].id for u in plan.needs(n)} & todo
+        dependencies = {plan.nodes[u].id for u in plan.dependencies(n)} & todo
         chosen = {plan.nodes[u].id for u in node.choices}
         many = {
-            need for need in needs if need in chosen or "[" in need.removeprefix(node.prefix)
+            each for each in dependencies if each in chosen or "[" in each.removeprefix(node.prefix)
         }  # choices of a `select`, and matrix instances or steps inside one
         asked = spec.resources.room | {
             name: float(amount) for name, amount in spec.resources.pools.items()
@@ -39,7 +39,7 @@ def tasks_of(
         tasks.append(
             Task(
                 node.id,
-                tuple(needs - many),
+                tuple(dependencies - many),
                 tuple(many),
                 pools,
                 spec.options.retries,
@@ -49,19 +49,7 @@ def tasks_of(
         )
     if len(tasks) > 1 and expected:
         weights = priorities(tasks, expected) if ids == todo else {}
-        tasks = [
-            Task(
-                t.id,
-                t.needs,
-                t.after,
-                t.pools,
-                t.retries,
-                t.preemptions,
-                t.allow_failure,
-                weights.get(t.id, 0.0),
-            )
-            for t in tasks
-        ]
+        tasks = [each._replace(priority=weights.get(each.id, 0.0)) for each in tasks]
     return tasks
 
 

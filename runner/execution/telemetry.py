@@ -83,12 +83,13 @@ class Telemetry:
     def finish(self, attempt: str) -> None:
         """Send the remaining output of a finished attempt, including an incomplete last line."""
         for name, stream in list(self._rest):
-            of_it = name == attempt or name.startswith(
-                f"{attempt}."
-            )  # or one process of the attempt
-            if of_it and (rest := self._rest.pop((name, stream))):
+            is_process = name.startswith(f"{attempt}.")  # a process of the attempt
+            if name != attempt and not is_process:
+                continue
+            if rest := self._rest.pop((name, stream)):
                 self._process(name, stream, rest)
         self._gpu.pop(attempt, None)
+        # The last training step is always sent.
         if self._held is not None and self._step_of(attempt) == self._training:
             self._points.append(self._held)
             self._held = None
@@ -167,7 +168,7 @@ class Telemetry:
             self._advance(told, point)
         elif step in self._others:
             self._say_once(
-                f"the platform gets the metrics of one training only, {self._training}, not of {step}"
+                f"the platform gets the metrics of only one training step, {self._training}, not of {step}"
             )
             return
         elif self._training in self._due_here or self._numbers.training:

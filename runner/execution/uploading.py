@@ -81,13 +81,13 @@ def upload(
     endpoint = _endpoint(ws, address)
     identity = of_value("results", [address, endpoint, plan.recipe, plan.digest, found])
     note = ws.home / "uploaded" / of_value("results", [address, endpoint, plan.recipe, plan.digest])
-    place = (
+    address = (
         f"{address}/{plan.recipe}/{plan.digest[:12]}" if not address.startswith(HUB) else address
     )
-    shown = f"{place} at {endpoint}" if endpoint else place
+    shown = f"{address} at {endpoint}" if endpoint else address
     sent_before, _, size = _read_note(note).partition(" ")
     if sent_before == identity:
-        if _is_uploaded(ws, place, shown, int(size)):
+        if _is_uploaded(ws, address, shown, int(size)):
             listener.say(f"results are at {shown}, as uploaded before")
             return
         listener.say(f"the results are no longer at {shown}; uploading them again")
@@ -155,15 +155,15 @@ def _upload_files(
     return sent
 
 
-def _is_uploaded(ws: Workspace, place: str, shown: str, size: int) -> bool:
+def _is_uploaded(ws: Workspace, address: str, shown: str, size: int) -> bool:
     """Return True if the manifest of an earlier upload exists with `size` bytes.
 
     Raises Infrastructure if the store does not answer.
     """
     try:
-        if place.startswith(HUB):
-            return hub.is_there(place, ws.environ)
-        found = _bucket(ws, place).head(MANIFEST)
+        if address.startswith(HUB):
+            return hub.is_there(address, ws.environ)
+        found = _bucket(ws, address).head(MANIFEST)
     except RecipeError as error:
         raise Infrastructure(
             f"cannot check the results at {shown}: {error}", fix=error.fix

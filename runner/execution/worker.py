@@ -305,7 +305,7 @@ def _compose_pool(ours: Assignment) -> HostPool:
         settings.everything_there,
     )
     if settings.driver != LOCAL:
-        pool.driver, pool.given = (
+        pool.driver, pool.given_contents = (
             ours.ahead.driver if ours.ahead is not None else None,
             find_given_contents(found),
         )
@@ -366,7 +366,7 @@ def _store_final_state(commits: GroupCommit, end: RunState, step: str = "") -> s
             words = {"cancel": "cancelled", "pause": "paused"}.get(commits.answers, end.reason)
             end = end._replace(reason=words)
         data = {"failure": end.failure, "step": step} if end.failure else {}
-        commits.move(Move("run", commits.run, "ACTIVE", end.state, end.reason, data))
+        commits.add_move(Move("run", commits.run, "ACTIVE", end.state, end.reason, data))
         try:
             commits.flush()
             return end.state
@@ -462,7 +462,7 @@ def _start(ours: Assignment, begins: ClaimedRun, jobs: int) -> GroupCommit:
         listener.say(f"resuming run {begins.id}{_INTERRUPTIONS.get(begins.state, '')}")
     reason = "resumed" if begins.resumed else ""
     facts = {"fresh": fresh, "steps": len(ids), "resumed": begins.resumed}
-    commits.move(Move("run", begins.id, begins.state, "ACTIVE", reason, facts))
+    commits.add_move(Move("run", begins.id, begins.state, "ACTIVE", reason, facts))
     return commits
 
 

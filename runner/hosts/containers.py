@@ -95,7 +95,7 @@ _PROXIES = tuple(
     for name in (low, low.upper())
 )
 """Proxy variables for image registries."""
-_GREEDY = (
+_CLIENT_PREFIXES = (
     "LD_",
     "DOCKER_",
     "CONTAINER_",
@@ -571,7 +571,7 @@ def wrap(
     if engine.kind in cluster_containers.KINDS:
         if not network:
             raise CannotRun(
-                f"{engine.kind} on the host cannot run a sandbox without network",
+                f"{engine.kind} on the host cannot run a sandbox with the network disabled",
                 fix="set `sandbox: {network: true}`, or use a host with podman or docker",
             )
         return cluster_containers.wrap(command, image.id, engine, mounts, gpus)
@@ -657,24 +657,29 @@ def _container_name(attempt: str) -> str:
 def _environment(command: Command, engine: Engine) -> tuple[dict[str, str], list[str]]:
     """Return the client's environment and the arguments of `--env`.
 
-    An argument is a name, or `NAME=value` for a variable that the client itself reads.
+    An argument is a name, whose value the client takes from its environment.  A variable that the client
+    itself reads is `NAME=value` instead, so that the step's value does not change the client.
     """
     own = {name: value for name, value in engine.env.items() if name in _CLIENT}
     env, named = dict(own), []
     for name, value in command.env.items():
-        if name in _CLIENT or name.startswith(_GREEDY):
+        if _is_read_by_client(name):
             named.append(f"{name}={value}")
         else:
             env[name] = value
             named.append(name)
     for name in command.secrets:
-        if name in _CLIENT or name.startswith(_GREEDY):
+        if _is_read_by_client(name):
             raise CannotRun(
                 f"the secret {name} has a variable name that {engine.kind} itself uses",
                 fix="rename the variable: `secrets: {OTHER: {from: " + name + "}}`",
             )
         named.append(name)
     return env, named
+
+
+def _is_read_by_client(name: str) -> bool:
+    return name in _CLIENT or name.startswith(_CLIENT_PREFIXES)
 
 
 def _mount_flags(mount: Mount, engine: Engine) -> list[str]:

@@ -87,6 +87,7 @@ _log = Log("hosts")
 class HostPool:
     """The places on which the steps of one run can run."""
 
+    # Given by the caller, before `open`.
     ws: Workspace
     run: str
     local: Client
@@ -110,46 +111,51 @@ class HostPool:
     """Leave the stack's persistent machine running after the run."""
     driver: Driver | None = None
     """A driver that already connects; by default, `open` creates one."""
-    given: Collection[str] = ()
+    given_contents: Collection[str] = ()
     """Contents that the first steps need."""
     earlier: Sequence[LeaseRow] = ()
     """Leases that a worker on another machine had for this run."""
-    taking: Mapping[Need, StepTotals] = field(default_factory=dict)
-    """What the steps of each need take, on any market."""
-    unmet: dict[Need, str] = field(default_factory=dict)
-    """Needs without an offer before the run, each with the excluded offers by count."""
+
+    # Created by `open`.
     local_place: Place = field(init=False)
     head: StackHead = field(default_factory=StackHead)
-    inventory: Inventory = field(default_factory=Inventory)
-    """The remote places of the run."""
-    spot: Spot = field(default_factory=Spot)
-    together: Collection[Need] = ()
-    """Needs whose machines are the nodes of one step, and so must be in one zone."""
-    zones: Zones = field(default_factory=Zones)
-    box: Mapping[str, Any] = field(default_factory=dict)
-    """Container settings: `container_engine` (for Slurm `container`), `engine_args` and `container_args`."""
-    moves: list[tuple[str, LeaseRow]] = field(default_factory=list)
-    """State changes of leases that the run has not recorded yet: the previous state, and the lease."""
     leases: StackLeases | None = None
+    container_settings: Mapping[str, Any] = field(default_factory=dict)
+    """`container_engine` (for Slurm `container`), `engine_args` and `container_args`."""
     _opened: list[Place] = field(default_factory=list)
-    _local_places: dict[Path, Place] = field(default_factory=dict)
-    """Places of this machine for the agents of earlier claims, by agent root."""
-    _wish: Wish = field(default_factory=Wish)
-    _want: int = 0
-    """Number of free places that the run can use."""
-    _shown: set[str] = field(default_factory=set)
-    """Messages that are shown once."""
     _connector: Connector = field(init=False)
     _connectors: Mapping[str, Connector] = field(default_factory=dict)
     """A connector per driver, if the run has several."""
     _upkeep: LeaseUpkeep = field(init=False)
+    _wish: Wish = field(default_factory=Wish)
+    _want: int = 0
+    """Number of free places that the run can use."""
 
-    lost: list[str] = field(default_factory=list)
-    """Reasons for the loss of places."""
-    _releasing: set[str] = field(default_factory=set)
-    """Keys of leases that this run is releasing."""
+    # The machines that the steps need.
+    step_totals: Mapping[Need, StepTotals] = field(default_factory=dict)
+    """What the steps of each need take, on any market."""
+    together: Collection[Need] = ()
+    """Needs whose machines are the nodes of one step, and so must be in one zone."""
+    zones: Zones = field(default_factory=Zones)
+    spot: Spot = field(default_factory=Spot)
+    unmet: dict[Need, str] = field(default_factory=dict)
+    """Needs without an offer before the run, each with the excluded offers by count."""
     refused: dict[Need, str] = field(default_factory=dict)
     """Needs for which no machine is available, with the reasons."""
+
+    # The places of the run and their leases.
+    inventory: Inventory = field(default_factory=Inventory)
+    """The remote places of the run."""
+    moves: list[tuple[str, LeaseRow]] = field(default_factory=list)
+    """State changes of leases that the run has not recorded yet: the previous state, and the lease."""
+    lost: list[str] = field(default_factory=list)
+    """Reasons for the loss of places."""
+    _local_places: dict[Path, Place] = field(default_factory=dict)
+    """Places of this machine for the agents of earlier claims, by agent root."""
+    _releasing: set[str] = field(default_factory=set)
+    """Keys of leases that this run is releasing."""
+    _shown: set[str] = field(default_factory=set)
+    """Messages that are shown once."""
 
     @property
     def is_remote(self) -> bool:
@@ -259,9 +265,9 @@ class HostPool:
         The places are on as many hosts as `wish` needs nodes, or on all available hosts.
         Raises Busy if all slots are in use, NoHost if no host can be used, DriverError.
         """
-        self._connector = Connector(self.ws, self.name, self.python, self.say, self.given)
+        self._connector = Connector(self.ws, self.name, self.python, self.say, self.given_contents)
         self._connectors = {
-            name: Connector(self.ws, name, self.python, self.say, self.given)
+            name: Connector(self.ws, name, self.python, self.say, self.given_contents)
             for name in alternatives(self.ws.config, self.name)
         }
         self.local_place = self._connector.local_place(self.local)
@@ -282,15 +288,15 @@ class HostPool:
         )
         for row in self.earlier:
             self.leases.inherit(row)
-        kept = _group_by_machine(
+        taken_over = _group_by_machine(
             await self.leases.adopt()
         )  # before leftovers of other runs: our own leases may be past their end while our steps still run there
         await self._upkeep.tidy()
         if self.is_priced:
             self.local_place.capacity.slots = self.local_place.capacity.processors
         else:
-            await self._acquire_free(kept)
-        for rows in kept.values():
+            await self._acquire_free(taken_over)
+        for rows in taken_over.values():
             await self._add_places(offer_of(rows[0]), rows)
         self.spot.preemptions = self.leases.count_preemptions() if self.is_priced else 0
         if not self.is_priced and not self.places:
@@ -308,7 +314,7 @@ class HostPool:
             fix="wait, raise `slots`, or choose another host",
         )
 
-    async def _acquire_free(self, kept: dict[str, list[LeaseRow]]) -> None:
+    async def _acquire_free(self, taken_over: dict[str, list[LeaseRow]]) -> None:
         """Acquire free places until the run has enough places and hosts, first on hosts with leases.
 
         A host that cannot be opened is skipped if another works, unless it has leases: a step may run there.
@@ -316,14 +322,14 @@ class HostPool:
         """
         driver = self._require_leases().driver
         if driver.traits.allocates:
-            if not kept:
+            if not taken_over:
                 await self.allocate()
             return
         trouble: list[str] = []
         async with self._connector.begin_connections(driver, self._want) as reached:
-            await self._acquire_offered(Wish(hurry=True), kept, reached, trouble)
+            await self._acquire_offered(Wish(hurry=True), taken_over, reached, trouble)
             if driver.late and not self._has_enough_hosts():
-                await self._acquire_offered(Wish(), kept, reached, trouble)
+                await self._acquire_offered(Wish(), taken_over, reached, trouble)
         if trouble and not self.places:
             raise NoHost(
                 "\n".join(trouble),
@@ -333,18 +339,18 @@ class HostPool:
     async def _acquire_offered(
         self,
         wish: Wish,
-        kept: dict[str, list[LeaseRow]],
+        taken_over: dict[str, list[LeaseRow]],
         reached: dict[str, HostConnection],
         trouble: list[str],
     ) -> None:
-        """Acquire places on offered hosts while they are useful.  Leases in `kept` are taken over and removed from it."""
-        offers = sorted(await self._offers(wish), key=lambda offer: offer.id not in kept)
+        """Acquire places on offered hosts while they are useful.  Leases in `taken_over` are used first, and removed from it."""
+        offers = sorted(await self._offers(wish), key=lambda offer: offer.id not in taken_over)
         names = {place.name for place in self.places}
         for offer in offers:
             missing = self._count_missing()
-            if (missing <= 0 and offer.id not in kept) or f"{self.name} {offer.id}" in names:
+            if (missing <= 0 and offer.id not in taken_over) or f"{self.name} {offer.id}" in names:
                 continue
-            leases = kept.pop(offer.id, [])
+            leases = taken_over.pop(offer.id, [])
             alone = (
                 offer is offers[-1] and not self.places and not self._require_leases().driver.late
             )
@@ -409,10 +415,10 @@ class HostPool:
             return set()
         leases = self.leases
         leases.require_free()
-        self.taking = {replace(need, market="any"): takes for need, takes in needs.items()}
+        self.step_totals = {replace(need, market="any"): takes for need, takes in needs.items()}
         leases.budget.checkpoint_intervals = {
             need: takes.checkpoint_interval
-            for need, takes in self.taking.items()
+            for need, takes in self.step_totals.items()
             if takes.checkpoint_interval is not None
         }
         found = set()
@@ -421,7 +427,7 @@ class HostPool:
                 found.add(need)
                 continue
             await leases.check_denial()
-            offers = await self._offers(wish_for(need, self.taking, self.where))
+            offers = await self._offers(wish_for(need, self.step_totals, self.where))
             if not offers:
                 self.unmet[need] = describe_excluded(leases.exclusions)
                 continue
@@ -480,7 +486,7 @@ class HostPool:
         """Return the present offers that were not requested yet.  Earlier offers may be gone, or more expensive."""
         offers = [
             offer
-            for offer in await self._offers(wish_for(need, self.taking, self.where))
+            for offer in await self._offers(wish_for(need, self.step_totals, self.where))
             if (offer.driver, offer.id) not in requested
         ]
         if need in self.together:
@@ -667,7 +673,7 @@ class HostPool:
                 leases.hand_over(row)
         for row, why in await leases.close():
             self.say(
-                f"the lease {row.key} of {row.driver} could not be released: {why}; try again with `recipe reap`{self._upkeep.console}"
+                f"cannot release the machine {row.key} of {row.driver}: {why}; try again with `recipe reap`{self._upkeep.console}"
             )
 
     def instance_of(self, place: Place) -> str:
@@ -699,7 +705,7 @@ class HostPool:
         # The container settings of a driver whose machines run their own engine.
         for name, leases in by_driver.items():
             if not leases.driver.traits.images:
-                self.box = _container_settings(settings[name])
+                self.container_settings = _container_settings(settings[name])
         self.spot = Spot(join_markets(settings.values()))
         joined = JointLeases(self.name, by_driver, self.ws.config)
         joined.say = self.say
@@ -720,7 +726,7 @@ class HostPool:
 
     def _open_driver_leases(self, name: str, given: Driver | None) -> StackLeases:
         settings = self.ws.config.driver(name)
-        self.box = _container_settings(settings)
+        self.container_settings = _container_settings(settings)
         self.spot = Spot(market_of(settings))
         driver = given or driver_for(self.ws, name, self.hosts, self.python)
         for line in driver.notices:
@@ -744,7 +750,7 @@ class HostPool:
 
     def _pricing_for(self, need: Need) -> CostModel:
         """Return the cost model for a run with this need."""
-        takes = self.taking.get(replace(need, market="any"), StepTotals())
+        takes = self.step_totals.get(replace(need, market="any"), StepTotals())
         return CostModel(
             History.from_rows(self._require_leases().ledger.since(0), time.time()), takes.hours_on
         )
@@ -777,11 +783,11 @@ class HostPool:
         offer: Offer,
         want: int,
         need: Need,
-        kept: Sequence[LeaseRow] = (),
+        taken_over: Sequence[LeaseRow] = (),
         ready: Callable[[Place], Awaitable[object]] | None = None,
         reached: HostConnection | None = None,
     ) -> Sequence[Place]:
-        """Acquire free slots on one machine until there are `want`, with `kept`; empty if none is free.
+        """Acquire free slots on one machine until there are `want`, counting the leases in `taken_over`; empty if none is free.
 
         Raises CannotRun if the host is reachable but unusable.
         """
@@ -789,15 +795,15 @@ class HostPool:
         taken: list[LeaseRow] = []
         try:
             with self._usable(offer):
-                while len(kept) + len(taken) < want:
+                while len(taken_over) + len(taken) < want:
                     coming = max(1, len(self.inventory.coming))
                     row = await leases.rent(need, offer, coming)
                     if row is None:
                         break
                     taken.append(row)
-            if not kept and not taken:
+            if not taken_over and not taken:
                 return ()
-            return await self._add_places(offer, [*kept, *taken], ready, reached)
+            return await self._add_places(offer, [*taken_over, *taken], ready, reached)
         except (Exception, asyncio.CancelledError) as error:
             await leases.close({row.key for row in taken}, f"cannot use it: {error}")
             raise

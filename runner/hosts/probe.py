@@ -151,7 +151,7 @@ async def _examine_account(driver: Driver) -> list[ProbeLine]:
         found.append(
             ProbeLine("ok", "offers", cheapest)
             if offers
-            else ProbeLine("note", "offers", "none pass the filters", "relax the filters")
+            else ProbeLine("note", "offers", "no offer passes the filters", "relax the filters")
         )
         count = len(await driver.leases())
         more = "list their runs with `recipe reap -n`" if count else ""

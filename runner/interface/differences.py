@@ -26,7 +26,7 @@ def lines(change: Difference) -> list[str]:
     if before is None:
         return [f"{name} is new: {text(part, after)}"]
     if after is None:
-        return [f"{name} is gone: it was {text(part, before)}"]
+        return [f"{name} was removed: {text(part, before)}"]
     inner = _inside(before, after)
     if inner:
         return [f"{name} changed:", *(f"  {line}" for line in inner)]
@@ -70,7 +70,9 @@ def brief(value: object) -> str:
 def _file_lines(files: Mapping[str, str] | None) -> list[str]:
     """List the changed files of a tree: `+` added, `-` removed, `~` changed."""
     if files is None:
-        return ["which files changed is not known: what the earlier one held is not stored"]
+        return [
+            "the changed files are unknown, because the earlier version's file list is not stored"
+        ]
     return _cut([f"{sign} {safe_line(path)}" for path, sign in files.items()], "files")
 
 

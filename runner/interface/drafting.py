@@ -85,8 +85,8 @@ def draft(
         *_header(name, path, script, shown, made.look),
         *_inputs_section(shown, inputs),
         *_presets_section(made.smaller),
-        "# What a machine must have, once it matters: resources: {gpus: 1, gpu_memory: 24GB, memory: 32GB, disk: 50GB}",
-        "# The packages, exactly, so that it runs the same on any: python: {lock: requirements.lock}",
+        "# Requirements of the machine, if there are any: resources: {gpus: 1, gpu_memory: 24GB, memory: 32GB, disk: 50GB}",
+        "# Pinned packages, for the same environment on every machine: python: {lock: requirements.lock}",
         "",
         "steps:",
         "  train:",
@@ -103,7 +103,7 @@ def _header(
     name: str, path: str, script: Script, shown: str, notes: Sequence[str]
 ) -> Iterator[str]:
     """Yield the origin of the recipe, the review notes, the name and the summary."""
-    yield f"# Written from {path}: what it takes, reads and writes was read from its text.  Look it over; `recipe validate {shown}` checks it."
+    yield f"# Drafted from {path}, by reading its source code.  Review the recipe, and check it with `recipe validate {shown}`."
     for note in notes:
         yield f"# Look at: {note}"
     yield f"recipe: {name}@1"
@@ -113,7 +113,7 @@ def _header(
 
 def _inputs_section(shown: str, inputs: Sequence[str]) -> Iterator[str]:
     if inputs:
-        yield f"# What a caller gives: `recipe run {shown} NAME=VALUE`."
+        yield f"# Set an input with `recipe run {shown} NAME=VALUE`."
         yield "inputs:"
         yield from inputs
         yield ""
@@ -123,7 +123,7 @@ def _presets_section(lengths: Sequence[str]) -> Iterator[str]:
     """Yield the smoke preset with short training lengths, given as `NAME=VALUE`."""
     if lengths:
         yield "presets:"
-        yield "  # The whole of it, for real, and little of it: what you run after every change.  A minute on two CPU cores is a good length."
+        yield "  # A short run of all steps, to test every change.  A minute on two CPU cores is a good length."
         yield "  smoke:"
         for length in lengths:
             yield f"    {length.replace('=', ': ')}"
@@ -363,7 +363,7 @@ def _command(start: EntryPoint, script: Script, names: dict[str, str]) -> Iterat
     ]
     has_accelerate = any(name.partition(".")[0] == "accelerate" for name in script.imports)
     if has_accelerate and all(_fits_accelerate(option) for option in options):
-        yield "    # Started by accelerate, on as many devices as there are; null and false are no flag."
+        yield "    # Started by accelerate on all devices.  A flag whose value is null or false is omitted."
         yield f"    accelerate:\n      {start.kind}: {_yaml(start.name)}"
         if options:
             yield "      args:"

@@ -216,11 +216,11 @@ class _Dvc:
                 outputs[name] = f"{path}/" if is_folder else path
                 if _options_of_path(each).get("persist"):
                     self._look.append(
-                        f"{stage}: {bare} stays between runs (`persist`): make it a `state` if the program resumes from what is in it"
+                        f"{stage}: {bare} stays between runs (`persist`): declare it as `state` if the program resumes from its content"
                     )
                 if section == "metrics":
                     self._look.append(
-                        f"{stage}: {bare} is an output; for its numbers append JSON lines to $RECIPE_METRICS and say `metrics: true`"
+                        f"{stage}: {bare} is an output; to record its metrics, append JSON lines to $RECIPE_METRICS and set `metrics: true`"
                     )
         return outputs
 
@@ -237,7 +237,7 @@ class _Dvc:
             value = self._parameter(dotted)
             if value is not None:
                 return f"{{{{ inputs.{self._input(dotted, value)} }}}}"
-            self._look.append(f"${{{dotted}}} is none of the parameters: put a value in its place")
+            self._look.append(f"${{{dotted}}} is not a parameter: replace it by a value")
             return found[0]
 
         return _VALUE.sub(put, text)
@@ -329,7 +329,7 @@ def from_sky(
     if "workdir" in task:
         step["code"] = list(code)
         made.look.append(
-            "`code` lists what `workdir` holds; keep what the step needs: each change of it runs the step again"
+            "`code` lists all files of `workdir`: keep only the files that the step needs, because each change of a listed file reruns the step"
         )
     _add_environment(_mapping(task.get("envs")), step)
     _add_secrets(task.get("secrets") or (), step, inputs)
@@ -341,7 +341,7 @@ def from_sky(
     if task.get("setup"):
         made.recipe["setup"] = [str(task["setup"])]
         made.look.append(
-            "`setup` runs once on each host; `python: {lock: …}` installs packages exactly, and is kept"
+            "`setup` runs once on each host; to install exact package versions once, use `python: {lock: …}` instead"
         )
     made.look += [f"`{key}` of the task was not converted" for key in task if key not in _SKY_KEYS]
     made.look.append(
@@ -394,12 +394,12 @@ def _add_mounts(mounts: Value, base: str, step: Table, inputs: Table, look: list
             input_name = _unused_name(plain_name(stem), inputs)
             inputs[input_name] = {"type": "dataset", "default": address}
             look.append(
-                f"{target} was a mount of {address}: write {{{{ inputs.{input_name} }}}} in its place in the command"
+                f"{target} was a mount of {address}: write {{{{ inputs.{input_name} }}}} instead of {target} in the command"
             )
         elif address:
             step.setdefault("deps", []).append(_join(base, address))
             look.append(
-                f"{target} was a copy of {address}, which a step finds at that path from its own folder"
+                f"{target} was a copy of {address}: a step finds this file at that path below its working directory"
             )
 
 

@@ -313,7 +313,7 @@ def _replacement(field: str, fields: _Fields, rule: _Rule, look: list[str]) -> s
         return f"{{{{ matrix.{plain_name(rest)} }}}}"
     if head == "threads":
         look.append(
-            f"rule {rule.name} asks for {{threads}}: 1 is used; set `resources: {{cpus: N}}`"
+            f"rule {rule.name} uses {{threads}}, which is now 1: to use more, set `resources: {{cpus: N}}` and change the command"
         )
         return "1"
     items = _select_items(fields.get(head, ()), rest)

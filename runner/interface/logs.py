@@ -106,7 +106,7 @@ def for_stdout() -> Writer:
 
 
 def show(
-    place: Transport,
+    transport: Transport,
     run: str,
     chosen: Iterable[LogPart],
     writer: Writer,
@@ -119,7 +119,7 @@ def show(
     for part in chosen:
         is_new = True
         try:
-            for data in drive(place, core.log(run, part)):
+            for data in drive(transport, core.log(run, part)):
                 if heads and is_new:
                     writer.head(head(part.step, part.attempt))
                 is_new = False
@@ -152,7 +152,7 @@ class LogFollower:
 
     def __init__(
         self,
-        place: Transport,
+        transport: Transport,
         run: str,
         wanted: Callable[[str], bool],
         writer: Writer,
@@ -161,7 +161,7 @@ class LogFollower:
         heads: bool,
         node: int = 0,
     ) -> None:
-        self._place, self._run, self._wanted, self._node = place, run, wanted, node
+        self._transport, self._run, self._wanted, self._node = transport, run, wanted, node
         self._writer, self._say, self._heads = writer, say, heads
         self._found: list[LogPosition] = []
         self._going: dict[str, LogPosition] = {}
@@ -179,7 +179,7 @@ class LogFollower:
         give_up_at = time.monotonic() + PATIENCE
         while True:
             # Read the status before the events: a finished or abandoned run has stored all its events.
-            now: Status = next(drive(self._place, core.ask(lambda there: there.run(self._run))))
+            now: Status = next(drive(self._transport, core.ask(lambda there: there.run(self._run))))
             self._hear()
             step_is_over = step != "" and self._states.get(step) in STEP_FINAL
             if step_is_over or _is_idle(now, time.monotonic() > give_up_at):
@@ -199,7 +199,7 @@ class LogFollower:
     def _hear(self) -> None:
         """Read new events and start reading new attempts.  Logs of finished attempts are written before logs of later attempts."""
         before = len(self._found)
-        for event in drive(self._place, core.events(self._run, self._seen, False)):
+        for event in drive(self._transport, core.events(self._run, self._seen, False)):
             self._seen = event.seq
             core.apply_event(event, self._found, self._going, lambda id, _number: self._wanted(id))
             if event.subject == "step":
@@ -231,7 +231,7 @@ class LogFollower:
             while True:
                 was_over = attempt.ended or self._is_over
                 part = part._replace(follow=not was_over)
-                for data in drive(self._place, core.log(self._run, part)):
+                for data in drive(self._transport, core.log(self._run, part)):
                     self._printed.put(LogOutput(attempt, data))
                     part = part._replace(offset=part.offset + len(data))
                 if was_over:
@@ -245,7 +245,7 @@ class LogFollower:
     def _tell_hidden(self, part: LogPart, attempt: LogPosition) -> None:
         """Report a log that stays hidden until the attempt has finished."""
         try:
-            next(drive(self._place, core.log(self._run, part)), None)
+            next(drive(self._transport, core.log(self._run, part)), None)
         except CannotRun as error:
             self._printed.put(LogOutput(attempt, said=_explain_hidden(part.step, error)))
 

@@ -82,7 +82,7 @@ def _options_of_call(
             yield from _parameters(functions[name], "fire", notes)
         else:
             notes.append(
-                "fire makes commands of what the script has: put one behind the script in `run`, and its options as --NAME=VALUE"
+                "fire turns functions of the script into commands: write a command after the script in `run`, and its options as --NAME=VALUE"
             )
     elif word == "LightningCLI":
         yield from _options_of_lightning(call, classes, notes)
@@ -116,7 +116,7 @@ def fields(
     if found is None and name in _TRAINING_ARGUMENTS:
         yield DeclaredOption("output_dir", "--output_dir", "str", None, "", required=True)
         notes.append(
-            f"of the options of {name} only --output_dir is here: add those that you set, such as --num_train_epochs"
+            f"the recipe contains only --output_dir of the options of {name}: add the options that you need, such as --num_train_epochs"
         )
         return
     if found is None:
@@ -131,7 +131,7 @@ def fields(
                 yield option
             else:
                 notes.append(
-                    f"line {node.lineno}: {node.target.id} is left to its default: it is no single value"
+                    f"line {node.lineno}: {node.target.id} keeps its default, because it is not a single value"
                 )
 
 
@@ -321,7 +321,7 @@ def _options_of_lightning(
             if each.name in plain or each.name in {a.arg for a in made.args.kwonlyargs}:
                 yield each._replace(name=f"{section}_{each.name}", flag=f"--{section}.{each.name}=")
     notes.append(
-        "the options of Lightning's Trainer are those of its defaults: add those that you set as --trainer.NAME=VALUE"
+        "the options of Lightning's Trainer keep their defaults: to set an option, add --trainer.NAME=VALUE"
     )
 
 
@@ -383,7 +383,7 @@ def _click_type(node: ast.expr | None, default: ast.expr | None) -> tuple[str, t
 
 
 def _note_repeated(line: int, flag: str) -> str:
-    return f"line {line}: {flag} is left to its default: it is written once for each value, so add as many as you need to `run`"
+    return f"line {line}: {flag} keeps its default, because the option is repeated for each value: add the options that you need to `run`"
 
 
 # -- words ------------------------------------------------------------------------------------------------------------------------------------------

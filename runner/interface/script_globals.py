@@ -37,7 +37,7 @@ def _flags(tree: ast.Module, notes: list[str]) -> Iterator[DeclaredOption]:
         name = text_of(call.args[0])
         if function not in _ABSL or not name:
             notes.append(
-                f"line {call.lineno}: {name or 'a flag'} is left to its default: {function} is not read here"
+                f"line {call.lineno}: {name or 'a flag'} keeps its default, because `recipe new` cannot read {function}"
             )
         else:
             yield _declare_flag(call, function, name, is_marked=name in required)
@@ -101,7 +101,7 @@ def _find_globals(tree: ast.Module, notes: list[str]) -> Iterator[DeclaredOption
             continue  # computed: not an option
         kind = _kind(value)
         if kind is None:
-            notes.append(f"{name} is left as the script sets it: it is no plain value")
+            notes.append(f"{name} keeps its value from the script, because it is not a plain value")
         else:
             yield DeclaredOption(name, f"--{name}=", kind, value, "", required=False)
 

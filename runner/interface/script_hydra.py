@@ -141,7 +141,7 @@ def _groups(found: HydraConfig, notes: list[str]) -> Iterator[DeclaredOption]:
                     _name(group), f"{group}=", "str", ast.Constant(chosen), "", False, members
                 )
                 notes.append(
-                    f"the values of {group}/{chosen}.yaml are left as they are: add those that you set as {group}.NAME=VALUE"
+                    f"the values of {group}/{chosen}.yaml are not inputs: to set a value, add {group}.NAME=VALUE"
                 )
 
 
@@ -162,7 +162,9 @@ def _leaves(values: Mapping[str, Tree], above: str, notes: list[str]) -> Iterato
                 _name(path), f"{path}=", type(value).__name__, ast.Constant(value), "", False
             )
         else:
-            notes.append(f"{path} is left to what the configuration says: it is no single value")
+            notes.append(
+                f"{path} keeps its value from the configuration, because it is not a single value"
+            )
 
 
 def targets_of(value: Tree) -> Iterator[str]:

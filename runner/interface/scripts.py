@@ -318,7 +318,9 @@ def _option(call: ast.Call, notes: list[str]) -> Option | None:
     if action in ("store_true", "store_false", "BooleanOptionalAction"):
         return _switch(flag, action, given)
     if action not in ("", "store"):
-        notes.append(f"line {call.lineno}: {flag} is left to its default: its action is {action}")
+        notes.append(
+            f"line {call.lineno}: {flag} keeps its default, because its action is {action}"
+        )
         return None
     return _value_option(flag, given, call.lineno, notes)
 
@@ -358,7 +360,7 @@ def _value_option(flag: str, given: Mapping[str, ast.expr], line: int, notes: li
     choices = _choices(given.get("choices"))
     if "choices" in given and not choices:
         notes.append(
-            f"line {line}: {flag} takes one of a few values, which are not written out there"
+            f"line {line}: {flag} takes one of several values, which the script computes: check the value"
         )
     is_truth = type_name not in _TYPES and _source_of_literal(default) in ("True", "False")
     if is_truth:

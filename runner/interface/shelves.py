@@ -15,7 +15,7 @@ from ..execution.signals import call_beside_loop
 from ..hosts.renting import offering
 from ..hosts.renting.needs import AnyMarket, market_of, need_for
 from ..hosts.renting.offering import Shelf, rank_offers
-from ..hosts.renting.totals import CostModel, History, HoursOn
+from ..hosts.renting.totals import CostModel, History, Hours, HoursOn
 from ..planning.plan import LOCAL
 from ..storage.records.ledger import Ledger, of_user
 from .tables import align
@@ -43,6 +43,7 @@ HEAD: Final = (
 _RIGHT_COLUMNS: Final = frozenset({3, 6, 7, 8, 9, 10, 11})
 """Indices of the columns with numbers in `HEAD`."""
 GUESSED: Final = "~: estimate, not measured by a run yet ({})"
+PARTIAL: Final = "+: without {}, whose duration is unknown"
 UNKNOWN: Final = "the run time on {} is unknown; its offers are listed last"
 
 
@@ -184,6 +185,7 @@ def _time_notes(ranked: Sequence[tuple[Shelf, Offer]]) -> list[str]:
     """Return the notes on run times: the basis of estimates, and the GPUs without an estimate if others have one."""
     bases: set[str] = set()
     unknown: set[str] = set()
+    without: set[str] = set()
     has_known = False
     for shelf, offer in ranked:
         hours = shelf.total_of(offer).hours
@@ -191,11 +193,14 @@ def _time_notes(ranked: Sequence[tuple[Shelf, Offer]]) -> list[str]:
             unknown.add(offer.resources.gpu or "machines without a GPU")
             continue
         has_known = True
+        without.update(hours.without)
         if hours.guessed:
             bases.add(hours.basis)
     notes = []
     if bases:
         notes.append(GUESSED.format("; ".join(sorted(bases))))
+    if without:
+        notes.append(PARTIAL.format(", ".join(sorted(without))))
     if unknown and has_known:
         notes.append(UNKNOWN.format(", ".join(sorted(unknown))))
     return notes
@@ -212,12 +217,17 @@ def _row(offer: Offer, shelf: Shelf) -> tuple[str, ...]:
         offer.region,
         offer.market,
         f"{offer.price:.3f}",
-        "?" if hours is None else f"{'~' * hours.guessed}{hours.hours:.1f}",
+        "?" if hours is None else f"{'~' * hours.guessed}{hours.hours:.1f}{_more(hours)}",
         "?" if offer.egress_price and wish.home is None else f"{total.egress:.2f}",
-        "?" if total.usd is None else f"{total.usd:.2f}",
+        "?" if total.usd is None else f"{total.usd:.2f}{_more(hours)}",
         "?" if offer.reliability is None else f"{offer.reliability:.3f}",
         "?" if offer.longest is None else f"{offer.longest:.0f} h",
     )
+
+
+def _more(hours: Hours | None) -> str:
+    """Return a plus sign if the hours leave out steps of unknown duration."""
+    return "+" if hours is not None and hours.without else ""
 
 
 def describe_choice(found: Mapping[str, Sequence[Shelf]]) -> list[str]:
@@ -237,6 +247,8 @@ def _describe_rental(step: str, shelves: Sequence[Shelf]) -> Iterator[str]:
             yield f"rents for {step}: {_explain_no_offers(shelf)}"
         for note in _shelf_notes(shelf, several=len(shelves) > 1):
             yield f"{'':9}{note}"
+    for note in _time_notes(ranked):
+        yield f"{'':9}{note}"
 
 
 def _explain_no_offers(shelf: Shelf) -> str:
@@ -258,7 +270,7 @@ def _describe_offer(offer: Offer, shelf: Shelf) -> str:
         kind = row["offer"]
     cost = ""
     if total.usd is not None:
-        cost = f", {row['hours']} h, ${total.usd:.2f}"
+        cost = f", {row['hours']} h, ${row['total $']}"
         if total.egress > 0:
             cost += f" with ${total.egress:.2f} of egress"
     return f"{offer.driver} {kind}, ${row['$/h']} an hour{cost}"
@@ -294,6 +306,7 @@ def as_json(
             "hours": total.hours.hours if total.hours else None,
             "hours_from": total.hours.basis if total.hours else "",
             "hours_guessed": bool(total.hours and total.hours.guessed),
+            "hours_without": list(total.hours.without) if total.hours else [],
             "usd_of_boot": total.boot,
             "usd_of_preemptions": total.lost,
             "usd": total.usd,

@@ -135,7 +135,7 @@ def _choose_inputs(
     saving = _save_memory(model, savings, given, found)
     if saving.estimate.verdict == "NO":
         raise CannotRun(
-            f"{recipe.id} does not fit {gpu.name}, even with every memory saving: {saving.least.memory}",
+            f"{recipe.id} does not fit {gpu.name}, even with all options that save memory. With these options, {saving.least.memory}",
             fix=_others(ws, recipe, values, devices, gpu),
         )
     notes += saving.notes

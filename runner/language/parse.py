@@ -58,10 +58,10 @@ def try_parse(document: Document, *, sound: bool = False) -> tuple[Recipe, list[
     problems += source.problems
     if problems:
         result = replace(result, partial=True)
-    return result, sorted(problems, key=_place)
+    return result, sorted(problems, key=_position)
 
 
-def _place(problem: Problem) -> tuple[int, int]:
+def _position(problem: Problem) -> tuple[int, int]:
     return (problem.where.line, problem.where.column) if problem.where else (0, 0)
 
 

@@ -117,7 +117,7 @@ class StepsReader:
         is_number = isinstance(run, (int, float)) and not isinstance(run, bool)
         if where[-1] == "run" or not (is_number or (isinstance(run, str) and run[:1] == "-")):
             return
-        message = f"a command begins with its program, not with {run}"
+        message = f"a command must start with a program, not with {run}"
         self._source.problem("bad-command", message, where, "name the program to run")
 
     def _check_keys_of_kind(self, raw: dict[str, Any], path: Where) -> None:

@@ -45,7 +45,7 @@ _TABLES = (
     ),
     (
         "State",
-        "Keys of a checkpoint directory, in a step: `state: {NAME: {…}}`. Messages call it checkpoints (state).",
+        "Keys of a checkpoint directory, in a step: `state: {NAME: {…}}`. In messages, such a directory is called checkpoints (state).",
         ("$defs", "state"),
     ),
     (

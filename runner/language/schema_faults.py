@@ -432,7 +432,7 @@ def _fix_of_pattern(schema: Schema, value: str, around: Mapping[str, object]) ->
     if "commit id" in title:
         name, source = shlex.quote(_shorten(value)), shlex.quote(str(around.get("git", "URL")))
         return (
-            f"`git ls-remote {source} {name}` prints the id of a branch or tag; "
+            f"to find the commit id of a branch or tag, run `git ls-remote {source} {name}`; "
             f"in a clone `git rev-parse {name}` does"
         )
     if "duration" in title or "size" in title or "amount" in title:

@@ -133,20 +133,20 @@ class _Words:
         self._option: ScriptOption | None = None  # whose values follow
         self._begin: GivenWord | None = None  # the word of this option
         self._values = 0  # number of values of the current option
-        self._free = False  # whether a value of any length stood since
+        self._is_uncounted = False  # whether the number of words since then is unknown
         self._operands = 0
         self._given: set[str] = set()
-        self.anything = False  # whether a template may give any option
+        self._may_give_any = False  # whether a template may give any option
         self.found: list[WordFault] = []
 
     def take(self, word: GivenWord) -> bool:
         """Check the next word. Return False if the remaining words cannot be checked."""
         if word.free:
-            self._take_free(word.text)
+            self._take_template(word.text)
             return True
         flag, equals_sign, value = word.text.partition("=")
         if word.text == "--" or (flag.startswith("-") and "{{" in flag):
-            self.anything = True
+            self._may_give_any = True
             return False
         if _is_flag(word.text):
             self._take_flag(flag, word, value if equals_sign else None)
@@ -157,14 +157,14 @@ class _Words:
     def finish(self) -> None:
         """Check the value count of the last option."""
         option, begin = self._option, self._begin
-        if option and begin and self._values < option.least and not self._free:
+        if option and begin and self._values < option.least and not self._is_uncounted:
             count = "a value" if option.least == 1 else f"{option.least} values"
             self._say(f"{option.name} of {self._script} needs {count}", begin)
-        self._option, self._values, self._free = None, 0, False
+        self._option, self._values, self._is_uncounted = None, 0, False
 
     def check_required(self, where: Where) -> None:
         """Report required options that are missing."""
-        if self.anything:
+        if self._may_give_any:
             return
         for option in self._takes.options:
             if option.required and option.flags and option.name not in self._given:
@@ -180,12 +180,12 @@ class _Words:
             option = self._takes.find(flag[:2])  # -n5, -vq
             if option is not None:
                 self._given.add(option.name)
-                self._free = True
+                self._is_uncounted = True
                 return
         if option is None:
             if self._takes.strict:
                 self._say(f"{self._script} has no option {flag}", word, self._nearest(flag))
-            self._free = True  # following words are not checked as operands
+            self._is_uncounted = True  # following words are not checked as operands
             return
         self._given.add(option.name)
         self._option, self._begin = option, word
@@ -196,7 +196,7 @@ class _Words:
         elif "{{" not in value:
             self._check_value(option, value, word)
         self._option = None
-        self._free = False
+        self._is_uncounted = False
 
     def _nearest(self, flag: str) -> str:
         """Suggest a known option for an unknown option."""
@@ -213,20 +213,26 @@ class _Words:
             return
         self._operands += 1
         room = sum(each.most for each in self._takes.operands)
-        if self._operands > room and not self._free and self._takes.strict:
+        if self._operands > room and not self._is_uncounted and self._takes.strict:
             self._say(f'{self._script} takes no argument "{word.text}"', word)
 
-    def _take_free(self, text: str) -> None:
+    def _take_template(self, text: str) -> None:
+        """Accept a template that may expand to any number of words.
+
+        The template counts as a value of the current option, if that may have one more, or may give
+        any option.  A choice between two fixed texts may give only the options of these texts.
+        """
         option = self._option
-        self._free = True
+        self._is_uncounted = True
         if option is not None and self._values < option.most:
             self._values += 1
             return
-        chosen = _CHOICE.fullmatch(text.strip())
-        flags = [each.strip("'") for each in chosen.groups()] if chosen else []
-        if not chosen:
-            self.anything = True
-        for flag in flags:
+        choice = _CHOICE.fullmatch(text.strip())
+        if choice is None:
+            self._may_give_any = True
+            return
+        for each in choice.groups():
+            flag = each.strip("'")
             if flag.startswith("-") and (found := self._takes.find(flag)):
                 self._given.add(found.name)
 

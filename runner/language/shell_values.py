@@ -175,7 +175,7 @@ class Values:
                 self._limit(at, "number")
         # The reader skips expressions in unparsable text; these are quoted like words.
         places = {at: self.places.get(at, Position("text", False)) for at in self.spans}
-        doubts = self._find_sources(places)
+        doubts = self._check_sources(places)
         errors = tuple(error for _, error in sorted(self.errors.items()))
         return ParsedScript(tuple(places.values()), errors, tuple(doubts), pipes)
 
@@ -191,17 +191,18 @@ class Values:
         """Record a here-document and the position of its command."""
         self.bodies.append((start, end, named))
 
-    def _find_sources(self, places: Mapping[int, Position]) -> list[Doubt]:
-        """Refuse each template value that the shell itself evaluates as code.
+    def _check_sources(self, positions: Mapping[int, Position]) -> list[Doubt]:
+        """Check the template values that are evaluated as code.
 
-        Returns a doubt for each value that another interpreter evaluates.
+        Refuses each value that the shell itself evaluates, and returns a doubt for each value that
+        another interpreter evaluates.  `positions` has the expressions of the script by offset.
         """
-        where = self._places_of_reading()
+        reads = self._read_offsets()
         readers: dict[int, str] = {}
         for each in self.sources:
-            first, last = bisect_left(where, (each.start, 0)), bisect_left(where, (each.end, 0))
-            for _, at in where[first:last]:
-                if places[at].role == "comment":
+            first, last = bisect_left(reads, (each.start, 0)), bisect_left(reads, (each.end, 0))
+            for _, at in reads[first:last]:
+                if positions[at].role == "comment":
                     continue
                 if each.role == "code":
                     message = f"a shell reads this value as source, for `{each.by}`"
@@ -210,18 +211,18 @@ class Values:
         return [
             read_as_source(by, at, self.spans[at] - at)
             for at, by in readers.items()
-            if at not in self.errors and places[at].role != "number"
+            if at not in self.errors and positions[at].role != "number"
         ]
 
-    def _places_of_reading(self) -> list[tuple[int, int]]:
-        """Return sorted pairs of read position and expression position.
+    def _read_offsets(self) -> list[tuple[int, int]]:
+        """Return sorted pairs: an offset at which an expression is read, and the expression's offset.
 
-        An expression in a here-document is also read at the position of its command.
+        An expression in a here-document is also read at the offset of its command.
         """
-        places = [(at, at) for at in self.spans]
+        reads = [(at, at) for at in self.spans]
         for start, end, named in self.bodies:
-            places += [(named, at) for at in self._within(start, end)]
-        return sorted(places)
+            reads += [(named, at) for at in self._within(start, end)]
+        return sorted(reads)
 
     def _within(self, start: int, end: int) -> list[int]:
         """Return the offsets of expressions between two offsets."""

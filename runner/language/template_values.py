@@ -33,7 +33,7 @@ class TemplateError(RecipeError):
 
 
 class NoTextError(TemplateError):
-    """A value without a text, such as null or a list."""
+    """Error for a value that has no text form, such as null or a list."""
 
 
 class StatePath(str):

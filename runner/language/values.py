@@ -11,7 +11,7 @@ Where: TypeAlias = "tuple[str | int, ...]"
 
 
 def is_finite(value: float) -> bool:
-    """Return True if a number fits a finite float.  Integers of more than 308 digits do not."""
+    """Return True if a number fits a finite float.  Integers above about 1.8e308 do not."""
     try:
         return math.isfinite(value)
     except OverflowError:

@@ -31,12 +31,12 @@ def foresee(scope: Scope, draft: NodeDraft) -> None:
     draft.spec = draft.spec._replace(names=names)
 
 
-def find_ghost_problems(sketch: Sketch) -> list[Problem]:
+def find_sample_problems(sketch: Sketch) -> list[Problem]:
     """Return the template errors of steps whose matrix is not known yet.
 
     Only errors that every attempt would hit are returned.
     """
-    trial = DryRun(wanted={draft.id for draft in sketch.ghosts}.__contains__)
+    trial = DryRun(wanted={draft.id for draft in sketch.samples}.__contains__)
     trial.try_all(sketch)
     return trial.problems
 

@@ -72,7 +72,7 @@ def assemble(
         shown,
         lambda: specs,
         run_settings(recipe, replaced),
-        ahead=[_ahead(ghost) for ghost in sketch.ghosts if not ghost.flags & SKIP],
+        ahead=[_ahead(sample) for sample in sketch.samples if not sample.flags & SKIP],
         empty=sketch.empty,
         globs=[(step, text, allowed) for (step, text), allowed in sketch.globs.items()],
     )
@@ -119,8 +119,8 @@ def _late_values(draft: NodeDraft) -> list[LateValue]:
     return found
 
 
-def _ahead(ghost: NodeDraft) -> Ahead:
-    return Ahead(ghost.id, ghost.home, list(ghost.takes.values()), ghost.deps, ghost.code)
+def _ahead(sample: NodeDraft) -> Ahead:
+    return Ahead(sample.id, sample.home, list(sample.takes.values()), sample.deps, sample.code)
 
 
 def _choices(draft: NodeDraft) -> list[int]:
@@ -207,7 +207,7 @@ def _report_collisions(sketch: Sketch) -> None:
     """
     seen: dict[str, tuple[NodeDraft, str, str]] = {}
     reported: set[tuple[int, str]] = set()
-    for draft in [*sketch.drafts, *sketch.ghosts]:
+    for draft in [*sketch.drafts, *sketch.samples]:
         if draft.flags & SELECT:
             continue
         for output, (path, _) in draft.outputs.items():
@@ -225,7 +225,7 @@ def _report_collisions(sketch: Sketch) -> None:
             else:
                 seen[whole] = (draft, output, path)
     _report_nested(sketch, seen)
-    _report_ghosts_inside(sketch, seen)
+    _report_samples_inside(sketch, seen)
 
 
 def _report_nested(sketch: Sketch, seen: Mapping[str, tuple[NodeDraft, str, str]]) -> None:
@@ -239,12 +239,12 @@ def _report_nested(sketch: Sketch, seen: Mapping[str, tuple[NodeDraft, str, str]
             at = whole.rfind("/", 0, at)
 
 
-def _report_ghosts_inside(sketch: Sketch, seen: Mapping[str, tuple[NodeDraft, str, str]]) -> None:
+def _report_samples_inside(sketch: Sketch, seen: Mapping[str, tuple[NodeDraft, str, str]]) -> None:
     """Report unknown output paths that start inside another step's output.
 
     These are paths of steps whose matrix is not known yet.
     """
-    for draft in sketch.ghosts:
+    for draft in sketch.samples:
         for made in draft.step.outputs:
             if draft.outputs[made.name][0] != UNKNOWN_PATH:
                 continue
@@ -317,14 +317,14 @@ def _sort_drafts(sketch: Sketch) -> list[NodeDraft]:
 
     Raises Invalid for a cycle.
     """
-    needs = {
+    dependencies = {
         draft.order: [producer.order for producer in producers(draft)] for draft in sketch.drafts
     }
-    if is_in_order(needs):
+    if is_in_order(dependencies):
         return _number_drafts(sketch.drafts)
     from .graph import as_written, dag, find_cycle
 
-    graph = dag(needs)
+    graph = dag(dependencies)
     loop = [sketch.drafts[place] for place in find_cycle(graph)]
     if loop:
         sketch.problem(
@@ -332,7 +332,7 @@ def _sort_drafts(sketch: Sketch) -> list[NodeDraft]:
             "cycle",
             f"steps depend on each other: {' -> '.join(draft.id for draft in loop)}",
             loop[0].step.origin,
-            fix="remove one of these dependencies: an output in a template, `deps` or `needs`",
+            fix="break the cycle: remove an entry of `deps` or `needs`, or a template that uses another step's output",
             key=True,
         )
         raise Invalid(sketch.problems)
@@ -362,7 +362,7 @@ def _skip_dependents(drafts: Iterable[NodeDraft]) -> None:
         if draft.flags & SKIP:
             continue
         required = any(all(d.flags & SKIP for d in group) for group in _required_producers(draft))
-        if required or any(map(is_skipped, draft.wants)):
+        if required or any(map(is_skipped, draft.required)):
             draft.flags |= SKIP
 
 

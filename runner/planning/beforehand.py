@@ -59,7 +59,7 @@ class DryRun:
                 for where, error in find_hook_faults(run_settings(top.recipe), inputs):
                     self._report(top.recipe, where, error, places)
             skipped = set[int]()
-            for draft in [*sketch.drafts, *sketch.ghosts]:
+            for draft in [*sketch.drafts, *sketch.samples]:
                 scope = by_prefix[draft.prefix]
                 if draft.flags & SELECT:
                     continue
@@ -78,7 +78,7 @@ class DryRun:
             return True
         if is_never_true(draft.step.when, scene):
             return True
-        return any(group and all(id(d) in skipped for d in group) for group in draft.wants)
+        return any(group and all(id(d) in skipped for d in group) for group in draft.required)
 
     def _report(
         self, recipe: Recipe, where: Where, error: TemplateError, places: set[tuple[str, Where]]

@@ -43,7 +43,7 @@ from ..language.recipe import (
 from ..language.template import TemplateError, evaluate
 from ..language.unknowns import Unknown
 from ..paths import escapes, heads
-from .ahead import find_ghost_problems, foresee
+from .ahead import find_sample_problems, foresee
 from .assemble import assemble
 from .axes import Axes, GlobOrigin, instance_id
 from .choices import (
@@ -140,8 +140,8 @@ def compile_plan(
     sketch = compiler.sketch
     if trial is not None:
         trial.try_all(sketch)
-    elif sketch.ghosts:
-        sketch.problems += find_ghost_problems(sketch)
+    elif sketch.samples:
+        sketch.problems += find_sample_problems(sketch)
     _report_own_outputs(sketch, left_out, makes)
     combined = presets.combine(recipe, preset)
     limits = combined.limits if combined else None
@@ -199,6 +199,12 @@ class _Compiler:
         self, recipe: Recipe, values: Mapping[str, Tree], *, prefix: str, preset: str | None, variables: Mapping[str, str] | None = None,
         asked: Resources = _UNSAID, named: bool = False,
     ) -> Scope:  # fmt: skip
+        """Add the steps of a recipe to the plan, and return its scope.  Recipes of `uses` steps are added in turn.
+
+        `values` are the input values, `prefix` begins all step IDs of a used recipe, and `variables` are the
+        environment variables of its secrets.  `asked` are the resources of the `uses` step.  With `named`,
+        the step names the preset itself, so that `asked` overrides the preset's resources.
+        """
         home = recipe.home or posixpath.dirname(recipe.document.name) or "."
         if home not in self.sketch.homes:
             self.sketch.homes.append(home)
@@ -237,7 +243,7 @@ class _Compiler:
             "cycle",
             f"steps depend on each other: {' -> '.join(loop)}",
             recipe.steps[loop[0]].origin,
-            fix="remove one of these dependencies: an output in a template, or `needs`",
+            fix="break the cycle: remove an entry of `needs`, or a template that uses another step's output",
             key=True,
         )
 
@@ -373,7 +379,7 @@ class _Compiler:
         )
         if step.matrix is not None:
             scope.many.add(step.id)
-        self.sketch.ghosts.append(draft)
+        self.sketch.samples.append(draft)
         self._set_output_paths(scope, draft)
         self._compile_draft(scope, draft, chosen, known=known)
         foresee(scope, draft)
@@ -400,14 +406,14 @@ class _Compiler:
         id = f"{scope.prefix}{step.id}"
         draft = NodeDraft(
             id, step, scope.recipe, scope.home, scope.prefix, scope.inputs, {},
-            flags=SKIP, order=len(self.sketch.drafts), after=makers, wants=[makers],
+            flags=SKIP, order=len(self.sketch.drafts), after=makers, required=[makers],
         )  # fmt: skip
         draft.spec = StepSpec(scope.recipe.id, step.id, draft.author)
         self.sketch.drafts.append(draft)
         scope.groups[step.id] = [draft]
         scope.results[step.id] = {output.name: [] for output in step.outputs}
         self._add_sample(scope, step, chosen, known=known)
-        self.sketch.ghosts[-1].flags |= SKIP
+        self.sketch.samples[-1].flags |= SKIP
 
     def _set_output_paths(self, scope: Scope, draft: NodeDraft) -> None:
         """Render the output paths of a step instance."""
@@ -540,7 +546,7 @@ class _Compiler:
     ) -> None:
         """Set the flags of a step instance, and record whether the run may still skip it."""
         draft.flags |= _flags_of(draft.step)
-        if any(self.sketch.skip_state(group).skipped for group in draft.wants):
+        if any(self.sketch.skip_state(group).skipped for group in draft.required):
             draft.flags |= SKIP
         elif known:
             self._decide_when(scope, draft, names)
@@ -568,12 +574,14 @@ class _Compiler:
             names = {"inputs": scope.inputs, "steps": KnownResults(self.sketch, scope)}
             axes = needed_steps(axis_leaves(step), names)
             self._axis_steps[scope.prefix, step.id] = axes
-        draft.needed |= axes[0] | set(step.needs)
-        groups = [found for id in draft.needed if (found := scope.group(id))]
-        draft.wants = [*groups, *draft.needed_pairs]
-        perhaps = (draft.asked_for | axes[1]) - draft.needed
+        draft.required_ids |= axes[0] | set(step.needs)
+        groups = [found for id in draft.required_ids if (found := scope.group(id))]
+        draft.required = [*groups, *draft.required_pairs]
+        perhaps = (draft.asked_for | axes[1]) - draft.required_ids
         draft.choices += [found for id in perhaps if (found := scope.group(id))]
-        draft.choices = [each for each in draft.choices if not any(each is w for w in draft.wants)]
+        draft.choices = [
+            each for each in draft.choices if not any(each is w for w in draft.required)
+        ]
 
     def _may_be_skipped(self, draft: NodeDraft) -> bool:
         """Return whether the run may still skip a step instance.
@@ -585,7 +593,7 @@ class _Compiler:
         return (
             bool(draft.flags & WHEN_LATE)
             or (self.sketch.skips and bool(draft.step.deps))
-            or any(self.sketch.skip_state(group).doubtful for group in draft.wants)
+            or any(self.sketch.skip_state(group).doubtful for group in draft.required)
             or any(p.flags & SKIP or p.doubtful for p, _, _ in draft.upstream.values())
         )
 
@@ -609,7 +617,7 @@ class _Compiler:
         `drafts` are all step instances of the recipe and of the recipes it uses.
         """
         made = _MadeOutputs(drafts, scope.prefix)
-        for draft in [*drafts, *self.sketch.ghosts]:
+        for draft in [*drafts, *self.sketch.samples]:
             if draft.recipe is scope.recipe and draft.prefix == scope.prefix:
                 self._convert_deps(scope, draft, made)
 
@@ -659,7 +667,7 @@ class _Compiler:
         makers = self._find_makers(scope, draft.step, made, dep)
         for name in makers:
             draft.upstream[name] = (*made.outputs[name], "")
-        if draft.ghost and _possible_makers(scope.recipe, scope.pending, [dep.path]):
+        if draft.is_sample and _possible_makers(scope.recipe, scope.pending, [dep.path]):
             return  # another waiting step will create the files
         self._add_dep_files(draft, dep, is_made=bool(makers))
 
@@ -668,7 +676,7 @@ class _Compiler:
         pattern = encode_pattern(dep.path, dep.exclude)
         if dep.requires_match and not is_made and not draft.flags & SKIP:
             self.sketch.globs[f"{draft.prefix}{draft.step.id}", pattern] = dep.allow_empty
-        if draft.ghost and dep.allow_empty:
+        if draft.is_sample and dep.allow_empty:
             return
         if dep.is_pattern or not is_made:
             draft.deps.append(pattern)

@@ -94,18 +94,20 @@ class NodeDraft:
     asked: dict[tuple[str, str], NodeDraft] = field(
         default_factory=dict
     )  # metrics that only `when` and `nodes` read, which are not part of the key
-    after: list[NodeDraft] = field(default_factory=list)
-    wants: list[list[NodeDraft]] = field(
+    after: list[NodeDraft] = field(default_factory=list)  # drafts that must end first
+    required: list[list[NodeDraft]] = field(
         default_factory=list
     )  # drafts of each required step; if all of one step are skipped, this is skipped
-    needed: set[str] = field(default_factory=set)  # ids of the required steps
+    required_ids: set[str] = field(default_factory=set)  # ids of the required steps
     asked_for: set[str] = field(
         default_factory=set
     )  # ids of the steps among which its templates choose
-    needed_pairs: list[list[NodeDraft]] = field(
+    required_pairs: list[list[NodeDraft]] = field(
         default_factory=list
     )  # matching instances of required steps
-    choices: list[list[NodeDraft]] = field(default_factory=list)
+    choices: list[list[NodeDraft]] = field(
+        default_factory=list
+    )  # drafts of the steps among which its templates choose, by step, without the required ones
     doubtful: bool = False  # only the run knows whether the step is skipped
     author: Author = field(default_factory=Author)
     spec: StepSpec = UNCOMPILED
@@ -118,14 +120,14 @@ class NodeDraft:
     order: int = 0
 
     @property
-    def ghost(self) -> bool:
+    def is_sample(self) -> bool:
         """Return whether the draft is only a sample of a step whose matrix is not known yet."""
         return self.order < 0
 
     @property
     def several(self) -> bool:
         """Return whether the draft is a sample that may represent several instances."""
-        return self.ghost and any(map(holds_unknown, self.matrix.values()))
+        return self.is_sample and any(map(holds_unknown, self.matrix.values()))
 
 
 class Instance(NamedTuple):
@@ -214,7 +216,7 @@ class Sketch:
     def __init__(self, as_disk: Callable[[str], str] = str) -> None:
         self.as_disk = as_disk  # returns the same text for two paths of one file
         self.drafts: list[NodeDraft] = []
-        self.ghosts: list[
+        self.samples: list[
             NodeDraft
         ] = []  # a sample for each waiting step, to report its problems early
         self.scopes: list[Scope] = []

@@ -13,14 +13,16 @@ import networkx as nx
 T = TypeVar("T")
 
 
-def dag(needs: Mapping[T, Iterable[T]]) -> nx.DiGraph[T]:
+def dag(dependencies: Mapping[T, Iterable[T]]) -> nx.DiGraph[T]:
     """Build a graph with an edge from each dependency to its dependent.
 
-    Nodes keep the order of `needs`, and edges into a node keep the order of its dependencies.
+    Nodes keep the order of `dependencies`, and edges into a node keep the order of its dependencies.
     """
     graph: nx.DiGraph[T] = nx.DiGraph()
-    graph.add_nodes_from(needs)
-    graph.add_edges_from((need, node) for node, wanted in needs.items() for need in wanted)
+    graph.add_nodes_from(dependencies)
+    graph.add_edges_from(
+        (dependency, node) for node, wanted in dependencies.items() for dependency in wanted
+    )
     return graph
 
 

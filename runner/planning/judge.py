@@ -1,6 +1,6 @@
 """Decide whether a step is up to date, restorable, must run or may run, with all reasons.
 
-Works on Facts alone.
+Learns about the disk and the store only from Facts, of which some parts read when first used.
 
 `plan` and a run share this function.  Planning calls it with the known facts, and a run calls it
 again once the upstream steps are final.
@@ -52,7 +52,12 @@ def _not_kept(key: str, rule: MetricsSpec) -> None:
 
 @dataclass(slots=True)
 class Facts:
-    """Surveyed state of the workspace, the store and the input sources."""
+    """Surveyed state of the workspace, the store and the input sources.
+
+    Most fields are plain values, collected before the decision.  Three fields read on demand:
+    `traces` queries the database, `trees` may download from the shared store, and `numbers` reads
+    a stored log or output and saves its metrics in the index.
+    """
 
     traces: Traces
     trees: Mapping[str, Mapping[str, str]]  # content of a tree -> path in it -> content
@@ -142,11 +147,11 @@ def judge(
     node = plan.nodes[n]
     if node.flags & SKIP:
         return Verdict(SKIPPED, None, (_why_skipped(plan, n),), NOTHING)
-    needs = plan.needs(n)
-    unknown = [plan.nodes[need].id for need in sorted(needs) if need not in made]
+    dependencies = plan.dependencies(n)
+    unknown = [plan.nodes[each].id for each in sorted(dependencies) if each not in made]
     if unknown:
         return Verdict(MAYBE, None, (f"depends on the outputs of {_list_ids(unknown)}",), None)
-    if not all([made[need].ok for need in needs]):
+    if not all([made[each].ok for each in dependencies]):
         skipped = _find_skipped_need(plan, node, made)
         if not skipped and node.choices:
             skipped = _find_skipped_choice(plan, n, made)

@@ -176,7 +176,7 @@ class LeafReader:
             self._note_same(mention)
             return
         draft, group = self._draft, self._scope.group(id)
-        (draft.asked_for if mention.asks else draft.needed).add(id)
+        (draft.asked_for if mention.asks else draft.required_ids).add(id)
         skipped = self._sketch.skip_state(group).skipped
         if skipped and not mention.asks:
             draft.after.extend(group)
@@ -225,13 +225,13 @@ class LeafReader:
         """Record a template's use of `steps.ID.same.NAME`, a result of the matching instance."""
         _, id, _, name, *rest = mention.ref.path
         draft = self._draft
-        if draft.ghost or (name != "metrics" and name not in self._scope.results.get(id, {})):
+        if draft.is_sample or (name != "metrics" and name not in self._scope.results.get(id, {})):
             return  # the step waits, or its problem is reported elsewhere
         found = find_pair(self._scope, id, draft.matrix)
         if found is None:
             self._report_no_pair(mention, id)
             return
-        (draft.choices if mention.asks else draft.needed_pairs).append(found.drafts)
+        (draft.choices if mention.asks else draft.required_pairs).append(found.drafts)
         draft.flags |= PAIRED if found.one else 0
         if name != "metrics":
             self._note_same_output(mention, id, name, found)

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = "list[list[Any]]"
 COMPILER: Final = 17
-"""Version of the compiled plan format, which is part of the plan's cache name."""
+"""Version of the compiler, which is part of a cached plan's name.
+
+Raise the version if the same recipe and inputs now give another plan.  The fields of the plan's
+rows are part of the name, too (`survey/plan_cache.py`), so a new field needs no new version.
+"""
 
 # Flags of a node.
 SELECT, UNCACHED, SKIP, WHEN_LATE, ALLOW_FAILURE, STATEFUL, LOCAL, PAIRED = (
@@ -163,7 +167,7 @@ class Plan:
         specs[n], self.nodes[n] = spec, node
         self.specs = lambda: specs
 
-    def needs(self, n: int) -> set[int]:
+    def dependencies(self, n: int) -> set[int]:
         """Return the numbers of the nodes that node `n` depends on."""
         node = self.nodes[n]
         return (
@@ -190,7 +194,7 @@ class Plan:
         found = set(chosen)
         for n in range(max(found, default=-1), -1, -1):
             if n in found:
-                found |= self.needs(n)
+                found |= self.dependencies(n)
         return found
 
     def nodes_named(self, word: str) -> set[int]:
@@ -237,7 +241,7 @@ class Plan:
         """Return the given nodes with all their downstream nodes."""
         found = set(chosen)
         for n in range(min(found, default=len(self.nodes)), len(self.nodes)):
-            if not found.isdisjoint(self.needs(n)):
+            if not found.isdisjoint(self.dependencies(n)):
                 found.add(n)
         return found
 
@@ -251,7 +255,7 @@ class Plan:
 
         graph = dag(
             {
-                node.id: [self.nodes[need].id for need in sorted(self.needs(n))]
+                node.id: [self.nodes[each].id for each in sorted(self.dependencies(n))]
                 for n, node in enumerate(self.nodes)
             }
         )

@@ -66,10 +66,10 @@ FINAL: frozenset[State] = frozenset(
     {_S.FRESH, _S.DONE, _S.FAILED, _S.SKIPPED, _S.BLOCKED, _S.CANCELLED}
 )
 
-Verdict: TypeAlias = Literal["fresh", "run", "skip"]
+Decision: TypeAlias = Literal["fresh", "run", "skip"]
 RunState: TypeAlias = Literal["ACTIVE", "PAUSED", "COMPLETED", "FAILED", "CANCELLED"]
 
-_VERDICTS: Mapping[Verdict, State] = {"fresh": _S.FRESH, "run": _S.QUEUED, "skip": _S.SKIPPED}
+_STATES_AFTER: Mapping[Decision, State] = {"fresh": _S.FRESH, "run": _S.QUEUED, "skip": _S.SKIPPED}
 PREEMPTIONS = frozenset({"lost", "preempted"})
 LIMIT = "limit"  # reason: stopped by a limit of the run, without a retry
 EARLY = "stopped early"  # reason: stopped by successive halving; steps that read its outputs are skipped
@@ -99,14 +99,14 @@ class Move(NamedTuple):
 class Task(NamedTuple):
     """Step as the scheduler sees it: dependencies, pool amounts and retry budgets.
 
-    `needs` are the steps whose outputs it reads: if one is SKIPPED, the step is skipped too.
+    `required` are the steps whose outputs it reads: if one is SKIPPED, the step is skipped too.
     `after` are steps that must end first, or whose outputs it reads as a list or by choice: a
     SKIPPED one is left out.  A failed step of either kind blocks the step, unless the failed step
     has `allow_failure`.
     """
 
     id: str
-    needs: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     pools: Mapping[str, float] = _NOTHING
     retries: int = 0
@@ -171,12 +171,12 @@ def priorities(tasks: Sequence[Task], seconds: Mapping[str, float]) -> dict[str,
     rest: dict[str, float] = {}  # longest path from the end of a step to the end of the run
     for task in reversed(tasks):
         lengths[task.id] = length = rest.get(task.id, 0.0) + seconds.get(task.id, 1.0)
-        for need in task.needs + task.after:
-            if need in lengths:
+        for each in task.required + task.after:
+            if each in lengths:
                 raise AssertionError(
-                    f"BUG: a plan with a cycle through {need} reached the scheduler"
+                    f"BUG: a plan with a cycle through {each} reached the scheduler"
                 )
-            rest[need] = max(rest.get(need, 0.0), length)
+            rest[each] = max(rest.get(each, 0.0), length)
     return lengths
 
 
@@ -226,7 +226,7 @@ class Scheduler:
 
     `states` and `attempts` are the stored ones.  A RUNNING step stays RUNNING until `end` is
     called.  `opening` holds the moves that follow from the stored states.  The caller must pass a
-    plan without cycles and with existing needs (`priorities` checks for cycles).
+    plan without cycles and with existing dependencies (`priorities` checks for cycles).
     """
 
     def __init__(
@@ -267,9 +267,9 @@ class Scheduler:
 
     # Events
 
-    def judge(self, id: str, verdict: Verdict, reason: str = "") -> list[Move]:
-        """Record the verdict for a READY step, and return all state changes."""
-        return self._apply(self._board.nodes[id], _VERDICTS[verdict], reason)
+    def judge(self, id: str, decision: Decision, reason: str = "") -> list[Move]:
+        """Apply a decision about a READY step, and return all state changes."""
+        return self._apply(self._board.nodes[id], _STATES_AFTER[decision], reason)
 
     def start(self, id: str, data: Mapping[str, object] | None = None) -> Move:
         """Mark a QUEUED step as RUNNING.
@@ -446,7 +446,7 @@ class Scheduler:
         if after is _S.QUEUED:
             self._board.go_back(node, moves)
             if node.state is _S.WAITING:
-                self._board.place(node, moves)
+                self._board.update_waiting(node, moves)
         self._sweep(moves)
         return moves
 
@@ -466,17 +466,17 @@ class Scheduler:
                 )
                 self._board.enter(node)
             elif node.state is _S.WAITING:
-                for need in node.above:
-                    need.below.remove(node)
+                for dependency in node.above:
+                    dependency.below.remove(node)
                 node.replace(task)
             else:
                 raise AssertionError(f"BUG: step {task.id} is {node.state}, too late to replace it")
             added.append(node)
         for node in added:
-            node.above = [nodes[id] for id in dict.fromkeys(node.task.needs + node.task.after)]
-            for need in node.above:
-                need.below.append(node)
-                node.unmet += not need.passed
+            node.above = [nodes[id] for id in dict.fromkeys(node.task.required + node.task.after)]
+            for dependency in node.above:
+                dependency.below.append(node)
+                node.unmet += not dependency.passed
         moves: list[Move] = []
         for node in added:
             self._board.go_back(
@@ -484,7 +484,7 @@ class Scheduler:
             )  # a crash may have separated the moves of a rebuilt step and its dependents
         for node in added:
             if node.state is _S.WAITING:
-                self._board.place(node, moves)
+                self._board.update_waiting(node, moves)
         self._sweep(moves)
         return moves
 
@@ -619,25 +619,25 @@ class _Board:
     def _admit(self, node: _Node, moves: list[Move]) -> State:
         """Move a WAITING step with finished dependencies to READY or SKIPPED.
 
-        The step is SKIPPED if a step in `needs` is skipped.  This waits for all needs, because the
+        The step is SKIPPED if a step in `required` is skipped.  This waits for all of them, because the
         result must not depend on the order of a skip and a failure.
         """
-        for need in node.task.needs:
-            if self.nodes[need].state is _S.SKIPPED:
-                self.move(node, _S.SKIPPED, moves, f"{need} is skipped")
+        for dependency in node.task.required:
+            if self.nodes[dependency].state is _S.SKIPPED:
+                self.move(node, _S.SKIPPED, moves, f"{dependency} is skipped")
                 return _S.SKIPPED
         self.move(node, _S.READY, moves)
         return _S.READY
 
-    def place(self, node: _Node, moves: list[Move]) -> None:
+    def update_waiting(self, node: _Node, moves: list[Move]) -> None:
         """Move a WAITING step to the state that follows from its dependencies."""
         if not node.unmet:
             if self._admit(node, moves) is _S.SKIPPED:
                 self.follow([node], moves)
             return
-        for need in node.above:
-            if need.is_broken:
-                self.move(node, _S.BLOCKED, moves, f"needs {need.task.id}")
+        for dependency in node.above:
+            if dependency.is_broken:
+                self.move(node, _S.BLOCKED, moves, f"needs {dependency.task.id}")
                 self.follow([node], moves)
                 return
 

@@ -49,7 +49,7 @@ def add_select(sketch: Sketch, used: Mapping[str, Recipe], scope: Scope, step: S
     _add_outputs(draft, compared, instances)
     _add_producers(draft, step.select.metric, instances)
     if instances:
-        draft.wants.append(instances)
+        draft.required.append(instances)
     _add_needs(scope, draft)
     _decide_skip(sketch, scope, draft)
     draft.author = {"select": [step.select.metric, step.select.best]}
@@ -89,7 +89,7 @@ def _add_needs(scope: Scope, draft: NodeDraft) -> None:
     """Run a `select` node after the steps in its `needs`."""
     for id in draft.step.needs:
         draft.after += scope.groups.get(id) or scope.inner.get(id) or []
-    draft.wants += [[each] for each in draft.after]
+    draft.required += [[each] for each in draft.after]
 
 
 def _decide_skip(sketch: Sketch, scope: Scope, draft: NodeDraft) -> None:
@@ -99,7 +99,7 @@ def _decide_skip(sketch: Sketch, scope: Scope, draft: NodeDraft) -> None:
         names = {"inputs": scope.inputs, "steps": Results(scope)}
         if sketch.condition(scope, step, names) is False:
             draft.flags |= SKIP
-    standings = [sketch.skip_state(group) for group in draft.wants]
+    standings = [sketch.skip_state(group) for group in draft.required]
     if any(standing.skipped for standing in standings):
         draft.flags |= SKIP
     draft.doubtful = any(standing.doubtful for standing in standings)

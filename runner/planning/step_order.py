@@ -35,8 +35,8 @@ def order_steps(recipe: Recipe) -> tuple[list[str], list[list[str]]]:
         return list(likely), []
     from .graph import dag, find_cycle, order_needs_first
 
-    for needs in (likely, certain):
-        graph = dag(needs)
+    for dependencies in (likely, certain):
+        graph = dag(dependencies)
         loop = find_cycle(graph)
         if not loop:
             return order_needs_first(graph), []
@@ -99,10 +99,10 @@ class _StepEdges:
         return [id for path, id in self._literal.items() if pattern.startswith(f"{path}/")]
 
 
-def is_in_order(needs: Mapping[T, Iterable[T]]) -> bool:
+def is_in_order(dependencies: Mapping[T, Iterable[T]]) -> bool:
     """Return whether each key comes after all its dependencies, as in a topological order."""
     seen: set[T] = set()
-    for key, wanted in needs.items():
+    for key, wanted in dependencies.items():
         if not seen.issuperset(wanted):
             return False
         seen.add(key)

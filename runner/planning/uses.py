@@ -111,7 +111,7 @@ class UsesCompiler:
             "steps": results_of(scope, combination),
             "matrix": combination,
         }
-        wants = self._required_groups(scope, step, names)
+        required = self._required_groups(scope, step, names)
         given, variables = self._bind_with(scope, step, uses, other, names)
         when = self._condition(scope, step, names)
         if self.sketch.problems:
@@ -136,8 +136,8 @@ class UsesCompiler:
             if when is False:
                 draft.flags |= SKIP
             draft.after += after
-            draft.wants = [*draft.wants, *wants]
-            draft.doubtful |= any(self.sketch.skip_state(group).doubtful for group in wants)
+            draft.required = [*draft.required, *required]
+            draft.doubtful |= any(self.sketch.skip_state(group).doubtful for group in required)
             self.sketch.skips |= draft.doubtful or bool(draft.flags & SKIP)
         if inner.pending:
             scope.pending.add(step.id)

@@ -24,7 +24,7 @@ class CheckpointView(BaseModel):
     bytes: int
     made: str
     whole: bool = Field(
-        description="True if a training can resume from the checkpoint. Otherwise, `why` gives the reason."
+        description="True if training can resume from the checkpoint. Otherwise, `why` gives the reason."
     )
     why: str
     aside: bool = Field(

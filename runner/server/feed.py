@@ -59,14 +59,14 @@ LAST_WORDS: Final = 0.5
 WAKE: Final = 20
 """Number of followers that are woken before other requests get a turn."""
 
-_AGAIN: Final = "a move is told apart by its `run` and `seq`"
+_AGAIN: Final = "to recognize repeated moves, compare `run` and `seq`"
 GAP: Final = {
-    "message": "the server was killed, or has sent too much since: moves of the last minute may come again, and log lines, metrics"
-    " and progress from before this connection do not",
+    "message": "the server was killed, or the interruption was too long: the server may repeat moves of the last minute, and does not"
+    " repeat log lines, metrics and progress",
     "fix": _AGAIN,
 }
 CUT: Final = {
-    "message": f"more than {KEPT} moves were missed, and only the first of them come now",
+    "message": f"this client missed more than {KEPT} moves, and the stream repeats only the first {KEPT}",
     "fix": "GET /v1/runs/{run}/events?after= has the rest of each run",
 }
 
@@ -455,7 +455,7 @@ class AllRuns:
         self._epoch, self.number = before.epoch, before.number
         for each in before.sent:
             message = Message("move", each.run, each.data, seq=each.seq)
-            message.place = each.place
+            message.position = each.position
             self._kept.append((each.number, message))
         # Followers of the previous server have LINGER seconds to reconnect.
         self._until, self._is_read = time.monotonic() + LINGER, True
@@ -463,7 +463,7 @@ class AllRuns:
     def to_state(self, upcoming: Mapping[str, int]) -> StreamState:
         """Return the stream state for the next server process."""
         sent = [
-            SentEvent(number, each.place, each.run, each.seq, each.data)
+            SentEvent(number, each.position, each.run, each.seq, each.data)
             for number, each in self._kept
         ]
         return StreamState(self._epoch, self.number, upcoming, sent)
@@ -482,18 +482,18 @@ class AllRuns:
             self._ready = _future()
         return self._ready
 
-    def place(self, number: int, at: float) -> str:
+    def position_after(self, number: int, at: float) -> str:
         """Return the stream position after event `number`, read at time `at`."""
         return f"{self._epoch}-{number}-{int(at * 1000)}"
 
-    def number_of(self, place: str) -> int:
-        return int(place.split("-")[1])
+    def number_of(self, position: str) -> int:
+        return int(position.split("-")[1])
 
-    def has(self, place: str) -> bool:
+    def has(self, position: str) -> bool:
         """Return True if all events after a stream position are still in memory."""
         oldest = self._kept[0][0] if self._kept else self.number + 1
-        number = self.number_of(place)
-        return place.startswith(self._epoch) and oldest - 1 <= number <= self.number
+        number = self.number_of(position)
+        return position.startswith(self._epoch) and oldest - 1 <= number <= self.number
 
     def want(self, follower: Follower) -> None:
         """Register an expected follower, so that reading starts."""
@@ -537,7 +537,7 @@ class AllRuns:
         for message in messages:
             if message.kind == "move":
                 self.number += 1
-                message.place = self.place(self.number, at)
+                message.position = self.position_after(self.number, at)
                 self._kept.append((self.number, message))
             elif message.kind == "progress":
                 self._progress[run] = message
@@ -678,13 +678,13 @@ class Feed:
         await asyncio.shield(channels.ready)
         number = channels.number
         begin = Message("begin", "", {"at": moment(time.time())})
-        begin.place = channels.place(number, time.time())
+        begin.position = channels.position_after(number, time.time())
         if after and channels.has(after):
             number = channels.number_of(after)
         elif after:
             missed = await run_in_threadpool(self._read_missed, after, follower.caller.run)
             for message in missed:
-                message.place = after
+                message.position = after
                 follower.known[message.run] = message.seq
             gap = Message("gap", "", GAP if len(missed) < KEPT else CUT)
             messages = [gap, *(each for each in missed if each.kind in follower.kinds), begin]

@@ -16,7 +16,7 @@ class SentEvent(NamedTuple):
     """An event of the all-runs stream that may have been sent already."""
 
     number: int
-    place: str
+    position: str
     run: str
     seq: int
     data: Mapping[str, Any]

@@ -80,7 +80,7 @@ def lines(
             if (not step or step in names(part.step)) and attempt in (0, part.number)
         ]
         if not found:
-            words = "no such step of the run has begun"
+            words = "no such step of the run has started"
             raise Refused(404, "no-log", words, f"list its steps with GET /v1/runs/{run}")
         part = on_node(found[-1], node)
         nodes = _count_nodes(ws, run, found[-1])

@@ -18,13 +18,13 @@ Form: TypeAlias = Callable[["Message"], bytes]
 class Message:
     """A message of a live stream, encoded once per form for all clients."""
 
-    __slots__ = ("_forms", "_json", "data", "kind", "place", "run", "seq")
+    __slots__ = ("_forms", "_json", "data", "kind", "position", "run", "seq")
 
     def __init__(self, kind: str, run: str, data: Mapping[str, Any], *, seq: int = 0) -> None:
         self.kind, self.run, self.data = kind, run, data
         self.seq = seq
         """Number of an event in its run."""
-        self.place = ""
+        self.position = ""
         """Position of an event in the stream of all runs, at which the stream can be resumed."""
         self._json = ""
         self._forms: dict[Form, bytes] = {}
@@ -160,7 +160,7 @@ def event_of_run(message: Message) -> bytes:
 
 def event_of_all(message: Message) -> bytes:
     """Encode a message for the event stream of all runs."""
-    return _event(message.kind, message.json, message.place)
+    return _event(message.kind, message.json, message.position)
 
 
 def frame_of_run(message: Message) -> bytes:
@@ -170,7 +170,7 @@ def frame_of_run(message: Message) -> bytes:
 
 def frame_of_all(message: Message) -> bytes:
     """Encode a message for the WebSocket of all runs."""
-    return _frame(message.kind, message.json, message.place)
+    return _frame(message.kind, message.json, message.position)
 
 
 def event_by_subject(message: Message) -> bytes:

@@ -211,7 +211,7 @@ def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
         if value:
             name = _input_for(recipe, kinds, field)
             if inputs.setdefault(name, value) != value:
-                words = f'"{field}" and `config` both say {name}, and not the same'
+                words = f'"{field}" and `config` set different values for {name}'
                 raise Refused(422, "clash", words, "remove one of the two")
     spec = recipe.inputs.get("precision")
     choices = spec.limits.get("choices") if spec is not None else None

@@ -169,7 +169,7 @@ class Asked(RequestBody):
     @model_validator(mode="after")
     def _one_of(self) -> Self:
         if bool(self.recipe) == bool(self.like):
-            raise ValueError("a request names a recipe, or a run that it is like")
+            raise ValueError("a request requires `recipe`, or `like` with the ID of a run")
         return self
 
 

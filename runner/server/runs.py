@@ -125,7 +125,7 @@ class Progress(BaseModel):
     step: int = Field(description="Number of finished recipe steps.")
     total: int | None
     percent: float | None = Field(
-        description="Progress by training steps during a training, otherwise by earlier durations. 100 only for a COMPLETED run."
+        description="Progress by training steps while a step trains, otherwise by earlier durations. 100 only for a COMPLETED run."
     )
     eta: float | None = Field(
         description="Remaining seconds by the pace of the training, otherwise by earlier durations. Null if unknown."

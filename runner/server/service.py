@@ -146,12 +146,12 @@ class LeaseView(BaseModel):
     gpus: int
     gpu: str
     since: str
-    until: str | None = Field(description="Time at which the lease ends at the latest.")
+    until: str | None = Field(description="Latest end of the rental period.")
     usd_an_hour: float
     usd: float = Field(description="Cost so far in US dollars.")
     used: str = Field(
-        description="at-work: used by its run; kept: used by a stack; releasing: being released. Unused leases: the run is"
-        " over, dead, never (started) or unknown, or the lease is overdue."
+        description="at-work: used by its run; kept: used by a stack; releasing: being released. Unused machines: the run is"
+        " over, dead, never (started) or unknown, or the machine is overdue."
     )
     why: str = Field(description="Explanation of `used`.")
     stack: str = Field(description="The stack of the machine, or empty.")
@@ -159,7 +159,7 @@ class LeaseView(BaseModel):
 
 class LeaseList(BaseModel):
     leases: list[LeaseView]
-    usd_an_hour: float = Field(description="Total price of all leases per hour.")
+    usd_an_hour: float = Field(description="Total hourly price of all rented machines.")
 
 
 class EndedLease(BaseModel):
@@ -189,7 +189,7 @@ def end(key: str, room: InRoom, _body: Nothing | None = None) -> EndedLease:
         said = end_lease(room.root, room.environ, key)
     except NotFound as error:
         raise Refused(
-            404, "not-found", str(error), "list the leases with GET /v1/leases"
+            404, "not-found", str(error), "list the machines with GET /v1/leases"
         ) from error
     except CannotRun as error:
         raise Refused(409, "in-use", str(error), error.fix) from error

@@ -193,7 +193,7 @@ async def logs(
         raise Refused(
             404,
             "no-log",
-            "no such step of the run has begun",
+            "no such step of the run has started",
             f"list its steps with GET /v1/runs/{run}",
         )
 

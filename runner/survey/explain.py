@@ -23,7 +23,7 @@ from .survey import Survey
 def preimage_of(found: Survey, n: int) -> dict[str, Any] | None:
     """Return the pre-image of a step's cache key, or None while a dependency is unknown."""
     node = found.plan.nodes[n]
-    if node.flags & SELECT or any(need not in found.made for need in found.plan.needs(n)):
+    if node.flags & SELECT or any(each not in found.made for each in found.plan.dependencies(n)):
         return None
     world, _ = world_of(node, found.facts, found.made)
     return {"author": found.plan.specs()[n].author, "world": world}

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..digest import Digest, of_bytes, of_value
 from ..language.library import find
 from ..paths import VERSION, is_path
+from ..planning import plan as plan_rows
+from ..planning import step as step_rows
 from ..planning.plan import COMPILER, Plan
 from ..reading import parse_json, whole
 from ..secrets import describe_unusable
@@ -77,6 +79,7 @@ def _request_digest(
     parts = [
         VERSION,
         COMPILER,
+        _row_fields(),
         str(source),
         of_bytes(text),
         dict(request.inputs),
@@ -91,14 +94,23 @@ def _request_digest(
         return None
 
 
+def _row_fields() -> dict[str, tuple[str, ...]]:
+    """Return the fields of a stored plan's rows, by row type.
+
+    A plan with other fields has another name, so its rows are never read as rows of this version.
+    """
+    types = {**vars(plan_rows), **vars(step_rows)}
+    return {name: type._fields for name, type in types.items() if hasattr(type, "_fields")}
+
+
 def _recall(ws: Workspace, path: Path) -> Plan | None:
-    """Load a cached plan, or return None if it is missing or outdated."""
+    """Load a cached plan, or return None if it is missing, damaged or outdated."""
     try:
         note, _, rest = path.read_text().partition("\n")
         if not _is_current(ws, parse_json(note)):
             return None
         return Plan.load(rest)
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -163,7 +175,7 @@ class _Compilation:
             self.recipe,
             values,
             digest=of_value("plan/1", parts),
-            used=self.used.by_place,
+            used=self.used.by_name,
             globs=self.globs,
             bind=partial(bind_inputs, self._ws),
             kind_of=kind_of,

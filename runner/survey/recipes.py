@@ -71,7 +71,7 @@ def input_types(ws: Workspace, source: Path, request: Request) -> dict[str, dict
     used.load(recipe)
     return {
         each.id: {name: spec.type for name, spec in each.inputs.items()}
-        for each in (*used.by_place.values(), recipe)
+        for each in (*used.by_name.values(), recipe)
     }
 
 
@@ -126,11 +126,11 @@ def place_recipe(recipe: Recipe, source: Path, root: Path) -> Recipe:
 class UsedRecipes:
     """All recipes used by a recipe, directly or indirectly.
 
-    `by_place` has them by the compiler's names, `sources` the digests of their files.
+    `by_name` has them by the compiler's names, `sources` the digests of their files.
     """
 
     def __init__(self, root: Path) -> None:
-        self.by_place: dict[str, Recipe] = {}
+        self.by_name: dict[str, Recipe] = {}
         self.sources: dict[str, Digest] = {}
         self._root = root
 
@@ -151,8 +151,8 @@ class UsedRecipes:
 
         if step.uses is None:
             return
-        place = resolve_recipe(recipe, step.uses)
-        if place in self.by_place:
+        full_name = resolve_recipe(recipe, step.uses)
+        if full_name in self.by_name:
             return
         name = step.uses.recipe
         if is_path(name):
@@ -164,7 +164,7 @@ class UsedRecipes:
         other = parse.recipe(document.parse(text, str(path)))
         if recipe.home and is_path(name):
             other = place_recipe(other, path, self._root)
-        self.by_place[place] = other
+        self.by_name[full_name] = other
         self.load(other)
 
 

@@ -26,7 +26,7 @@ def build_graph(ws: Workspace, found: Survey) -> RunGraph:
         instances[step] = instances.get(step, 0) + 1
         needs.setdefault(step, {}).update(
             dict.fromkeys(
-                steps[need] for need in sorted(found.plan.needs(n)) if steps[need] != step
+                steps[each] for each in sorted(found.plan.dependencies(n)) if steps[each] != step
             )
         )
     fresh = [

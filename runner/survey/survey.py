@@ -1,7 +1,8 @@
 """Survey a request: parse its recipe, compile or load its plan, check the disk, and judge every
 step.
 
-Does all I/O of planning, and changes only caches.
+Does all I/O of planning, and runs no step. It changes caches, and with unpinned requirements it
+creates the lock file beside them (`facts.py`), even for `recipe plan`.
 """
 
 from __future__ import annotations

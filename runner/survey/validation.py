@@ -66,7 +66,7 @@ def find_problems(
     except Invalid as error:
         return [*found, *error.problems]
     for preset in (None, *recipe.presets):
-        found += _check_preset(recipe, used.by_place, root, given, preset)
+        found += _check_preset(recipe, used.by_name, root, given, preset)
     found += find_absent_files(recipe, root)
     return list(dict.fromkeys(found))
 
@@ -81,7 +81,7 @@ def _check_readable_part(recipe: Recipe, root: Path, given: Mapping[str, str]) -
     except Invalid as error:
         found += error.problems
     known = {name: value for name, value in given.items() if name in recipe.inputs}
-    rest = _check_preset(recipe, used.by_place, root, known, None)
+    rest = _check_preset(recipe, used.by_name, root, known, None)
     found += [each for each in rest if each.code in _OF_TEXT]
     return list(dict.fromkeys([*found, *find_absent_files(recipe, root)]))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runner.interface.cli.main import main
-from runner.interface.cli.places import SERVER_ARGUMENTS
+from runner.interface.cli.transports import SERVER_ARGUMENTS
 from runner.interface.cli.verbs import REMOTE_VERBS
 from tests.servers.rest import Rest
 from tests.support import until

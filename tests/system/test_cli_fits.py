@@ -307,7 +307,7 @@ def test_where_there_is_room_the_micro_batch_grows_and_where_there_is_none_the_m
     )
     assert (
         said.code == 2
-        and "does not fit rtx4090, even with every memory saving" in said.err
+        and "does not fit rtx4090, even with all options that save memory" in said.err
         and "choose a GPU that fits: h100-80gb" in said.err
     )
     said = recipe(
@@ -373,7 +373,7 @@ def test_flux_is_put_on_a_card_of_24_gb_with_its_base_in_8_bits(
     )
     assert (
         said.code == 2
-        and "does not fit rtx4090, even with every memory saving" in said.err
+        and "does not fit rtx4090, even with all options that save memory" in said.err
         and "choose a GPU that fits" in said.err
     )
     said = recipe(

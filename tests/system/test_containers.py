@@ -870,7 +870,7 @@ def test_the_network_is_the_hosts_unless_the_settings_say_otherwise() -> None:
     with pytest.raises(CannotRun, match="`container_args` sets one"):
         _words(replace(DOCKER, args=("--net", "bridge")), network=False)
     with pytest.raises(
-        CannotRun, match="apptainer on the host cannot run a sandbox without network"
+        CannotRun, match="apptainer on the host cannot run a sandbox with the network disabled"
     ):
         _words(replace(DOCKER, kind="apptainer"), network=False)
     assert ("--shm-size", "50") in _pairs(_words(replace(DOCKER, memory=100)))

@@ -351,7 +351,10 @@ def test_a_port_that_is_in_use_or_a_head_that_cannot_be_reached_is_reported_befo
         and f"cannot listen on port {farm} of ssh {sshd.address}" in said
         and "Address already in use" in said
     ), said
-    assert "stop the program on this port, or set another `port` of the head" in said
+    assert (
+        "stop the program that uses this port, or set another `port` in the `head` of the stack"
+        in said
+    )
     sshd.stop()
     code, _, said = space.command("run", "--stack", "farm")
     assert (
@@ -384,5 +387,6 @@ def test_more_workers_than_may_be_rented_at_once_are_refused(space: Space, farm:
     code, _, said = space.command("run", "--stack", "farm")
     assert (
         code == 2
-        and "s requires 2 machines beside the head, but at most 1 may be rented at once" in said
+        and "s requires 2 machines in addition to the head, but at most 1 may be rented at once"
+        in said
     ), said

@@ -121,7 +121,7 @@ def test_a_machine_that_its_time_has_stopped_is_started_again(space: Space) -> N
     assert space.command("stack", "up", "tiny")[0] == 0
     until(lambda: status(space)["stands"] == "stopped")
     code, out, _ = space.command("reap")
-    assert code == 0 and "ended" in out and "its lease has expired" in out
+    assert code == 0 and "ended" in out and "its rental period has ended" in out
     assert provider(space) == ["created", "stopped"]
 
 

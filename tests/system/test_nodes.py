@@ -289,7 +289,7 @@ def test_a_host_that_is_lost_ends_all_nodes_and_the_step_begins_again(
         else [["0", "1"], ["0", "0", "1"], ["0", "0", "1", "1"]]
     )
     assert [words for words in told if "lost host" in words] == [
-        "lost host loopback host-2: host-2 is gone or was stopped, or the lease was given back"
+        "lost host loopback host-2: host-2 no longer exists or was stopped, or its lease was released"
     ]
     assert [
         event.reason

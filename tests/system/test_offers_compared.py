@@ -17,6 +17,7 @@ import pytest
 from drivers import web
 from drivers.fakes import WORLDS, kind
 from drivers.fakes.app import Clock, application
+from runner.advice import estimates
 from runner.interface.cli.main import main
 from runner.storage.records.ledger import LeaseRow, Ledger
 from tests.support import Space
@@ -108,6 +109,38 @@ def test_offers_of_four_providers_are_ranked_by_the_total_of_the_run_before_its_
     assert "~: estimate, not measured by a run yet (a guess from its arithmetic" in out
     for name in WORLDS:
         assert f"\n{name} for train: " in out
+
+
+def test_a_total_without_a_step_of_unknown_duration_is_marked_with_a_plus(
+    four: Space, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measure = (
+        "  measure: {run: python m.py, needs: [train], resources: {gpus: 1, gpu_memory: 20GB}}\n"
+    )
+    four.write("tuned.yaml", TRAINS + measure)
+    four.write("base/config.json", json.dumps(CONFIG))
+    known = [offer for offer in ranked(four, capsys, "./tuned.yaml") if offer["usd"] is not None]
+    assert known and all(offer["hours_without"] == ["measure"] for offer in known)
+    out, _ = told(four, capsys, "./tuned.yaml")
+    assert re.search(r" ~\d+\.\d\+ .* \d+\.\d\d\+ ", out)
+    assert "\n+: without measure, whose duration is unknown" in out
+
+
+def test_the_config_of_a_hub_model_is_downloaded_for_the_estimate(
+    four: Space, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    four.write("tuned.yaml", TRAINS.replace("default: ./base", "default: 'hf://org/base'"))
+    fetched: list[object] = []
+    four.write("base/config.json", json.dumps(CONFIG))
+
+    def fetch(address: object) -> bool:
+        fetched.append(address)
+        monkeypatch.setattr(estimates, "read_model_config", lambda *_words: CONFIG)
+        return True
+
+    monkeypatch.setattr(estimates, "fetch_config", fetch)
+    found = ranked(four, capsys, "./tuned.yaml")
+    assert {*fetched} == {"hf://org/base"} and any(offer["usd"] is not None for offer in found)
 
 
 def test_without_any_hours_offers_are_ranked_by_their_price_and_the_total_is_unknown(

@@ -328,7 +328,7 @@ def test_a_job_whose_agent_cannot_be_reached_from_here_is_waited_for_and_that_is
     assert after.stderr is not None
     for line in after.stderr:
         if "waiting for run" in line:
-            assert "out of reach from here" in line and "recipe cancel" in line
+            assert "this process cannot reach the agent" in line and "recipe cancel" in line
             break
     yard.open_gate()
     assert after.wait(60) == 0

@@ -132,8 +132,8 @@ def test_without_first_use_nothing_is_rented_and_no_secret_is_sent(
     code, said = refused(space, "run", "--driver", "prime", "--unattended")
     assert (
         code == 5
-        and "Write `first_use = true` below `[drivers.prime]`" in said
-        and "its secrets too" in said
+        and "set `first_use = true` below [drivers.prime]" in said
+        and "including secrets" in said
         and ours(market) == []
     )
 

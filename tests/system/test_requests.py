@@ -169,7 +169,9 @@ def test_a_training_that_has_saved_and_ended_before_its_worker_knows_that_it_was
         host: Client, cwd: str, what: Literal["pause", "stop", "checkpoint"]
     ) -> bool:
         answer = await whole(host, cwd, what)
-        await asyncio.wait([task for task in asyncio.all_tasks() if "_carry" in repr(task)])
+        await asyncio.wait(
+            [task for task in asyncio.all_tasks() if "AttemptExecutor._execute" in repr(task)]
+        )
         return answer
 
     def ask() -> None:

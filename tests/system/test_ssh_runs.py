@@ -152,7 +152,9 @@ def test_a_host_that_answers_late_keeps_no_other_waiting_and_is_used_once_it_ans
             f"      until [ -e {begun}/1 ] && [ -e {begun}/2 ]; do sleep 0.05; done\n"
         )
         code, said = place.run("--driver", "ssh")
-        assert code == 0 and f"ssh {late.address} answers now, and is used, too" in said, said
+        assert code == 0 and f"ssh {late.address} answers now, and the run uses it, too" in said, (
+            said
+        )
 
 
 def test_a_server_that_restarts_in_the_middle_of_a_run_changes_nothing(place: Place) -> None:

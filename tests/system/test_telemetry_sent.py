@@ -144,7 +144,9 @@ def test_of_two_trainings_the_platform_gets_the_first_and_people_hear_it(job: Jo
     job.steps("train.1", 1, 2)
     job.steps("tune.1", 1, 2, 3)
     assert [point["step"] for point in job.sent("metrics")] == [1, 2]
-    assert job.said == ["the platform gets the metrics of one training only, train, not of tune"]
+    assert job.said == [
+        "the platform gets the metrics of only one training step, train, not of tune"
+    ]
 
 
 def test_lines_of_each_process_of_a_step_are_lines_of_the_step(job: Job) -> None:

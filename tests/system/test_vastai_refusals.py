@@ -167,7 +167,7 @@ def test_secrets_that_a_setting_denies_are_named_and_nothing_is_rented(
     code, _, said = space.command("run", "--driver", "vastai")
     assert (
         code == 3
-        and "s would send HF_TOKEN, JOB_TOKEN there" in said
+        and "s would send HF_TOKEN, JOB_TOKEN to a rented machine" in said
         and "in [drivers.vastai]" in said
         and ours(market) == []
     )

@@ -220,7 +220,7 @@ def test_a_machine_with_fewer_gpus_than_were_sold_is_given_back_and_the_next_is_
     assert (
         code == 0
         and " GPUs, and " in said
-        and " were promised" in said
+        and " were expected" in said
         and int(space.read("o")) >= 2
     ), said
     assert ours(real)[before:].count("destroyed") == ours(real)[before:].count("created") >= 2

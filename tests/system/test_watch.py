@@ -77,3 +77,11 @@ def test_a_change_runs_what_reads_it_a_failure_waits_for_the_next_and_ctrl_c_end
     assert watched.count("1 failed") == 1 and watched.count("1 ran, 0 fresh") >= 4
     os.kill(watched.process.pid, signal.SIGINT)
     assert watched.process.wait(20) == 130
+
+
+def test_watch_refuses_a_dry_run(tmp_path: Path) -> None:
+    space = Space(tmp_path)
+    space.recipe("steps: {s: {run: echo 1 > o.txt, outputs: {o: o.txt}}}")
+    code, _, said = space.command("watch", "-n")
+    assert code == 2 and "use `recipe plan`" in said
+    assert not (tmp_path / "o.txt").exists()

@@ -99,7 +99,7 @@ def test_a_log_that_is_cut_inside_secrets_keeps_nothing_of_them(
     log = tmp_path / "attempt.log"
     half = b"a" * 980 + TOKEN.encode() + b"b" * 980
     log.write_bytes(half + b"dropped " * 500 + half)
-    kept = attempt_result.keep_log(str(log), "", str(tmp_path / "kept"), MASKER)
+    kept = attempt_result.copy_log(str(log), "", str(tmp_path / "kept"), MASKER)
     text = Path(kept).read_bytes()
     assert re.fullmatch(
         rb"a{980}\n\xe2\x80\xa6 \d+ bytes dropped \xe2\x80\xa6\n(\*\*\*)?b{980}", text

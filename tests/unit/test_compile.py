@@ -527,7 +527,7 @@ NESTED = "steps: {inner: {uses: ./inner.yaml}, other: {run: x, outputs: [o]}}"
 
 def into(found: Plan, step: str) -> set[str]:
     """What a step needs."""
-    return {found.nodes[need].id for need in found.needs(found.index[step])}
+    return {found.nodes[each].id for each in found.dependencies(found.index[step])}
 
 
 def test_select_takes_a_step_of_a_recipe_that_a_matrix_uses() -> None:

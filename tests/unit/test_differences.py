@@ -39,7 +39,7 @@ def test_of_a_tree_the_files_that_differ_are_named() -> None:
         after, before, TREES
     ) == ["~ b", "- c"]
     assert tree_lines(before, "t:" + "9" * 64, TREES) == [
-        "which files changed is not known: what the earlier one held is not stored"
+        "the changed files are unknown, because the earlier version's file list is not stored"
     ]
     many = {"t:" + "3" * 64: {str(n): "f:1" for n in range(1000)}, **TREES}
     assert len(tree_lines(before, "t:" + "3" * 64, many)) == 10
@@ -64,7 +64,7 @@ def test_a_short_value_is_shown_before_and_after() -> None:
     assert lines(Difference("inputs.lr", 0.1, 0.2)) == ["inputs.lr: 0.1 -> 0.2"]
     assert lines(Difference("loss", 2.0, 1.0)) == ["loss: 2 -> 1 (-50.0%)"]
     assert lines(Difference("env.X", None, "a b")) == ["env.X is new: a b"]
-    assert lines(Difference("env.X", "", None)) == ['env.X is gone: it was ""']
+    assert lines(Difference("env.X", "", None)) == ['env.X was removed: ""']
     assert lines(Difference("script", "x\x1b[2J", "y")) == ['script: "x\\u001b[2J" -> y']
 
 

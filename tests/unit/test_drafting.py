@@ -283,7 +283,7 @@ def test_what_stands_before_a_number_is_its_name_and_not_the_variable() -> None:
         ("print(1)", "the script takes no options"),
         (
             f"{HEAD}p.add_argument('--tags', action='append')",
-            "line 3: --tags is left to its default: its action is append",
+            "line 3: --tags keeps its default, because its action is append",
         ),
         (
             f"{HEAD}s = p.add_subparsers()\ns.add_parser('train')\ns.add_parser('eval')",

@@ -71,7 +71,7 @@ def test_a_name_without_a_counterpart_is_said_with_what_says_it_here() -> None:
     found = translate(SFT, {"warmup_ratio": 0.1, "guidance_scale": 3.5, "bf16": False}, 1)
     assert found.inputs == {}
     assert found.ignored == {
-        "warmup_ratio": "`warmup_steps` says it, as a number of steps",
+        "warmup_ratio": "use `warmup_steps`, a number of steps",
         "guidance_scale": "sft@1 has no such input",
         "bf16": "false leaves the precision to the recipe",
     }

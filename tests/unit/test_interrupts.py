@@ -127,7 +127,7 @@ def test_a_run_that_is_ended_waits_for_no_rented_machine_that_cannot_be_reached(
         task = Of(job=object(), states=())
         none: Any = None
         attempt = Attempt(0, none, none, None, {}, place)  # type: ignore[arg-type]
-        attempt.directory, attempt.task, attempt.carrier = none, task, carried  # type: ignore[assignment]
+        attempt.directory, attempt.task, attempt.execution = none, task, carried  # type: ignore[assignment]
         began = asyncio.get_running_loop().time()
         await attempt.stop()
         took = asyncio.get_running_loop().time() - began

@@ -83,14 +83,14 @@ CARDS = ["RTX 4090, 24564"] * 2
     [
         ({"smi": ["yes"], "gpu": CARDS}, ""),
         ({}, ""),
-        ({"smi": ["yes"]}, "it has 0 GPUs, and 2 were promised"),
-        ({"smi": ["yes"], "gpu": CARDS[1:]}, "it has 1 GPUs, and 2 were promised"),
+        ({"smi": ["yes"]}, "it has 0 GPUs, but 2 were expected"),
+        ({"smi": ["yes"], "gpu": CARDS[1:]}, "it has 1 GPUs, but 2 were expected"),
         (
             {"smi": ["yes"], "gpu": ["RTX 4090, 12282"] * 2},
-            "it has 13 GB of GPU memory, and 26 were promised",
+            "it has 13 GB of GPU memory, but 26 were expected",
         ),
-        ({"memory": ["4000000000"]}, "it has 4 GB of memory, and 8 were promised"),
-        ({"disk": ["4000000000"]}, "it has 4 GB of disk, and 9 were promised"),
+        ({"memory": ["4000000000"]}, "it has 4 GB of memory, but 8 were expected"),
+        ({"disk": ["4000000000"]}, "it has 4 GB of disk, but 9 were expected"),
     ],
 )
 def test_a_machine_that_has_less_than_was_promised_is_named(told: Facts, words: str) -> None:
@@ -124,10 +124,10 @@ def test_a_driver_that_is_older_than_the_cuda_of_the_image_is_named() -> None:
     told, image = {"smi": ["yes"], "gpu": CARDS, "cuda": ["12.2"]}, "nvidia/cuda:12.10.0-base"
     assert (
         describe_shortfall(CARD, Need(), told, image)
-        == f"its driver runs CUDA 12.2 (nvidia-smi: CUDA Version), and {image} needs 12.10"
+        == f"its driver runs CUDA 12.2 (nvidia-smi: CUDA Version), but {image} needs 12.10"
     )
     assert describe_shortfall(CARD, Need(), told, "python:3.11", "12.4").endswith(
-        "the setting `cuda` says 12.4"
+        "the setting `cuda` requires 12.4"
     ), "the name of the image says nothing"
     assert (
         describe_shortfall(CARD, Need(), told, "python:3.11")

@@ -72,12 +72,12 @@ class World:
 
     def check_start(self, id: str) -> None:
         by_id = {task.id: task for task in self.tasks}
-        for need in by_id[id].needs + by_id[id].after:
+        for need in by_id[id].required + by_id[id].after:
             state = self.states[need]
             assert state in (State.DONE, State.FRESH, State.SKIPPED) or (
                 state is State.FAILED and by_id[need].allow_failure
             )
-        assert not any(self.states[need] is State.SKIPPED for need in by_id[id].needs)
+        assert not any(self.states[need] is State.SKIPPED for need in by_id[id].required)
         running = [
             by_id[other]
             for other, state in self.states.items()
@@ -148,7 +148,7 @@ def worlds(draw: st.DrawFn) -> World:
         tasks.append(
             Task(
                 name,
-                needs=tuple(id for id, hard in edges if hard),
+                required=tuple(id for id, hard in edges if hard),
                 after=tuple(id for id, hard in edges if not hard),
                 pools=draw(
                     st.dictionaries(
@@ -342,7 +342,7 @@ def test_a_skipped_step_skips_what_mentions_it_and_not_what_follows_it() -> None
 
 def test_a_step_that_is_stopped_early_skips_what_mentions_it_and_the_run_completes() -> None:
     scheduler = simple(
-        Task("a"), Task("b"), Task("of a", needs=("a",)), Task("best", after=("a", "b"))
+        Task("a"), Task("b"), Task("of a", required=("a",)), Task("best", after=("a", "b"))
     )
     run(scheduler, "a", "b")
     scheduler.end("a", AttemptOutcome(False, EARLY, "far behind"))

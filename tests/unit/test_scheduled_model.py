@@ -375,7 +375,7 @@ class ScheduledRuns(Schedule):
             tasks = [
                 Task(
                     id,
-                    needs=tuple(before for before in names[:n] if self.luck.random() < 0.5),
+                    required=tuple(before for before in names[:n] if self.luck.random() < 0.5),
                     retries=2,
                 )
                 for n, id in enumerate(names)

@@ -103,8 +103,8 @@ def test_the_fields_of_dataclasses_are_the_options_of_hf_argument_parser() -> No
     )
     notes = " ".join(scripts.read(HF).notes)
     assert (
-        "of the options of TrainingArguments only --output_dir is here" in notes
-        and "hooks is left to its default" in notes
+        "only --output_dir of the options of TrainingArguments" in notes
+        and "hooks keeps its default" in notes
     )
 
 
@@ -169,7 +169,7 @@ def test_an_option_that_is_written_once_for_each_value_is_no_list(source: str) -
     script = scripts.read(source)
     assert "tag" not in {option.name for option in script.options}
     assert any(
-        "--tag is left to its default: it is written once for each value" in note
+        "--tag keeps its default, because the option is repeated for each value" in note
         for note in script.notes
     )
     assert all(option.many and option.type == "integer" for option in script.options)
@@ -232,7 +232,7 @@ def test_the_configuration_of_hydra_is_options_by_their_path() -> None:
     )
     assert found["out"].role == "output" and script.reads == ("src/conf/",)
     notes = " ".join(script.notes)
-    assert "opt.NAME=VALUE" in notes and "xs is left to what the configuration says" in notes
+    assert "opt.NAME=VALUE" in notes and "xs keeps its value from the configuration" in notes
     text = drafting.draft(
         "mine", "src/train.py", script, ["src/train.py"], "./mine.yaml", lambda path: ""
     ).text

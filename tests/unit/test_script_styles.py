@@ -128,7 +128,7 @@ def test_the_globals_that_a_configurator_sets_are_options_and_the_draft_runs(
     assert value["inputs"]["init_from"] == {"type": "string", "default": "scratch"}
     assert value["inputs"]["dataset"] == {"type": "string", "default": "tiny"}
     assert value["presets"] == {"smoke": {"max_iters": 20}}
-    assert "# Look at: betas is left as the script sets it" in text and "config_keys" not in text
+    assert "# Look at: betas keeps its value from the script" in text and "config_keys" not in text
     assert (space.root / "out" / "ckpt.pt").exists()
 
 
@@ -146,7 +146,7 @@ Trainer(args=training).train()
     step = value["steps"]["train"]
     assert ["--output_dir", "{{ outputs.output }}"] in step["run"]
     assert step["outputs"] == {"output": "output/"}
-    assert "only --output_dir is here" in notes
+    assert "only --output_dir of the options" in notes
     assert re.search(step["metrics"]["pattern"], "{'loss': 0.25, 'epoch': 1}")
     assert re.search(step["metrics"]["pattern"], "{'loss': '0.25', 'epoch': '1'}")
 
@@ -168,7 +168,10 @@ fire.Fire(main)
         "--out={{ outputs.out }}",
     ]
     _, notes, _ = drafted("import fire\nclass A: pass\nfire.Fire(A)")
-    assert "fire makes commands" in notes and "the script takes no options" not in notes
+    assert (
+        "fire turns functions of the script into commands" in notes
+        and "the script takes no options" not in notes
+    )
 
 
 def test_flags_of_absl_are_options() -> None:
@@ -193,7 +196,7 @@ app.run(main)
         ["--opt", "{{ inputs.opt }}"],
     ]
     assert value["inputs"]["opt"]["choices"] == ["adam", "sgd"]
-    assert "layers is left to its default: DEFINE_list" in notes
+    assert "layers keeps its default, because `recipe new` cannot read DEFINE_list" in notes
 
 
 def test_lightning_cli_is_fit_with_the_parameters_of_its_classes() -> None:

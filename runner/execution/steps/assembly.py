@@ -18,9 +18,9 @@ from ..reporting import telemetry
 from ..resume import ClaimedRun
 from ..tasks import tasks_of
 from .adjusting import SmallerInputs, count_out_of_memory
+from .attempt_executor import AttemptExecutor
 from .attempt_records import AttemptRecords
 from .bell import Bell
-from .carrying import Carrier
 from .chunks import Chunks
 from .claims import KeyClaims, StateClaims
 from .commands import CommandBuilder
@@ -275,7 +275,7 @@ class _Assembly:
             self.publisher,
             Reattacher(steps, self.orphans, preparer, stager, self.machines, self.inherited),
             preparer,
-            Carrier(schedule, self.running, shared_states),
+            AttemptExecutor(schedule, self.running, shared_states),
             self.failures,
             self.machines,
             self.stopper,

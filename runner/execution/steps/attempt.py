@@ -44,7 +44,7 @@ class Attempt:
     """Attempt of a step, with its host, key, files and job.
 
     Its stages are considered (step, key and host are set), holding (GPUs and state), prepared
-    (`name`, `directory`, `task`), executed (`carrier`) and finished (`result`).
+    (`name`, `directory`, `task`), executing (`execution`) and finished (`result`).
     """
 
     number: int
@@ -75,7 +75,7 @@ class Attempt:
     """True if an earlier worker started the attempt."""
 
     # During its execution.
-    carrier: asyncio.Task[None] | None = None
+    execution: asyncio.Task[None] | None = None
     resumed_from: Mapping[str, checkpoints.Newest] = field(default_factory=dict)
     """Checkpoints on the attempt's host at its start."""
     resumed_step: int | None = None
@@ -181,10 +181,10 @@ class Attempt:
     async def _stop(self, grace: timedelta, may_save: bool) -> None:
         job = self.task.job
         if job is None:
-            if self.carrier is not None:
-                self.carrier.cancel()
+            if self.execution is not None:
+                self.execution.cancel()
             return
-        # The carrier's wait reports a lost or unreachable host.
+        # The execution reports a lost or unreachable host.
         with contextlib.suppress(DriverError):
             if may_save and self.task.states and await self._saves_and_ends():
                 return
@@ -197,7 +197,7 @@ class Attempt:
 
         Return False if it does not support this or takes too long.
         """
-        if self.carrier is None:
+        if self.execution is None:
             return False
         # Set before the request, because a fast trainer exits before the answer arrives.
         self.save_asked = True
@@ -205,7 +205,7 @@ class Attempt:
         self.save_asked = await control_file.ask_trainer(self.place.host, cwd, "pause")
         if not self.save_asked:
             return False
-        ended, _ = await asyncio.wait({self.carrier}, timeout=STEP.total_seconds())
+        ended, _ = await asyncio.wait({self.execution}, timeout=STEP.total_seconds())
         return bool(ended)
 
     async def _await_end(self, job: Job, patience: timedelta) -> None:
@@ -223,7 +223,7 @@ class Attempt:
 
     def _give_up(self) -> None:
         """Stop waiting for a job; it ends when its rented machine is released."""
-        if self.carrier is not None:
+        if self.execution is not None:
             reason = "cannot reach the host to stop its job"
             self.place.lost = self.place.lost or reason
-            self.carrier.cancel()
+            self.execution.cancel()

@@ -52,7 +52,7 @@ class AttemptRecords:
 
         The path is empty if the log is empty. Raises OSError.
         """
-        log = self._tidying.keep_log(id, attempt)
+        log = self._tidying.copy_logs(id, attempt)
         self._chunks.finish(id, attempt)
         return log
 
@@ -91,7 +91,7 @@ class AttemptRecords:
 
         `name` is the current name of its directory.
         """
-        self._commits.attempt(
+        self._commits.add_attempt(
             id,
             name or attempt.name,
             attempt.key,

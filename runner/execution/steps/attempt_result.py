@@ -156,7 +156,7 @@ def remove_replaced(attempt: str, logs: Sequence[str]) -> list[str]:
     return removed
 
 
-def keep_log(log: str, measured: str, kept: str, masker: Masker) -> str:
+def copy_log(log: str, measured: str, kept: str, masker: Masker) -> str:
     """Copy or link the log, metrics and host files of an attempt to `kept`, with secrets masked.
 
     The originals remain. Returns the path of the copied log, or "" if the log is empty.

@@ -180,7 +180,7 @@ class GroupCommit:
         """Show a message, with secrets masked."""
         self._say(self.masker.text(text))
 
-    def move(self, move: Move) -> None:
+    def add_move(self, move: Move) -> None:
         """Add a state change to the next group, with secrets masked."""
         if self.masker:
             move = move._replace(
@@ -195,7 +195,7 @@ class GroupCommit:
             failure = str(move.data.get("failure", ""))
             self._next.state = RunState(str(move.after), move.reason, failure)
 
-    def report(self, step: str, numbers: str) -> None:
+    def add_metrics(self, step: str, numbers: str) -> None:
         """Add the latest metrics of a running step, already masked, to the next group."""
         self._numbers[step] = numbers
         self._next.reported.add(step)
@@ -221,7 +221,7 @@ class GroupCommit:
         """Return the number of attempts of a step in this run."""
         return self._tries.get(step, 0)
 
-    def trace(
+    def add_trace(
         self,
         key: str,
         node: Node,
@@ -262,7 +262,7 @@ class GroupCommit:
             trace._replace(key=key, facts_json=json.dumps({**trace.facts, **note}))
         )
 
-    def attempt(
+    def add_attempt(
         self,
         step: str,
         name: str,
@@ -277,6 +277,10 @@ class GroupCommit:
         saved: bool = False,
         links: Sequence[TrackerLink] = (),
     ) -> None:
+        """Add the row of an ended attempt to the next group, with secrets masked.
+
+        `saved` means that the trainer saved a checkpoint and exited on request.  `image` is the content of the cache key in its stored form.
+        """
         ended: dict[str, object] = (
             {"code": exit.code, "cpu": exit.cpu, "peak_memory": exit.peak_memory} if exit else {}
         )

@@ -65,7 +65,11 @@ class StepEnvironments:
         from ...hosts.containers import Containers
 
         if place.name not in self._containers:
-            box = self._pool.box if place.elsewhere else self._ws.config.driver("local")
+            box = (
+                self._pool.container_settings
+                if place.elsewhere
+                else self._ws.config.driver("local")
+            )
             near = None if place.elsewhere else self._ws.environ
             self._containers[place.name] = Containers(
                 place.host, f"{place.folder.root}/attempts", self._commits.say, box, near

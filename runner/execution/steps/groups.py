@@ -91,7 +91,7 @@ class Groups:
         """Add the latest metrics of a running step to the next group commit."""
         if not self.commits.size:
             self._dirty = time.monotonic()
-        self.commits.report(step, numbers)
+        self.commits.add_metrics(step, numbers)
 
     def record(self, moves: Sequence[Move]) -> None:
         """Add state changes to the next group commit."""
@@ -99,4 +99,4 @@ class Groups:
             self._dirty = time.monotonic()
         for move in moves:
             _log.debug("%s: %s → %s %s", readable(move.id), move.before, move.after, move.reason)
-            self.commits.move(move)
+            self.commits.add_move(move)

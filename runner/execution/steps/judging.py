@@ -107,13 +107,13 @@ class Judge:
     def _note_needs_without_result(self, id: str) -> None:
         """Mark dependencies that were skipped or failed as steps without a result."""
         steps = self._steps
-        for need in steps.plan.needs(steps.number(id)) - steps.made.keys():
-            other = steps.plan.nodes[need].id
+        for dependency in steps.plan.dependencies(steps.number(id)) - steps.made.keys():
+            other = steps.plan.nodes[dependency].id
             if other in steps.todo and self._schedule.state(other) in (
                 State.SKIPPED,
                 State.FAILED,
             ):
-                steps.set_made(need, NOTHING)
+                steps.set_made(dependency, NOTHING)
 
     def _verdict_after_earlier_attempts(self, id: str) -> Verdict:
         """Return the verdict of a step, with smaller inputs if it ran out of memory before."""

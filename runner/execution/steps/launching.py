@@ -8,8 +8,8 @@ from ...errors import CannotRun, RecipeError, StoreUnavailable
 from ...planning.schedule import LIMIT
 from ...storage.content.files import no_space
 from .attempt import Attempt
+from .attempt_executor import AttemptExecutor
 from .bell import Bell
-from .carrying import Carrier
 from .commit import GroupCommit
 from .control import Stopper
 from .failing import Cause, Failures
@@ -32,7 +32,7 @@ class Launcher:
         publisher: Publisher,
         reattacher: Reattacher,
         preparer: Preparer,
-        carrier: Carrier,
+        executor: AttemptExecutor,
         failures: Failures,
         machines: Machines,
         stopper: Stopper,
@@ -40,7 +40,7 @@ class Launcher:
     ) -> None:
         self._commits, self._starts, self._placement = commits, starts, placement
         self._publisher, self._reattacher, self._preparer = publisher, reattacher, preparer
-        self._carrier, self._failures, self._machines = carrier, failures, machines
+        self._executor, self._failures, self._machines = executor, failures, machines
         self._stopper, self._bell = stopper, bell
 
     async def launch(self, id: str, attempt: Attempt) -> None:
@@ -62,7 +62,7 @@ class Launcher:
         except (NotNow, RecipeError, OSError, DriverError) as error:
             return self._fail_to_launch(id, attempt, error)
         begun = found or attempt
-        self._carrier.begin(id, begun)
+        self._executor.begin(id, begun)
         if self._stopper.is_stopping:  # requested during the preparation
             self._bell.run_in_background(begun.stop())
         return None

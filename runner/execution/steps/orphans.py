@@ -69,8 +69,8 @@ class Orphans:
                     self._awaited.add(name)
                     self.commits.say(
                         f"waiting for {self._run_of(name)}: its agent still runs this step in another "
-                        "container or on another machine, out of reach from here; "
-                        "to stop that run, run `recipe cancel` there"
+                        "container or on another machine, and this process cannot reach the agent; "
+                        "to stop that run, run `recipe cancel` in that container or on that machine"
                     )
                 return True
         return False

@@ -93,9 +93,10 @@ class Preparer:
             site.write_text("\n".join(each.name for each in members), encoding="utf-8")
 
     def compose_task(self, attempt: Attempt, pythons: Sequence[str]) -> None:
-        """Create the directory and the task of an attempt, on one host or several.
+        """Choose the directory of an attempt and create its task, on one host or several.
 
-        `pythons` are the interpreters on the hosts.
+        The place creates the directory when it runs the task. `pythons` are the interpreters on
+        the hosts.
         """
         attempt.directory = AttemptDirectory(f"{self._folder}/{attempt.name}")
         attempt.started = time.time()
@@ -155,7 +156,7 @@ class Preparer:
         states: Sequence[StateFolder],
         resumed_from: Mapping[str, checkpoints.Newest],
     ) -> tuple[Command, bytes | None]:
-        """Stage the inputs and build the command of one node, once its checkpoints are known."""
+        """Create the directory of one node, stage its inputs and build its command, once its checkpoints are known."""
         directory = seat.directory
         directory.folder.begin(self._scrap)
         crashpoint("attempt-made")

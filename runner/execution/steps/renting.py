@@ -248,7 +248,7 @@ class Machines:
                     sizes.pop(name, None)
                 slots = 0 if self._most else place.capacity.slots or 1
                 self._schedule.grow(slots, sizes)
-                self._commits.say(f"{place.name} answers now, and is used, too")
+                self._commits.say(f"{place.name} answers now, and the run uses it, too")
         except (RecipeError, DriverError) as error:
             self._commits.say(str(error))
         finally:

@@ -74,8 +74,8 @@ class RunPlan:
         if self._consumers is None:
             self._consumers = {}
             for id in self.todo:
-                for need in self.plan.needs(self.plan.index[id]):
-                    self._consumers.setdefault(need, []).append(id)
+                for dependency in self.plan.dependencies(self.plan.index[id]):
+                    self._consumers.setdefault(dependency, []).append(id)
         return self._consumers.get(n, ())
 
     def add(self, ids: set[str]) -> None:

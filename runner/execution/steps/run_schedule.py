@@ -11,12 +11,12 @@ from ...planning.schedule import (
     FINAL,
     ORPHANED,
     AttemptOutcome,
+    Decision,
     Move,
     RunState,
     Scheduler,
     State,
     Task,
-    Verdict,
 )
 
 NO_DATA: Final[Mapping[str, object]] = MappingProxyType({})
@@ -83,10 +83,10 @@ class RunSchedule:
     # -- state changes
 
     def judge(
-        self, id: str, answer: Verdict, reason: str, data: Mapping[str, object] = NO_DATA
+        self, id: str, decision: Decision, reason: str, data: Mapping[str, object] = NO_DATA
     ) -> None:
-        """Apply a verdict to a READY step: up to date, run or skip."""
-        self._journal.record(_with_data(self._scheduler.judge(id, answer, reason), id, data))
+        """Apply a decision about a READY step: it is up to date, runs or is skipped."""
+        self._journal.record(_with_data(self._scheduler.judge(id, decision, reason), id, data))
 
     def start(self, id: str, data: Mapping[str, object] = NO_DATA) -> None:
         """Mark a QUEUED step as RUNNING."""

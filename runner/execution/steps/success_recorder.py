@@ -138,7 +138,7 @@ class SuccessRecorder:
         facts = self._records.facts_of(attempt)
         if warnings:
             facts["warnings"] = warnings
-        trace = self._commits.trace(
+        trace = self._commits.add_trace(
             attempt.key,
             attempt.node,
             made.outputs,

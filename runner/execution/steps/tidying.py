@@ -110,19 +110,19 @@ class AttemptCleanup:
         if attempt.state is not None and not attempt.spec.continues:
             delete(attempt.state.path)
 
-    def keep_log(self, id: str, attempt: Attempt) -> str:
-        """Store the log and metrics files of an attempt.
+    def copy_logs(self, id: str, attempt: Attempt) -> str:
+        """Copy the log and metrics files of an attempt to the logs of its run, with secrets masked.
 
         Returns the path of the log that explains its end; empty without a log. Raises OSError.
         """
         kept = f"{self._logs}/{id.replace('/', '%2F')}.{self.commits.tries(id)}"
         found = {
-            attempt.log: attempt_result.keep_log(
+            attempt.log: attempt_result.copy_log(
                 attempt.log, _metrics_file_of(attempt), kept, self.commits.masker
             )
         }
         for rank, log in enumerate(attempt.logs[1:], 1):
-            found[log] = attempt_result.keep_log(log, "", f"{kept}.{rank}", self.commits.masker)
+            found[log] = attempt_result.copy_log(log, "", f"{kept}.{rank}", self.commits.masker)
         return found[attempt.last_log]
 
     def discard_log(self, attempt: Attempt) -> None:

@@ -172,7 +172,7 @@ class Client:
         job = Job(key, {"log": await self._line.log_path(command.log, name)})
         if name not in self._over or self._over[name].reason == "busy":
             self._over.pop(name, None)
-            self._starts[name] = _start_frame(name, command, job.data["log"])
+            self._starts[name] = _start_message(name, command, job.data["log"])
             try:
                 self._ask_for_job(name)
             except DriverError:
@@ -188,7 +188,7 @@ class Client:
         answer: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
         try:
-            self._send(_frame("free", f"{number}", " ".join(locks)))
+            self._send(_message("free", f"{number}", " ".join(locks)))
             found = await answer
         finally:
             self._asked.pop(number, None)
@@ -251,7 +251,7 @@ class Client:
         self._bind_loop()
         name = file_name(job.key)
         if name not in self._over:
-            self._stops[name] = _frame("stop", name, f"{grace.total_seconds()}")
+            self._stops[name] = _message("stop", name, f"{grace.total_seconds()}")
             self._send(self._stops[name])
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
@@ -278,7 +278,7 @@ class Client:
 
     def _ask_for_job(self, name: str) -> None:
         """Send the start message of a job, or a wait message if this client did not start the job."""
-        self._send(self._starts.get(name) or _frame("wait", name))
+        self._send(self._starts.get(name) or _message("wait", name))
         self._pending.add(name)
 
     def _bind_loop(self) -> None:
@@ -289,15 +289,15 @@ class Client:
             self._forget_requests()
             self._loop = loop
 
-    def _send(self, frame: bytes) -> None:
+    def _send(self, message: bytes) -> None:
         """Send a message, and connect first if necessary."""
         if not self._connected and self._retry is None:
             self._failing_since, self._tries = None, 0
             self._connect()
         if not self._greeted:
-            self._until_greeted += frame
+            self._until_greeted += message
         if self._connected:
-            self._line.write(frame)
+            self._line.write(message)
 
     def _connect(self) -> None:
         """Connect to the agent.  An agent that is exiting still holds the lock but does not answer, so try again."""
@@ -318,7 +318,7 @@ class Client:
     def _beat(self, deadman: float) -> None:
         """Send a heartbeat now and periodically, because the connection of a stopped process stays open."""
         assert self._loop is not None
-        self._line.write(_frame("arm", f"{deadman}", "beats"))
+        self._line.write(_message("arm", f"{deadman}", "beats"))
         self._beats = self._loop.call_later(deadman / BEATS, self._beat, deadman)
 
     def _schedule_retry(self, error: DriverError | None, least: float = 0.0) -> None:
@@ -394,7 +394,7 @@ class Client:
         self._until_greeted += b"".join(self._starts.values())
         self._pending = {*self._starts, *self._waiting}
         for name in self._pending - self._starts.keys():
-            self._until_greeted += _frame("wait", name)
+            self._until_greeted += _message("wait", name)
         self._until_greeted += b"".join(self._stops.values())
 
     def _receive(self, data: bytes) -> None:
@@ -738,7 +738,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _start_frame(name: str, command: Command, log: str) -> bytes:
+def _start_message(name: str, command: Command, log: str) -> bytes:
     """Return the start message of a job."""
     limits = (f"{command.timeout or ''}", f"{command.idle_timeout or ''}")
     outlives = "1" if command.outlives else ""
@@ -746,13 +746,13 @@ def _start_frame(name: str, command: Command, log: str) -> bytes:
     for pairs in (command.env, command.secrets):
         for variable, value in pairs.items():
             env += (variable, value)
-    return _frame(
+    return _message(
         *("start", name, command.cwd, log, *limits, " ".join(command.locks), outlives),
         *(f"{len(command.argv)}", *command.argv, *env),
     )
 
 
-def _frame(*fields: str) -> bytes:
+def _message(*fields: str) -> bytes:
     """Return a message to the agent."""
     body = "\0".join(fields)
     if body.count("\0") != len(fields) - 1:

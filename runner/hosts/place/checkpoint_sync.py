@@ -197,40 +197,41 @@ class CheckpointSync:
             found = await asyncio.to_thread(
                 checkpoints.newest, state.local_path, state.pattern, processes=self._processes
             )
-            await self._upload_missing(state, found, listing, result)
+            await self._upload_changed(state, found, listing, result)
         self._tell(result)
         return found
 
-    async def _upload_missing(
+    async def _upload_changed(
         self, state: StateFolder, newest: Newest, listing: DirectoryListing, result: SyncRound
     ) -> None:
-        """Upload the newest checkpoint and the files that are no checkpoints, if the host does not have them."""
+        """Upload the newest checkpoint and the files that are no checkpoints, unless the host has equal files."""
         on_host = _split_listing(listing.files, state.pattern)
         local = await asyncio.to_thread(_listings, state.local_path, state.pattern)
-        missing = []
+        changed = []
         for name, files in local.items():
             is_older = name != newest.name and _is_checkpoint(name, state.pattern)
             if state.pattern is not None and is_older:
                 continue
             if files != on_host.get(name):
-                missing.append(name)
-        if not missing:
+                changed.append(name)
+        if not changed:
             return
-        needed = sum(_total_bytes(local[name]) for name in missing)
+        needed = sum(_total_bytes(local[name]) for name in changed)
         if needed > listing.free:
             raise Infrastructure(
                 f"the host's disk has {about(listing.free)} free, but the checkpoints of {state.name} require {about(needed)}",
                 fix="free disk space on the host",
             )
-        for name in missing:
+        for name in changed:
             source, target = _below(state.local_path, name), _join(state.host_path, name)
             result.size += await self._host.upload(source, target)
         # An upload has new times on the host.  The local files get the same, so that they count as equal.
-        uploaded = await self._host.list_resumable(state.host_path)
-        on_host = _split_listing(uploaded.files, state.pattern)
-        for name in missing:
+        uploaded = _split_listing(
+            (await self._host.list_resumable(state.host_path)).files, state.pattern
+        )
+        for name in changed:
             path = _below(state.local_path, name)
-            await asyncio.to_thread(_set_times, path, on_host.get(name, {}))
+            await asyncio.to_thread(_set_times, path, uploaded.get(name, {}))
 
 
 class _RoundCopier:
@@ -275,11 +276,11 @@ class _RoundCopier:
         floor = None
         if only_newer and complete:
             floor = max(_age_key(name, files) for name, files in complete.items())
-        good = await self._copy_checkpoints(names, complete, floor)
+        backed_up = await self._copy_checkpoints(names, complete, floor)
         if not only_newer:
             if self._exited:
                 await self._copy_other_files(names)
-            await self._delete_old(names, good, listing)
+            await self._delete_old(names, backed_up, listing)
         await asyncio.to_thread(delete, self._incoming)
         if self._failures:
             raise self._failures[0]
@@ -290,18 +291,18 @@ class _RoundCopier:
         complete: Mapping[str, Listing],
         floor: tuple[int, int, str] | None,
     ) -> list[str]:
-        """Copy checkpoints, newest first, until there are enough.  Returns the complete ones.
+        """Copy checkpoints, newest first, until there are enough.  Returns those with a complete local copy.
 
         `names` are all checkpoints of the host, newest first.  With `floor`, only newer ones than this age are copied.
         """
         keep = self._state.keep
-        good: list[str] = []
+        backed_up: list[str] = []
         copied = set(complete)
         for number, name in enumerate(names):
-            if keep is not None and len(good) >= max(1, keep):
+            if keep is not None and len(backed_up) >= max(1, keep):
                 break
             if self._has_copy(name, complete.get(name, {})):
-                good.append(name)
+                backed_up.append(name)
                 continue
             if floor is not None and _age_key(name, self._units[name]) <= floor:
                 continue
@@ -309,9 +310,9 @@ class _RoundCopier:
                 continue
             older = names[number + 1] if number + 1 < len(names) else ""
             if await self._copy_one(name, older):
-                good.append(name)
+                backed_up.append(name)
                 copied.add(name)
-        return good
+        return backed_up
 
     def _has_copy(self, name: str, local: Listing) -> bool:
         """Return whether the complete local checkpoint has all files of the host's.
@@ -396,17 +397,20 @@ class _RoundCopier:
         return why
 
     async def _delete_old(
-        self, names: Sequence[str], good: Sequence[str], listing: DirectoryListing
+        self, names: Sequence[str], backed_up: Sequence[str], listing: DirectoryListing
     ) -> None:
-        """Delete checkpoints beyond the retention limit on both sides, and report a nearly full disk of the host."""
+        """Delete checkpoints beyond the retention limit on both sides, and report a nearly full disk of the host.
+
+        `names` are all checkpoints of the host, `backed_up` those with a complete local copy, both newest first.
+        """
         state = self._state
         if state.pattern is None:
             return
         sizes = {name: _total_bytes(self._units[name]) for name in names}
         needed = int(max(sizes.values(), default=0) * MARGIN)
-        old = self._find_old(names, good, short_of_space=listing.free < needed)
+        old = self._find_old(names, backed_up, short_of_space=listing.free < needed)
         if old:
-            spared = await asyncio.to_thread(checkpoints.best, state.local_path / good[0])
+            spared = await asyncio.to_thread(checkpoints.best, state.local_path / backed_up[0])
             old = [name for name in old if not spared or name != spared]
         if old:
             await self._host.remove([_join(state.host_path, name) for name in old])
@@ -417,16 +421,16 @@ class _RoundCopier:
         self._memory.level = level
 
     def _find_old(
-        self, names: Sequence[str], good: Sequence[str], *, short_of_space: bool
+        self, names: Sequence[str], backed_up: Sequence[str], *, short_of_space: bool
     ) -> list[str]:
         """Return the checkpoints on the host that are no longer necessary, because enough complete ones are copied."""
         keep = self._state.keep
         old: list[str] = []
-        if keep is not None and len(good) >= max(1, keep):
-            oldest_kept = good[max(1, keep) - 1]
+        if keep is not None and len(backed_up) >= max(1, keep):
+            oldest_kept = backed_up[max(1, keep) - 1]
             old = list(names[names.index(oldest_kept) + 1 :])
         if short_of_space:
-            old += [name for name in good[1:] if name not in old]
+            old += [name for name in backed_up[1:] if name not in old]
         return old
 
 

@@ -122,6 +122,7 @@ def _render_accelerate(
     threads = str(max(1, int(scope["host"]["cpus"]) // each))
     env = {
         "RECIPE_WORLD_SIZE": str(each * int(scope["nodes"]["count"])),
+        # A value in the worker's environment applies to its steps too; it is no part of the cache key.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
     }
     if int(scope["host"]["gpus"]) == 0:

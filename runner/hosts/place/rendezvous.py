@@ -219,7 +219,7 @@ async def _listen(
             why = str(error).strip().rpartition("\n")[2]
             taken = CannotRun(
                 f"cannot listen on port {port} of {node.name}: {why}",
-                fix="stop the program on this port, or set another `port` of the head",
+                fix="stop the program that uses this port, or set another `port` in the `head` of the stack",
             )
             return answer.set_exception(taken)
         strange = CannotRun(

@@ -245,8 +245,8 @@ class AttemptDirectory:
         """Stage a file or directory of the user.  `at` is its name in the digest cache, `content` its content in the key, None for any.
 
         With `copy`, it is code and is copied at any size; the copy is writable, but a step that changes it fails.
-        Without `inputs`, directories and large files become symbolic links, which a host replaces.  Large files of one `group`
-        are staged by `stage_queued_files`.
+        Without `inputs`, directories and large files become symbolic links, which a remote host replaces by its own copies.
+        Large files of one `group` are staged by `stage_queued_files`.
         """
         if name in self.staged or self._is_in_given(source, name):
             return  # two patterns name the same file, or one names its directory
@@ -365,7 +365,7 @@ class AttemptDirectory:
     def add_object(
         self, objects: Objects, content: str, name: str, *, by_link: bool = False
     ) -> None:
-        """Stage an output of an earlier step.  With `by_link`, use a symbolic link, which a host replaces."""
+        """Stage an output of an earlier step.  With `by_link`, use a symbolic link, which a remote host replaces by its own copy."""
         target, known = self.target_of(name), Content(content)
         small = objects.small(known)
         if small is not None:

@@ -165,8 +165,8 @@ class JointLeases(StackLeases):
     async def renew(self, row: LeaseRow) -> LeaseRow:
         return await self.by_driver[row.driver].renew(row)
 
-    async def determine_end(self, need: Need, offer: Offer, shares: int = 1) -> datetime:
-        return await self.by_driver[offer.driver].determine_end(need, offer, shares)
+    async def await_funds_and_end(self, need: Need, offer: Offer, shares: int = 1) -> datetime:
+        return await self.by_driver[offer.driver].await_funds_and_end(need, offer, shares)
 
     async def adopt(self) -> list[LeaseRow]:
         return [row for leases in self.by_driver.values() for row in await leases.adopt()]

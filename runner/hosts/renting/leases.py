@@ -1,4 +1,4 @@
-"""Leases on machines.  This module is the only caller of a driver's `acquire`, `release` and `leases`.
+"""Leases on machines.  This module is the only caller of a driver's `acquire` and `release`.
 
 Every rental has an intent, an effect, a record, and a proof.  The ledger row comes first, so that a machine is known before it exists.  If the
 reply to an order is lost or unreadable, two listings are searched before anything else is rented.  A lease is GONE only when nothing is billed.
@@ -56,7 +56,7 @@ RENEW: Final = 3600.0
 """Seconds between two renewals of a lease."""
 SLOW: Final = 600.0
 """Seconds after which a starting machine is reported as slow."""
-OVERDUE: Final = "its lease has expired"
+OVERDUE: Final = "its rental period has ended"
 """Reason for the release of a machine past its end."""
 LOST_AFTER: Final = "15 minutes"
 """Duration of `LONG` attempts to reach a host, in messages."""
@@ -203,7 +203,7 @@ class Leases:
 
         Raises DriverError, CannotRun if the money is too little, and Full while the user has the maximum number of machines of `[limits] machines`.
         """
-        until = await self.determine_end(need, offer, shares)
+        until = await self.await_funds_and_end(need, offer, shares)
         row = self.make_intent(need, offer, until)
         self._note(row)
         crashpoint("lease-intended")
@@ -217,8 +217,8 @@ class Leases:
         else:
             self.ledger.ask_within(self._machine_limit, *rows)
 
-    async def determine_end(self, need: Need, offer: Offer, shares: int = 1) -> datetime:
-        """Return the end of a lease that starts now.  Raises CannotRun if the money does not cover the lease.
+    async def await_funds_and_end(self, need: Need, offer: Offer, shares: int = 1) -> datetime:
+        """Wait until the money covers a lease that starts now, and return its end.  Raises CannotRun if it never does.
 
         A lease in release may cost its price up to its own end.  If such leases prevent or shorten the new
         lease, wait for the confirmation of their release, at most as long as a machine may take to start.
@@ -263,7 +263,7 @@ class Leases:
         most = sum(committed_cost(row.price, now, row.until) for row in pending)
         return (
             f"{self.name} has not terminated {_display_names(pending)} within {minutes:g} minutes, and until its "
-            f"lease ends it may cost ${most:.4g} more: {shortage}"
+            f"rental period ends, it may cost ${most:.4g} more: {shortage}"
         )
 
     def make_intent(self, need: Need, offer: Offer, until: datetime) -> LeaseRow:

@@ -100,7 +100,7 @@ def why_no_group(
         return f"{id} requires {spec.nodes} nodes, but the stack keeps one machine: remove `keep` from the stack"
     workers = spec.node_count - int(headed)
     if most < workers:
-        beside = " beside the head" if headed else ""
+        beside = " in addition to the head" if headed else ""
         return (
             f"{id} requires {workers} machines{beside}, but at most {most:g} may be rented at once"
         )

@@ -23,9 +23,9 @@ RUNNERS_UP: Final = 2
 CONFIRM_ABOVE: Final = 2.0
 """US dollars above which a confirmation is required, unless the driver's setting `confirm` is set."""
 ENDS: Final = {
-    "provider": "the provider terminates the machine when its lease expires",
-    "machine": "the machine terminates itself when its lease expires",
-    "stops": "the machine terminates itself when its lease expires, if its key allows; otherwise it stops and its disk is still billed",
+    "provider": "the provider terminates the machine when its rental period ends",
+    "machine": "the machine terminates itself when its rental period ends",
+    "stops": "the machine terminates itself when its rental period ends, if its key allows; otherwise it stops and its disk is still billed",
     "nothing": "nothing terminates the machine if recipe dies",
 }
 FIRST_USE: Final = "the host key is trusted on first use"

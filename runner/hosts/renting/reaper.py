@@ -1,7 +1,8 @@
 """Decide about the leases of runs without a worker, and release them.  Leases of live runs and of resumable runs stay.
 
-Automatic releases cover pending releases, leases past their end, leases of finished runs, and free leases of dead runs, because a free release
-ends no job.  A paid machine of a dead run is only reported, because a training may still run there.
+Automatic releases cover pending releases, leases past their end, leases of finished runs, and free leases of dead runs.  A paid machine of a
+dead run is only reported, because a training may still run there.  The same holds for an allocation that its provider still lists, because
+its release would end its jobs.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class StackLeases(Leases):
         """
         if self.kept_stack is None:
             return await super().rent(need, offer, shares)
-        until = await self.determine_end(need, offer, shares)
+        until = await self.await_funds_and_end(need, offer, shares)
         use = self.make_intent(need, offer, until)
         use = use._replace(price=max(0.0, offer.price - offer.disk_price))
         running = await self._find_running_use()

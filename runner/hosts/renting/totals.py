@@ -33,6 +33,8 @@ class Hours(NamedTuple):
     hours: float
     basis: str = ""
     guessed: bool = False
+    without: tuple[str, ...] = ()
+    """Steps of unknown duration, which the hours do not include."""
 
 
 HoursOn: TypeAlias = Callable[[str, int | None], Hours | None]

@@ -19,8 +19,8 @@ from ...storage.records.runs import FINAL
 from ..handle.local_transport import LocalTransport
 from ..tail import safe_line
 from .flags import EVENTS_HELP, RUN_HELP, check_driver
-from .places import transport_for_changes
 from .run import execute_and_print
+from .transports import transport_for_changes
 
 if TYPE_CHECKING:
     from ...execution.terms import Choice
@@ -82,7 +82,9 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         parser.epilog = "Examples:\n  recipe prioritize last 5\n  recipe prioritize 3f1035 -1"
     else:
         parser.add_argument(
-            "--driver", metavar="NAME", help="Driver to run on (default: unchanged)"
+            "--driver",
+            metavar="NAME",
+            help="Driver for the run (default: the driver of the previous execution)",
         )
         parser.add_argument(
             "--queue",
@@ -107,54 +109,56 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with closing(transport_for_changes(args)) as place:
-        run = place.find(args.run)
+    with closing(transport_for_changes(args)) as transport:
+        run = transport.find(args.run)
         if args.verb in ENDS:
-            return _stop(place, run, args)
+            return _stop(transport, run, args)
         if args.verb == "prioritize":
-            return _prioritize(place, run, args)
-        if isinstance(place, LocalTransport):
-            return _continue_locally(place, run, args)
-        return _continue(place, run, args)
+            return _prioritize(transport, run, args)
+        if isinstance(transport, LocalTransport):
+            return _continue_locally(transport, run, args)
+        return _continue(transport, run, args)
 
 
-def _stop(place: Transport, run: str, args: argparse.Namespace) -> int:
+def _stop(transport: Transport, run: str, args: argparse.Namespace) -> int:
     """Cancel or pause a run, wait for its end unless `--no-wait`, and print its state.
 
     Raises Busy on timeout.
     """
     keep_hosts = args.verb == "pause" and args.keep_host
-    outcome = _stop_run(place, run, args.verb, keep_hosts=keep_hosts)
+    outcome = _stop_run(transport, run, args.verb, keep_hosts=keep_hosts)
     if not outcome.done and outcome.state not in FINAL and not args.no_wait:
-        outcome = _wait_for_end(place, run, args.verb, keep_hosts=keep_hosts)
+        outcome = _wait_for_end(transport, run, args.verb, keep_hosts=keep_hosts)
     print(describe_outcome(outcome, args.verb))
     return 0 if outcome.done or outcome.state not in FINAL else 1
 
 
-def _stop_run(place: Transport, run: str, verb: str, *, keep_hosts: bool) -> Outcome:
+def _stop_run(transport: Transport, run: str, verb: str, *, keep_hosts: bool) -> Outcome:
     """Send a cancel or pause request and print its notices."""
-    outcome = place.request(run, "cancel" if verb == "cancel" else "pause", keep_hosts=keep_hosts)
+    outcome = transport.request(
+        run, "cancel" if verb == "cancel" else "pause", keep_hosts=keep_hosts
+    )
     for text in outcome.said:
         print(safe_line(f"recipe: {text}"), file=sys.stderr)
     return outcome
 
 
-def _wait_for_end(place: Transport, run: str, verb: str, *, keep_hosts: bool) -> Outcome:
+def _wait_for_end(transport: Transport, run: str, verb: str, *, keep_hosts: bool) -> Outcome:
     """Wait until a run is cancelled, paused or finished.  Raises Busy on timeout."""
     deadline = time.monotonic() + PATIENCE[verb]
     while True:
-        now = place.run(run)
+        now = transport.run(run)
         if now.over or now.state == ENDS[verb]:
             return Outcome(run, now.state, now.state == ENDS[verb])
         if now.word == "NEEDS_RECOVERY":  # its worker died before it read the request
-            return _stop_run(place, run, verb, keep_hosts=keep_hosts)
+            return _stop_run(transport, run, verb, keep_hosts=keep_hosts)
         if time.monotonic() > deadline:
-            raise _timeout_error(place, run, verb)
+            raise _timeout_error(transport, run, verb)
         time.sleep(LOOK)
 
 
-def _prioritize(place: Transport, run: str, args: argparse.Namespace) -> int:
-    outcome = place.prioritize(run, args.priority)
+def _prioritize(transport: Transport, run: str, args: argparse.Namespace) -> int:
+    outcome = transport.prioritize(run, args.priority)
     print(f"run {outcome.run} is {outcome.state} with priority {args.priority}")
     return 0
 
@@ -173,10 +177,10 @@ def describe_outcome(outcome: Outcome, verb: str) -> str:
     return f"run {run} is {state}"
 
 
-def _timeout_error(place: Transport, run: str, verb: str) -> Busy:
+def _timeout_error(transport: Transport, run: str, verb: str) -> Busy:
     # A worker's name contains its PID: `HOST process PID`, or `process PID` for a worker of this machine.
-    who = next((f" ({each.worker})" for each in place.workers() if run in each.runs), "")
-    to = f" --to {place.name}" if place.name else ""
+    who = next((f" ({each.worker})" for each in transport.workers() if run in each.runs), "")
+    to = f" --to {transport.name}" if transport.name else ""
     fix = (
         f"check the output with `recipe logs {run} -f{to}`; "
         f"if the worker hangs, kill it and run `recipe {verb} {run}{to}` again"
@@ -185,21 +189,21 @@ def _timeout_error(place: Transport, run: str, verb: str) -> Busy:
     return Busy(words, fix=fix)
 
 
-def _continue(place: Transport, run: str, args: argparse.Namespace) -> int:
+def _continue(transport: Transport, run: str, args: argparse.Namespace) -> int:
     """Queue a run to resume, or retry its request as a new run."""
     if args.verb == "retry":
-        print(place.retry(run, args.begin).run)
+        print(transport.retry(run, args.begin).run)
     else:
-        print(describe_outcome(place.request(run, "resume"), "resume"))
+        print(describe_outcome(transport.request(run, "resume"), "resume"))
     return 0
 
 
-def _continue_locally(place: LocalTransport, run: str, args: argparse.Namespace) -> int:
+def _continue_locally(transport: LocalTransport, run: str, args: argparse.Namespace) -> int:
     """Resume or retry a run of this workspace: in this terminal, or queued if it was submitted.
 
     Raises Invalid if `--driver` is given for a queued run.
     """
-    row = place.ws.store.runs.get(run)
+    row = transport.ws.store.runs.get(run)
     if args.driver is not None:
         check_driver(args.driver)
     # A submitted run goes to a worker again, and a run of `recipe run` continues in this terminal.
@@ -207,10 +211,10 @@ def _continue_locally(place: LocalTransport, run: str, args: argparse.Namespace)
     if queue and args.driver is not None:
         raise _fixed_driver_error()
     if queue or (args.verb == "retry" and row.state not in FINAL):
-        return _continue(place, run, args)
+        return _continue(transport, run, args)
     if args.verb == "retry":
-        return _execute(place.ws, row, args, requests.retried_choice(row, args.begin))
-    return _resume(place.ws, run, args)
+        return _execute(transport.ws, row, args, requests.retried_choice(row, args.begin))
+    return _resume(transport.ws, run, args)
 
 
 def _resume(ws: Workspace, run: str, args: argparse.Namespace) -> int:

@@ -52,5 +52,5 @@ def _fetch(there: HttpTransport, args: argparse.Namespace) -> int:
         for path in paths:
             print(safe_line(f"{names[path]}  {beside(str(path))}  {about(path.lstat().st_size)}"))
     if now.state not in FINAL and not args.quiet:
-        print(f"recipe: run {run.id} is not over: there may be more later", file=sys.stderr)
+        print(f"recipe: run {run.id} has not finished: more outputs may follow", file=sys.stderr)
     return 0

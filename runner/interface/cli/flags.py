@@ -44,6 +44,13 @@ def section(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGr
     return found[0] if found else parser.add_argument_group(title)
 
 
+def hide(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Remove flags, given by their argparse names, from the help of a command that ignores or refuses the flags."""
+    for action in parser._actions:
+        if action.dest in names:
+            action.help = argparse.SUPPRESS
+
+
 def positive(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -59,10 +66,13 @@ def parse_label(text: str) -> tuple[str, str]:
     return name, value
 
 
-def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> None:
+def add_request(
+    parser: argparse.ArgumentParser, *, also_updates: str = "", all_drivers: bool = False
+) -> None:
     """Add the recipe, its inputs, and the flags for the driver, hosts, outputs and store.
 
-    `also_updates` is appended to the help of `--update`.
+    `also_updates` is appended to the help of `--update`. With `all_drivers`, the verb asks all
+    providers by default.
     """
     from ...storage.workspace import results_place
 
@@ -83,15 +93,16 @@ def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> N
         default="",
         metavar="PYTHON",
         help="Python for steps without a lock file: a path, a virtual environment or a command (default: "
-        ".venv, $VIRTUAL_ENV, python3 on PATH). `current` uses the packages of recipe's own Python "
+        ".venv, $VIRTUAL_ENV, python3 on PATH). `current` uses the Python environment of recipe itself "
         "and ignores locks and images",
     )
     where = section(parser, WHERE)
     where.add_argument(
         "--driver",
-        default="local",
+        default="all" if all_drivers else "local",
         metavar="NAME",
-        help="Driver to run on, or any:NAME,NAME for the cheapest of several (default: local)",
+        help="Driver for the run, or any:NAME,NAME for the cheapest of several drivers (default: "
+        + ("all providers with credentials)" if all_drivers else "local)"),
     )
     where.add_argument(
         "--host",
@@ -106,7 +117,7 @@ def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> N
         "--out",
         type=results_place,
         metavar="PLACE",
-        help="Directory to publish the outputs to, or an s3://, gs:// or hf:// address to upload them to",
+        help="Place for the published outputs: a directory, or an s3://, gs:// or hf:// address",
     )
     results.add_argument(
         "--store",

@@ -136,12 +136,12 @@ def tree(boxes: Mapping[str, GraphNode]) -> list[str]:
             continue
         drawn.add(id)
         last = len(box.needs) - 1
-        for place, need in reversed(list(enumerate(box.needs))):
+        for n, need in reversed(list(enumerate(box.needs))):
             waiting.append(
                 (
                     need,
-                    below + ("└─ " if place == last else "├─ "),
-                    below + ("   " if place == last else "│  "),
+                    below + ("└─ " if n == last else "├─ "),
+                    below + ("   " if n == last else "│  "),
                     depth + 1,
                 )
             )

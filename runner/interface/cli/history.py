@@ -25,9 +25,9 @@ from ..tail import safe_line, span
 from .flags import JSON_HELP, positive
 from .one_run import format_moment
 from .overview import overview
-from .places import describe_place, resolve_recipe, transport_for_reading
 from .run_differences import print_differences
 from .targets import find_producers, has_recent_step, suggest_step
+from .transports import describe_transport, resolve_recipe, transport_for_reading
 
 if TYPE_CHECKING:
     from ...api.values import Status
@@ -109,35 +109,35 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with closing(transport_for_reading(args)) as place:
-        return {"runs": _runs, "logs": _logs, "diff": _diff}[args.verb](place, args)
+    with closing(transport_for_reading(args)) as transport:
+        return {"runs": _runs, "logs": _logs, "diff": _diff}[args.verb](transport, args)
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _runs(place: Transport, args: argparse.Namespace) -> int:
-    recipe = resolve_recipe(place, args) if args.recipe is not None else ""
-    found = _list_runs(place, recipe, args)
+def _runs(transport: Transport, args: argparse.Namespace) -> int:
+    recipe = resolve_recipe(transport, args) if args.recipe is not None else ""
+    found = _list_runs(transport, recipe, args)
     if args.json:
         print(json.dumps([overview(row) for row in found], indent=2))
     elif found:
         print("\n".join(_table(found)))
     else:
-        where = describe_place(place)
+        where = describe_transport(transport)
         has_filter = bool(recipe or args.failed or args.tag is not None)
         message = f"no matching run {where}" if has_filter else f"no runs {where} yet"
         print(message, file=sys.stderr)
     return 0
 
 
-def _list_runs(place: Transport, recipe: str, args: argparse.Namespace) -> list[Status]:
+def _list_runs(transport: Transport, recipe: str, args: argparse.Namespace) -> list[Status]:
     """Return the runs that match the flags, newest first."""
     tag = args.tag or ""
     if not args.failed:
-        rows = runs_of(place, Listing(args.last, recipe=recipe, tag=tag))
+        rows = runs_of(transport, Listing(args.last, recipe=recipe, tag=tag))
     else:
-        candidates = runs_of(place, Listing(_ALL, BROKEN, recipe, tag=tag))
+        candidates = runs_of(transport, Listing(_ALL, BROKEN, recipe, tag=tag))
         rows = (row for row in candidates if _is_broken(row))
     return list(islice(rows, args.last))
 
@@ -218,25 +218,25 @@ def _state_of(row: Status) -> str:
 # -- logs --------------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _logs(place: Transport, args: argparse.Namespace) -> int:
-    run, step = _run_and_step(place, args.run)
+def _logs(transport: Transport, args: argparse.Namespace) -> int:
+    run, step = _run_and_step(transport, args.run)
     writer = for_stdout()
     if args.follow and args.attempt is None:
-        return _follow(place, run, step, writer, args.node)
-    chosen = _choose_attempts(place, run, step, args)
+        return _follow(transport, run, step, writer, args.node)
+    chosen = _choose_attempts(transport, run, step, args)
     if step and not chosen:
-        return _show_producer_logs(place, args, run, step, writer)
-    any_shown = show(place, run, chosen, writer, _say, heads=not step or len(chosen) > 1)
+        return _show_producer_logs(transport, args, run, step, writer)
+    any_shown = show(transport, run, chosen, writer, _say, heads=not step or len(chosen) > 1)
     if not any_shown and not args.quiet:
         _say("no output")
     return 0
 
 
 def _choose_attempts(
-    place: Transport, run: str, step: str, args: argparse.Namespace
+    transport: Transport, run: str, step: str, args: argparse.Namespace
 ) -> list[LogPart]:
     """Return the last attempt of each step, or attempt `--attempt`.  Raises NotFound if missing."""
-    attempts = _list_attempts(place, run, step)
+    attempts = _list_attempts(transport, run, step)
     if args.attempt is None:
         chosen = list({each.step: each for each in attempts}.values())
     else:
@@ -247,38 +247,38 @@ def _choose_attempts(
     return [LogPart(each.step, each.number, 0, False, args.node) for each in chosen]
 
 
-def _list_attempts(place: Transport, run: str, step: str) -> list[LogPosition]:
+def _list_attempts(transport: Transport, run: str, step: str) -> list[LogPosition]:
     """Return the attempts of a step and its matrix instances in a run; of all steps for ""."""
     found: list[LogPosition] = []
     running: dict[str, LogPosition] = {}
-    for event in drive(place, core.events(run, 0, False)):
+    for event in drive(transport, core.events(run, 0, False)):
         core.apply_event(event, found, running, lambda id, _number: not step or step in names(id))
     return found
 
 
 def _show_producer_logs(
-    place: Transport, args: argparse.Namespace, run: str, step: str, writer: Writer
+    transport: Transport, args: argparse.Namespace, run: str, step: str, writer: Writer
 ) -> int:
     """Print the logs of the earlier attempts that produced the step's cached result.
 
     Raises NotFound if the step is not part of the run and never ran here.
     """
-    states = {each.id: each.state for each in place.run(run).steps}
+    states = {each.id: each.state for each in transport.run(run).steps}
     state = next((each for id, each in states.items() if step in names(id)), "")
-    producers = _find_producers(place, run, step, args) if state in ("", "FRESH") else []
+    producers = _find_producers(transport, run, step, args) if state in ("", "FRESH") else []
     if not producers and state:
         _say(f"{readable(step)} did not start (state: {state})")
         return 0
     if not producers:
         raise NotFound(f'"{step}" did not run in {run}', fix=suggest_step(step, list(states)))
-    any_shown = _show_logs_by_run(place, producers, writer, args.node)
+    any_shown = _show_logs_by_run(transport, producers, writer, args.node)
     if not any_shown and not args.quiet:
         _say("no output, or the log is no longer stored")
     return 0
 
 
 def _show_logs_by_run(
-    place: Transport, attempts: Sequence[AttemptRow], writer: Writer, node: int
+    transport: Transport, attempts: Sequence[AttemptRow], writer: Writer, node: int
 ) -> bool:
     """Print the logs of attempts of several runs; return False if all are empty."""
     by_run: dict[str, list[AttemptRow]] = {}
@@ -288,17 +288,17 @@ def _show_logs_by_run(
     for run, own in by_run.items():
         _say(describe_producer(max(each.ended or 0.0 for each in own), run))
         parts = [LogPart(each.step, each.n, 0, False, node) for each in own]
-        any_shown |= show(place, run, parts, writer, _say, heads=len(attempts) > 1)
+        any_shown |= show(transport, run, parts, writer, _say, heads=len(attempts) > 1)
     return any_shown
 
 
 def _find_producers(
-    place: Transport, run: str, step: str, args: argparse.Namespace
+    transport: Transport, run: str, step: str, args: argparse.Namespace
 ) -> list[AttemptRow]:
     """Return the attempts that produced a step's cached result; empty for a server's runs."""
-    if not isinstance(place, LocalTransport):
+    if not isinstance(transport, LocalTransport):
         return []
-    attempts = find_producers(place.ws, place.ws.store.runs.get(run), step)
+    attempts = find_producers(transport.ws, transport.ws.store.runs.get(run), step)
     return [each for each in attempts if args.attempt in (None, each.n)]
 
 
@@ -307,7 +307,7 @@ def describe_producer(ended: float, run: str) -> str:
     return f"from run {run}, {span(max(0.0, time.time() - ended))} ago"
 
 
-def _run_and_step(place: Transport, word: str) -> tuple[str, str]:
+def _run_and_step(transport: Transport, word: str) -> tuple[str, str]:
     """Return the run and the step of STEP (in the last run), RUN or RUN/STEP.
 
     The step is empty for RUN, which means all steps. Raises NotFound.
@@ -315,40 +315,40 @@ def _run_and_step(place: Transport, word: str) -> tuple[str, str]:
     word = stored_form(word)
     name, slash, step = word.partition("/")
     names_last_run = name.partition("~")[0] == "last"
-    last = None if names_last_run else _last_run(place)
+    last = None if names_last_run else _last_run(transport)
     if last is None:
-        return place.find(name), step
-    known = [each.id for each in place.run(last.id).steps]
+        return transport.find(name), step
+    known = [each.id for each in transport.run(last.id).steps]
     # The step may have run only in an earlier run of the same recipe.
-    if any(word in names(id) for id in known) or _has_run(place, word, last.recipe):
+    if any(word in names(id) for id in known) or _has_run(transport, word, last.recipe):
         return last.id, word
     try:
-        return place.find(name), step
+        return transport.find(name), step
     except NotFound as error:
-        if not slash and _has_run(place, word, None):
+        if not slash and _has_run(transport, word, None):
             return last.id, word  # a step of another recipe
         near = did_you_mean(word, [id.partition("[")[0] for id in known] + known)
         raise NotFound(str(error), fix=near or error.fix) from error
 
 
-def _last_run(place: Transport) -> Status | None:
-    newest = place.list_runs(Listing(1)).runs
+def _last_run(transport: Transport) -> Status | None:
+    newest = transport.list_runs(Listing(1)).runs
     return newest[0] if newest else None
 
 
-def _has_run(place: Transport, word: str, recipe: str | None) -> bool:
+def _has_run(transport: Transport, word: str, recipe: str | None) -> bool:
     """Return True if a recent local run has a step named `word`; always False for a server's runs."""
-    return isinstance(place, LocalTransport) and has_recent_step(place.ws, word, recipe)
+    return isinstance(transport, LocalTransport) and has_recent_step(transport.ws, word, recipe)
 
 
-def _follow(place: Transport, run: str, step: str, writer: Writer, node: int) -> int:
-    now = place.run(run)
+def _follow(transport: Transport, run: str, step: str, writer: Writer, node: int) -> int:
+    now = transport.run(run)
     known = [each.id for each in now.steps]
     is_done = now.over or (now.waits is not None and now.waits.kind == WaitKind.SUBMITTER)
     if step and is_done and not any(step in names(id) for id in known):
-        raise _did_not_run(place, now, step, known)
+        raise _did_not_run(transport, now, step, known)
     follower = LogFollower(
-        place,
+        transport,
         run,
         lambda id: not step or step in names(id),
         writer,
@@ -364,10 +364,10 @@ def _follow(place: Transport, run: str, step: str, writer: Writer, node: int) ->
     return 0
 
 
-def _did_not_run(place: Transport, run: Status, step: str, known: list[str]) -> NotFound:
+def _did_not_run(transport: Transport, run: Status, step: str, known: list[str]) -> NotFound:
     fix = suggest_step(step, known)
-    if isinstance(place, LocalTransport):
-        before = place.ws.store.runs.latest_attempts(run.recipe, [step]).get(step)
+    if isinstance(transport, LocalTransport):
+        before = transport.ws.store.runs.latest_attempts(run.recipe, [step]).get(step)
         if before is not None:
             fix = f"show its last log with `recipe logs {before.run}/{step}`"
     return NotFound(f'"{step}" did not run in {run.id}', fix=fix)
@@ -380,26 +380,28 @@ def _say(text: str) -> None:
 # -- diff --------------------------------------------------------------------------------------------------------------------------------------------
 
 
-def _diff(place: Transport, args: argparse.Namespace) -> int:
-    first, second = _runs_to_compare(place, args.a, args.b)
-    print_differences(place.run(first), place.run(second), place.differences(first, second), args)
+def _diff(transport: Transport, args: argparse.Namespace) -> int:
+    first, second = _runs_to_compare(transport, args.a, args.b)
+    print_differences(
+        transport.run(first), transport.run(second), transport.differences(first, second), args
+    )
     return 0
 
 
-def _runs_to_compare(place: Transport, a: str | None, b: str | None) -> tuple[str, str]:
+def _runs_to_compare(transport: Transport, a: str | None, b: str | None) -> tuple[str, str]:
     """Return the two runs to compare, by default the last run and the previous run of its recipe.
 
     Raises NotFound.
     """
-    second = place.find(b or "last")
-    first = place.find(a) if a else second
+    second = transport.find(b or "last")
+    first = transport.find(a) if a else second
     if b is not None or first != second:
         return first, second
-    recipe = place.run(second).recipe
-    before = [*runs_of(place, Listing(1, recipe=recipe, after=second))]
+    recipe = transport.run(second).recipe
+    before = [*runs_of(transport, Listing(1, recipe=recipe, after=second))]
     if not before:
         raise NotFound(
-            f"{second} is the only run of {recipe} {describe_place(place)}",
+            f"{second} is the only run of {recipe} {describe_transport(transport)}",
             fix="name two runs; `recipe runs` lists them",
         )
     return before[0].id, second

@@ -30,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--python",
         default="",
         metavar="VERSION",
-        help="Minimum Python version to lock for (default: recipe's own)",
+        help="Minimum Python version to lock for (default: the version that runs recipe)",
     )
     parser.epilog = "Examples:\n  recipe lock\n  recipe lock requirements.txt --python 3.12\n\nthen, in a recipe: python: {lock: requirements.lock}"
 

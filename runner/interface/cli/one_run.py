@@ -98,7 +98,7 @@ def _waits(found: Status) -> str:
     if found.waits is None:
         return ""
     fix = f"; {found.waits.fix}" if found.waits.fix else ""
-    return f"{found.waits.words}{fix} (number {found.position} of those that wait)"
+    return f"{found.waits.words}{fix} (position {found.position} in the queue)"
 
 
 def _activity_of(step: StepStatus) -> str:

@@ -12,7 +12,7 @@ from ..tables import align
 from ..tail import safe_line
 from .flags import JSON_HELP
 from .one_run import fields_as_json, format_moment
-from .places import transport_for_changes
+from .transports import transport_for_changes
 
 if TYPE_CHECKING:
     from ...api.values import QueuedRun, WorkerStatus
@@ -28,8 +28,8 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with closing(transport_for_changes(args)) as place:
-        runs, workers = place.queue(), place.workers()
+    with closing(transport_for_changes(args)) as transport:
+        runs, workers = transport.queue(), transport.workers()
     if args.json:
         found = {
             "runs": [fields_as_json(each) for each in runs],

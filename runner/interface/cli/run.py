@@ -73,7 +73,10 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     add_request(parser)
     steps = section(parser, STEPS)
     steps.add_argument(
-        "-B", "--force", action="store_true", help="Rerun every step, ignoring cached results"
+        "-B",
+        "--force",
+        action="store_true",
+        help="Treat every step as out of date, ignoring cached results",
     )
     steps.add_argument(
         "-R",
@@ -82,23 +85,23 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         metavar="STEP",
         action="append",
         default=[],
-        help="Rerun STEP, and downstream steps if its outputs change",
+        help="Treat STEP as out of date; downstream steps rerun if the outputs of STEP change",
     )
     steps.add_argument(
-        "--until", type=stored_form, metavar="STEP", help="Run STEP and its dependencies"
+        "--until", type=stored_form, metavar="STEP", help="Include only STEP and its dependencies"
     )
     steps.add_argument(
         "--from",
         dest="begin",
         type=stored_form,
         metavar="STEP",
-        help="Rerun STEP and all downstream steps, ignoring cached results",
+        help="Treat STEP and all downstream steps as out of date, ignoring cached results",
     )
     steps.add_argument(
         "--only",
         type=stored_form,
         metavar="STEP",
-        help="Run STEP alone; its dependencies must be up to date",
+        help="Include only STEP; its dependencies must be up to date",
     )
     execution = section(parser, EXECUTION)
     execution.add_argument(
@@ -147,7 +150,8 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         "--max-cost",
         type=usd,
         metavar="USD",
-        help="Stop the run before its rented machines cost more than this; if the recipe has a lower limit, that limit applies",
+        help="Cost limit of the run in US dollars; recipe stops the run before its rented machines cost more. "
+        "If the recipe has a lower limit, that limit applies",
     )
     if verb in ("run", "submit"):
         _add_execution(parser, verb)
@@ -190,7 +194,7 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
         action="append",
         default=[],
         metavar="NAME=N",
-        help="Capacity of a pool that running steps share (default: 1), for example licence=2. Also sets cpus, gpus or memory (memory=64GB)",
+        help="Capacity of a pool that running steps share, for example licence=2 (default: 1). NAME can also be cpus, gpus or memory (memory=64GB)",
     )
     section(parser, WHERE).add_argument(
         "--everything-there",
@@ -212,7 +216,7 @@ def _add_execution(parser: argparse.ArgumentParser, verb: str) -> None:
         "-y",
         "--yes",
         action="store_true",
-        help="Skip the confirmation of rentals that cost more than `confirm` (2 USD)",
+        help="Skip the confirmation of rentals that cost more than the setting `confirm` (default: 2 USD)",
     )
     if verb == "run":
         section(parser, OUTPUT).add_argument(
@@ -722,7 +726,7 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
                 "answer": verdict.answer,
                 "key": verdict.key,
                 "reasons": why[n],
-                "needs": sorted(found.plan.nodes[u].id for u in found.plan.needs(n)),
+                "needs": sorted(found.plan.nodes[u].id for u in found.plan.dependencies(n)),
                 "outputs": {output.name: output.path for output in node.outputs},
                 "expected_seconds": expected.get(node.id) if n not in estimated else None,
                 "conflicts": list(verdict.conflicts),

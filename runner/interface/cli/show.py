@@ -136,10 +136,10 @@ def _width() -> int:
 def _run(args: argparse.Namespace, word: str) -> int:
     """Print the state of a run from the workspace, a database or a server."""
     from . import one_run
-    from .places import transport_for_changes
+    from .transports import transport_for_changes
 
-    with closing(transport_for_changes(args)) as place:
-        return one_run.print_run(place.run(place.find(word)), args)
+    with closing(transport_for_changes(args)) as transport:
+        return one_run.print_run(transport.run(transport.find(word)), args)
 
 
 def _values(recipe: Recipe, args: argparse.Namespace, typed: Mapping[str, str]) -> int:

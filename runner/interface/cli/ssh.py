@@ -53,8 +53,8 @@ def add_way(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help=(
-            "Forward a port of the step to this machine, for example 6006 or "
-            "8080:localhost:6006; opens no shell"
+            "Forward a port of the host to this machine instead of opening a shell, for example 6006 or "
+            "8080:localhost:6006"
         ),
     )
 
@@ -185,6 +185,6 @@ def _find_lease(ws: Workspace, run: str, driver: str, place: str) -> LeaseRow:
                 ):
                     return row
     raise CannotRun(
-        f"this machine has no lease for {place}",
+        f"{place} is not in this machine's ledger of rented machines",
         fix="run `recipe ssh` on the machine that started the run",
     )

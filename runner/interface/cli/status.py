@@ -21,7 +21,6 @@ from ..handle.transport import Listing, Transport
 from ..tail import safe_ids, safe_line, span
 from .flags import JSON_HELP
 from .overview import ProgressOverview, overview
-from .places import transport_for_reading
 from .targets import (
     add_request_words,
     count_verdicts,
@@ -30,6 +29,7 @@ from .targets import (
     format_time,
     resolve_requests,
 )
+from .transports import transport_for_reading
 from .why import differences, explain_unremembered
 
 if TYPE_CHECKING:
@@ -60,26 +60,26 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with closing(transport_for_reading(args)) as place:
-        reports = _report_recipes(place, args)
-        unfinished = find_unfinished(place)
+    with closing(transport_for_reading(args)) as transport:
+        reports = _report_recipes(transport, args)
+        unfinished = find_unfinished(transport)
     if args.json:
         print(json.dumps({"recipes": reports, **unfinished._asdict()}, indent=2))
     elif not args.quiet:
         lines = [line for each in reports for line in as_text(each, all=bool(args.verbose))]
         lines += runs_as_text(unfinished)
-        print("\n".join(lines or ["no run is under way or waits"]))
+        print("\n".join(lines or ["no run is active, queued or paused"]))
     return 0 if all(each["fresh"] for each in reports) else 1
 
 
-def _report_recipes(place: Transport, args: argparse.Namespace) -> list[RecipeStatus]:
+def _report_recipes(transport: Transport, args: argparse.Namespace) -> list[RecipeStatus]:
     """Return the status of each requested recipe.
 
     A server has no status of recipes, because it has no workspace whose outputs could be up to date.
     """
-    if not isinstance(place, LocalTransport):
+    if not isinstance(transport, LocalTransport):
         return []
-    ws = place.ws
+    ws = transport.ws
     return [report(ws, preview(ws, request)) for request in resolve_requests(ws, args)]
 
 
@@ -93,7 +93,7 @@ def runs_as_text(found: UnfinishedRuns) -> list[str]:
     for row in found.paused:
         lines.append(f"paused: {_since(row)}; `recipe resume {row['run']}` continues it")
     for row in found.died:
-        begun = f"{row['run']} {safe_line(row['recipe'])}, begun {format_time(row['created'])}"
+        begun = f"{row['run']} {safe_line(row['recipe'])}, started {format_time(row['created'])}"
         lines.append(f"died: {begun}{_cost_so_progress_text(row)}; resume it with `recipe run`")
     return lines
 
@@ -239,25 +239,25 @@ class UnfinishedRuns(NamedTuple):
     paused: list[UnfinishedRun]
 
 
-def find_unfinished(place: Transport) -> UnfinishedRuns:
+def find_unfinished(transport: Transport) -> UnfinishedRuns:
     """Return the unfinished runs, newest first."""
     found = UnfinishedRuns([], [], [], [])
-    for row in runs_of(place, Listing(LISTED, ("ACTIVE", "QUEUED", "PAUSED"))):
-        run = place.run(row.id)
+    for row in runs_of(transport, Listing(LISTED, ("ACTIVE", "QUEUED", "PAUSED"))):
+        run = transport.run(row.id)
         if run.state == "PAUSED":
             found.paused.append(_unfinished_run(run))
         elif run.waits is None:
             found.running.append(_unfinished_run(run))
         elif run.waits.kind != WaitKind.SUBMITTER:
             found.queued.append(_unfinished_run(run))
-        elif run.state == "ACTIVE" and not _has_later_success(place, run):
+        elif run.state == "ACTIVE" and not _has_later_success(transport, run):
             found.died.append(_unfinished_run(run))
     return found
 
 
-def _has_later_success(place: Transport, run: Status) -> bool:
+def _has_later_success(transport: Transport, run: Status) -> bool:
     """Return True if a later run of the same recipe is COMPLETED."""
-    newest = [*runs_of(place, Listing(1, ("COMPLETED",), run.recipe))]
+    newest = [*runs_of(transport, Listing(1, ("COMPLETED",), run.recipe))]
     return bool(newest) and newest[0].created > run.created
 
 

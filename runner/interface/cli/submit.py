@@ -20,12 +20,13 @@ from ..handle.http_transport import HttpTransport
 from ..handle.local_transport import LocalTransport
 from ..handle.transport import New, Transport
 from . import run as run_verb
-from .flags import parse_label, request_of, split_words, values_of
+from .flags import hide, parse_label, request_of, split_words, values_of
 from .targets import open_for_run
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     run_verb.arguments(parser, verb)
+    hide(parser, "json", "print_commands", "unattended", "yes")
     parser.add_argument(
         "--priority",
         type=int,
@@ -72,15 +73,15 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     new = _new(args)
-    with closing(_transport_for(new, args)) as place:
-        run = place.submit(new, new.ticket.idempotency or uuid.uuid4().hex)
+    with closing(_transport_for(new, args)) as transport:
+        run = transport.submit(new, new.ticket.idempotency or uuid.uuid4().hex)
     print(run)
     if not args.quiet:
         _say_where_data_goes(args)
-        to = f" --to {place.name}" if place.name else ""
+        to = f" --to {transport.name}" if transport.name else ""
         follows = f"follow it with `recipe logs -f {run}{to}`"
         waits = f"execute it with `recipe worker`, or cancel it with `recipe cancel {run}`"
-        where = f"is queued at {place.name}; {follows}" if to else f"is queued; {waits}"
+        where = f"is queued at {transport.name}; {follows}" if to else f"is queued; {waits}"
         print(f"recipe: run {run} {where}", file=sys.stderr)
     return 0
 

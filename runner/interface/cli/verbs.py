@@ -170,13 +170,13 @@ class Parser(argparse.ArgumentParser):
 
 def run(words: Sequence[str]) -> int:
     """Parse a command line and execute its command."""
-    place = _index_of_verb(words)
-    before, after = words[:place], words[place + 1 :]
+    index = _index_of_verb(words)
+    before, after = words[:index], words[index + 1 :]
     if "--version" in before:
         print(f"recipe {VERSION}")
         return 0
-    if place < len(words):
-        verb = words[place]
+    if index < len(words):
+        verb = words[index]
     elif "-h" in before or "--help" in before:
         print(overview())
         return 0
@@ -224,9 +224,9 @@ def _execute(verb: str, words: list[str]) -> int:
 
         begin(args.verbose, os.environ.get("RECIPE_LOG", ""))
     if verb in REMOTE_VERBS:
-        from . import places
+        from . import transports
 
-        places.choose_server(args, parser)
+        transports.choose_server(args, parser)
     return int(module.run(args))
 
 

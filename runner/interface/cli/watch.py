@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from ...errors import CannotRun, RecipeError
 from ...execution.session import preview
 from . import run as running
-from .flags import request_of
+from .flags import hide, request_of
 from .main import explain
 from .targets import open_for_run
 
@@ -29,6 +29,7 @@ SHARE: Final = 10.0
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     running.arguments(parser, "run")
+    hide(parser, "in_cluster", "dry_run")
     parser.description = (
         "Run the steps that are out of date, then watch their files, code, recipe and "
         "inputs, and rerun on each change. A failed step reruns when one of its inputs "
@@ -42,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
         raise CannotRun(
             "`recipe watch` does not support --in-cluster", fix="use `recipe run --in-cluster`"
         )
+    if args.dry_run:
+        raise CannotRun("`recipe watch` does not support --dry-run", fix="use `recipe plan`")
     request, choice = request_of(args), running.choice_of(args)
     try:
         while True:

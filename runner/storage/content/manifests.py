@@ -63,7 +63,7 @@ class Manifests:
         if files.tree_id(manifest) != content:
             raise Corrupt(
                 f"{target}: the stored directory is damaged: its content does not match its digest",
-                fix="run again to recreate it: its step will run",
+                fix="run the recipe again: recipe reruns the step that creates this output",
             )
         return manifest
 

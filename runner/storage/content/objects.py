@@ -560,12 +560,12 @@ def _verify_unsynced(manifests: Manifests, content: Content, target: str) -> boo
 def _raise_missing(content: Content, path: str) -> NoReturn:
     raise Corrupt(
         f"{path}: {content[:14]}… is not in the store",
-        fix="run again to recreate it: its step will run",
+        fix="run the recipe again: recipe reruns the step that creates this output",
     )
 
 
 def _raise_damaged(path: str) -> NoReturn:
     raise Corrupt(
         f"{path}: the stored file is damaged: its content does not match its digest",
-        fix="run again to recreate it: its step will run",
+        fix="run the recipe again: recipe reruns the step that creates this output",
     )

@@ -421,7 +421,7 @@ def _demand(cursor: sqlite3.Cursor, row: LeaseRow) -> None:
     if not cursor.rowcount:
         raise NotOurs(
             f"the lease {row.key} is held by another process",
-            fix="list the leases with `recipe reap -n`",
+            fix="list the machines with `recipe reap -n`",
         )
 
 

@@ -210,9 +210,10 @@ class Letters:
         return [Letter(receiver, id, type, body) for receiver in receivers]
 
     def _points(self, run: RunRow, event: Event) -> list[Letter]:
-        """Return the delivery to the `[hooks] spend` program, in US dollars.
+        """Return the message for the `[hooks] spend` program about an amount in US dollars.
 
-        It reserves the run's cost limit, charges its cost, or refunds the remaining amount.
+        The message reserves the run's cost limit, charges the run's cost, or refunds the rest of
+        the reservation.  Other events have no message.
         """
         what = (
             "reserve"

@@ -205,7 +205,7 @@ def _migrate(db: Connection[Row], *, read_only: bool) -> None:
     if read_only:
         raise Unusable(
             f"the run database has format {version}, older than this version of recipe",
-            fix="migrate the database with `recipe run`",
+            fix="start `recipe run` once, which migrates the database",
         )
     with db.transaction():
         db.execute("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))

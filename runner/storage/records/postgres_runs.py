@@ -352,6 +352,7 @@ class PostgresRuns(Runs):
         landed: Callable[[], None] | None = None,
     ) -> int:
         now = time.time()
+        # The local index is in another database.  It is written first, if the claim is still ours.
         if any(changes):
             ours = "SELECT 1 FROM runs WHERE id = %s AND fence = %s AND holder = %s AND claim <> ''"
             if not self._database.all(ours, (run, fence, self._holder.name)):
@@ -359,8 +360,10 @@ class PostgresRuns(Runs):
             with self._disk.transaction() as disk:
                 self._index.write(disk, changes)
         crashpoint("group-written")
+        # The events are sent to webhooks and platforms in the same transaction.
         events = events_of(run, 0, now, moves)
         events = events if events and self.reporter.listened_to(run, None) else []
+        # The parameters of `_GROUP`.
         state, why, failure = RunState(*run_state) if run_state else (None, None, None)
         fading = int(not any(map(is_progress, moves)))
         values: dict[str, object] = {
@@ -426,6 +429,7 @@ class PostgresRuns(Runs):
                     )
             return last
 
+        # The statement also renewed the claim.
         since = boottime()
         last = self._database.do(store)
         crashpoint("group-committed")

@@ -600,7 +600,7 @@ class Runs(Protocol):
         ...
 
     def claim(self, run: str, who: str) -> int | None:
-        """Claim a run, also after a dead worker, and return the fence for all writes.
+        """Claim a run, even if its worker died, and return the fencing token that all writes need.
 
         Returns None if a live worker has the run, or if it is finished. Read the run again
         afterwards.

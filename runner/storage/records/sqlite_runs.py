@@ -275,6 +275,7 @@ class SqliteRuns(Runs):
         now = time.time()
         with self._database.transaction(landed) as db:
             crashpoint("group-begun")
+            # Reserve the numbers of the events, if the claim is still ours.  Progress clears the count of recoveries.
             rows = db.execute(
                 "UPDATE runs SET next_event = next_event + ?, recoveries = recoveries * ? WHERE id = ? AND fence = ? AND claim <> ''"
                 " RETURNING next_event, request",
@@ -283,6 +284,7 @@ class SqliteRuns(Runs):
             if not rows:
                 raise Stale(run)
             last, request = rows[0][0] - 1, rows[0][1]
+            # The state of the run, and with it the answer to a request.
             if run_state is not None:
                 if request not in ("", answers):
                     if run_state[0] in LET_GO:
@@ -299,6 +301,7 @@ class SqliteRuns(Runs):
                         "UPDATE runs SET data = json_remove(data, '$.opens') WHERE id = ? AND data LIKE '%\"opens\":%'",
                         (run,),
                     )
+            # The events, and the rows of steps and attempts.
             first = last - len(moves) + 1
             many = db.executemany
             many(
@@ -323,6 +326,7 @@ class SqliteRuns(Runs):
                 "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 map(attempt_row, attempts),
             )
+            # What the events send to webhooks and platforms, and the local index.
             if (events := events_of(run, first, now, moves)) and self.reporter.listened_to(
                 run, None
             ):

@@ -84,12 +84,13 @@ def get_tree(session: Session, content: Content, top: str) -> None:
     rest = iter(small)
     groups = [(sha256, list(itertools.islice(rest, count))) for sha256, count in parts.bundles]
 
-    def many(group: tuple[str, list[Entry]]) -> None:
-        sha256, held = group
+    def get_bundle(bundle: tuple[str, list[Entry]]) -> None:
+        """Download one object with the contents of several small files, and write the files."""
+        sha256, bundled = bundle
         name = layout.object_name(Content(f"f:{sha256}"))
-        view = memoryview(_whole(session, name, sum(entry.size for entry in held), sha256))
+        view = memoryview(_whole(session, name, sum(entry.size for entry in bundled), sha256))
         at = 0
-        for entry in held:
+        for entry in bundled:
             data = view[at : at + entry.size]
             at += entry.size
             if hashlib.sha256(data).hexdigest() != entry.value:
@@ -97,7 +98,8 @@ def get_tree(session: Session, content: Content, top: str) -> None:
             for copy in copies[entry.value]:
                 write(f"{top}/{copy.path}", data, copy.kind)
 
-    def one(entry: Entry) -> None:
+    def get_large(entry: Entry) -> None:
+        """Download one large file, and copy it to the other paths with its content."""
         path = f"{top}/{entry.path}"
         get_file(
             session,
@@ -111,10 +113,10 @@ def get_tree(session: Session, content: Content, top: str) -> None:
                 shutil.copyfile(path, f"{top}/{copy.path}")
             os.chmod(f"{top}/{copy.path}", 0o755 if copy.kind == "x" else 0o644)
 
-    session.map(many, groups, width=WIDTH // 2)
+    session.map(get_bundle, groups, width=WIDTH // 2)
     for entry in [entry for entry in large if entry.size > layout.PART]:
-        one(entry)
-    session.map(one, [entry for entry in large if entry.size <= layout.PART])
+        get_large(entry)
+    session.map(get_large, [entry for entry in large if entry.size <= layout.PART])
     for entry in manifest:
         if entry.kind == "l":
             os.symlink(entry.value, f"{top}/{entry.path}")

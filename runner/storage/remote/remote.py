@@ -153,7 +153,7 @@ class Remote(Session):
         except FileNotFoundError as error:
             raise Corrupt(
                 f"{error.filename} is no longer stored in this workspace",
-                fix="run again to recreate it: its step will run",
+                fix="run the recipe again: recipe reruns the step that creates this output",
             ) from error
         except OSError as error:
             raise Infrastructure(

@@ -102,5 +102,5 @@ def _bytes_of(path: str, entry: Entry) -> bytes:
 def _damage_error(path: str) -> Corrupt:
     return Corrupt(
         f"{path}: the stored file is damaged: its content does not match its digest",
-        fix="run again to recreate it: its step will run",
+        fix="run the recipe again: recipe reruns the step that creates this output",
     )

@@ -7,6 +7,8 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace as Of
+from typing import Any
 
 import pytest
 
@@ -36,13 +38,27 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 def test_a_login_is_greeted_with_the_real_path_and_its_root_is_private(
     tmp_path: Path, told: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served: list[str] = []
+    served, used = list[str](), list[str]()
     monkeypatch.setattr(files, "serve", served.append)
+    monkeypatch.setattr(os, "utime", used.append)
     (tmp_path / "root").mkdir(mode=0o755)
     (tmp_path / "link").symlink_to("root")
     attach.main(str(tmp_path / "link"), "files")
     assert told == [b"g" + os.fsencode(tmp_path / "root")] and served == [str(tmp_path / "root")]
-    assert (tmp_path / "root").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "root").stat().st_mode & 0o777 == 0o700 and os.umask(0) == 0o077
+    assert used == [str(Path(attach.__file__).parents[1])]  # so that no sweep deletes it
+
+
+def test_an_agent_that_is_just_starting_is_waited_for(
+    tmp_path: Path, told: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Any] = [None, None, Of(detach=lambda: 7)]
+    relayed: list[int] = []
+    monkeypatch.setattr(attach, "reach", lambda _path: answers.pop(0))
+    monkeypatch.setattr(attach, "RETRY", 0.0)
+    monkeypatch.setattr(attach, "_relay", relayed.append)
+    attach.main(str(tmp_path), "jobs")
+    assert relayed == [7] and not answers
 
 
 def test_an_agent_that_does_not_answer_is_said_with_its_log(
@@ -62,6 +78,8 @@ def test_frames_go_to_the_agent_and_its_bytes_come_back(
 ) -> None:
     agent, ours = socket.socketpair()
     client, login = socket.socketpair()
+    for each in (agent, client):
+        each.settimeout(30)
     monkeypatch.setattr(attach, "put", lambda handle, data: os.write(handle, data))
     saved = [os.dup(0), os.dup(1)]
     os.dup2(login.fileno(), 0)
@@ -86,3 +104,34 @@ def test_frames_go_to_the_agent_and_its_bytes_come_back(
             os.close(handle)
         for each in (agent, ours, client, login):
             each.close()
+
+
+def relay_once(monkeypatch: pytest.MonkeyPatch, ready: list[int], data: bytes) -> list[float]:
+    """Relay `data` from the ready sides, fail if more is read, and return the waits."""
+    events, waits = [ready], list[float]()
+
+    def select(
+        _reading: object, _writing: object, _failing: object, seconds: float
+    ) -> tuple[list[int], list[int], list[int]]:
+        waits.append(seconds)
+        return events.pop(), [], []
+
+    monkeypatch.setattr(attach, "select", Of(select=select))
+    sides = Of(read=lambda _handle, _size: data, set_blocking=lambda _handle, _is_so: None)
+    monkeypatch.setattr(attach, "os", sides)
+    attach._relay(7)
+    return waits
+
+
+@pytest.mark.parametrize("ready", [[], [0], [7], [0, 7]])
+def test_silence_and_the_end_of_either_side_end_the_relay(
+    monkeypatch: pytest.MonkeyPatch, ready: list[int]
+) -> None:
+    assert relay_once(monkeypatch, ready, b"") == [attach.SILENCE]
+
+
+def test_a_frame_before_a_damaged_one_is_answered_and_the_relay_ends(
+    monkeypatch: pytest.MonkeyPatch, told: list[bytes]
+) -> None:
+    relay_once(monkeypatch, [0], frame(b"alive?") + b"these bytes are no frame")
+    assert told == [b"alive?"]

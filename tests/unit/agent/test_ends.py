@@ -62,10 +62,12 @@ def journal() -> bytes:
 def test_an_end_is_written_told_once_and_frees_its_slot(ends: Ends, slots: Slots) -> None:
     ends.record(b"a", b"a ended\n", 3)
     ends.record(b"b", b"b ended\n")
+    ends.record(b"c", b"c ended\n", 0)
     assert ends.has_pending and slots.free == [] and journal() == b""
-    assert ends.publish() == b"a ended\nb ended\n" and journal() == b"a ended\nb ended\n"
-    assert slots.free == [3] and not ends.has_pending and ends.publish() == b""
-    assert ends.over == {b"a": b"a ended\n", b"b": b"b ended\n"}
+    lines = b"a ended\nb ended\nc ended\n"
+    assert ends.publish() == lines and journal() == lines
+    assert sorted(slots.free) == [0, 3] and not ends.has_pending and ends.publish() == b""
+    assert ends.over == {b"a": b"a ended\n", b"b": b"b ended\n", b"c": b"c ended\n"}
 
 
 def test_a_message_for_clients_is_not_written(ends: Ends) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.agent import journal as module
 from runner.agent.journal import end_line, escape, open_journal, start_line
 
 
@@ -77,3 +78,20 @@ def test_damaged_lines_are_left_out_and_the_next_line_is_whole(
         file.write(end_line(b"b", 0, None, b"exit"))
     assert list(opened()[0]) == [b"a", b"b"]
     assert opened(1)[0].keys() == {b"b"}  # the latest are remembered
+
+
+def test_a_large_journal_keeps_only_the_latest_ends_and_unfinished_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ends = [end_line(b"%d" % number, 0, None, b"exit") for number in range(4)]
+    start = start_line(1.0, b"b", -1, b"", b"", b"")
+    lines = b"".join([start, *ends])
+    Path("journal").write_bytes(lines)
+    monkeypatch.setattr(module, "LIMIT", len(lines))
+    opened(2)
+    assert Path("journal").read_bytes() == lines
+    monkeypatch.setattr(module, "LIMIT", len(lines) - 1)
+    assert opened(2) == ({b"2": ends[2], b"3": ends[3]}, {b"b": start.rstrip()})
+    assert Path("journal").read_bytes() == b"".join([*ends[2:], start])
+    assert os.listdir() == ["journal"]

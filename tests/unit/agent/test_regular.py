@@ -55,10 +55,17 @@ def test_a_file_that_becomes_a_pipe_meanwhile_is_refused_and_closed(
 ) -> None:
     before, path = os.stat(places["file"]), places["pipe"]
     monkeypatch.setattr(os, "stat", lambda _path: before)
-    free = os.open("/dev/null", os.O_RDONLY)
+    open_at_once = os.open
+
+    def open_it(path: Path, flags: int) -> int:
+        assert flags & os.O_NONBLOCK  # else it waits for a writer
+        return open_at_once(path, flags)
+
+    monkeypatch.setattr(os, "open", open_it)
+    free = open_at_once("/dev/null", os.O_RDONLY)
     os.close(free)
     with pytest.raises(OSError, match=NOT_REGULAR):
         descriptor_of(path)
-    again = os.open("/dev/null", os.O_RDONLY)
+    again = open_at_once("/dev/null", os.O_RDONLY)
     os.close(again)
     assert again == free  # no descriptor was left open

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace as Of
 from typing import Any
 
@@ -23,7 +24,7 @@ class Machine:
         self.table: dict[int, tuple[int, int, int]] = {}
         self.marks: dict[int, bytes] = {}
         self.sent: list[tuple[int, int]] = []
-        self.now, self.watched, self.stirred = 100.0, list[int](), False
+        self.now, self.watched, self.stirred, self.is_full = 100.0, list[int](), False, False
         self.jobs: dict[bytes, Job] = {}
         self.timed: set[Job] = set()
         loop: Any = self
@@ -35,6 +36,8 @@ class Machine:
 
     def watch_process(self, pid: int) -> None:
         self.watched.append(pid)
+        if self.is_full:
+            raise OSError(24, "Too many open files")
 
     def job(self, name: bytes, pid: int, *, running: bool = False, **more: Any) -> Job:
         job = Job(name, b"")
@@ -72,7 +75,11 @@ def test_the_mark_of_a_process_names_its_job_in_this_root_only() -> None:
     mark = os.fsdecode(remains.cookie(b"job"))
     names = []
     for value in (mark, "job@1-1", "job"):
-        with subprocess.Popen(["cat"], env={"RECIPE_JOB": value}, stdin=subprocess.PIPE) as child:
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+        with subprocess.Popen(["cat"], env={"RECIPE_JOB": value}, **pipes) as child:
+            assert child.stdin and child.stdout
+            child.stdin.write(b"ready\n")  # while it is being executed, it has no environment yet
+            child.stdout.readline()
             names.append(remains.name_of(child.pid))
     assert names == [b"job", None, None]
     assert remains.name_of(2**22 + 1) is None  # no such process
@@ -125,6 +132,20 @@ def test_processes_below_running_jobs_and_of_the_agent_are_left_alone(machine: M
     assert machine.sweep() == [b"a"] and machine.sent == []
 
 
+def test_processes_of_the_agent_are_left_alone_without_a_running_job_too(machine: Machine) -> None:
+    machine.job(b"a", 10)
+    machine.process(99)
+    machine.process(98, parent=99)
+    assert machine.sweep() == [b"a"] and machine.sent == []
+
+
+def test_a_process_that_cannot_be_watched_is_looked_for_again_soon(machine: Machine) -> None:
+    machine.job(b"a", 10)
+    machine.process(11, mark=b"a")
+    machine.is_full = True
+    assert machine.sweep() == [] and machine.stirred and (11, SIGTERM) in machine.sent
+
+
 def test_a_background_process_of_a_running_job_is_tolerated_until_the_job_ends(
     machine: Machine,
 ) -> None:
@@ -169,6 +190,40 @@ def test_of_a_job_of_a_killed_agent_processes_anywhere_are_ended(machine: Machin
     machine.process(11, parent=1, mark=b"a")
     machine.process(12, parent=1, mark=b"other")
     assert machine.sweep() == [] and {pid for pid, _ in machine.sent} == {11}
+
+
+def test_of_a_job_of_a_killed_agent_no_process_is_ended_twice(machine: Machine) -> None:
+    machine.job(b"a", 10, orphaned=True)
+    machine.process(11, mark=b"a")
+    machine.process(12, parent=11, mark=b"a")
+    machine.sweep()
+    machine.sent.clear()
+    machine.sweep(STRAY_GRACE + 0.1)
+    assert sorted(machine.sent) == [(11, SIGKILL), (12, SIGKILL)]
+
+
+@pytest.mark.parametrize(
+    ("children", "is_orphaned", "is_enough"),
+    [
+        ("20 99", False, True),
+        ("20 99 31", False, False),
+        ("20 99", True, False),
+        (None, False, False),
+    ],
+)
+def test_the_process_table_is_read_only_if_a_child_belongs_to_no_running_job(
+    machine: Machine, tmp_path: Path, children: str | None, is_orphaned: bool, is_enough: bool
+) -> None:
+    assert machine.remains.end_leftovers() == []
+    (tmp_path / "children").write_text(children or "")
+    handle = os.open(tmp_path / "children", os.O_RDONLY)
+    machine.remains._children = handle if children is not None else None
+    machine.job(b"b", 20, running=True)
+    job = machine.job(b"a", 10, orphaned=is_orphaned)
+    machine.process(11, parent=1 if is_orphaned else ME, mark=b"a")
+    assert machine.remains.end_leftovers() == ([job] if is_enough else [])
+    assert bool(machine.sent) is not is_enough
+    os.close(handle)
 
 
 def test_time_of_processes_that_were_left_counts_for_their_job(machine: Machine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ class Poller:
     """Watches processes, or has no descriptor left for it."""
 
     def __init__(self, *, full: bool = False) -> None:
-        self.watched, self.full = list[int](), full
+        self.watched, self.full, self.score = list[int](), full, ""
 
     def watch_process(self, pid: int) -> None:
         self.watched.append(pid)
         if self.full:
+            self.score = Path(f"/proc/{pid}/oom_score_adj").read_text().strip()
             raise OSError(24, "Too many open files")
 
 
@@ -30,7 +32,12 @@ def log(tmp_path: Path) -> Path:
 
 
 def started(
-    log: Path, *argv: str, loop: Poller | None = None, cwd: Path | None = None, **env: str
+    log: Path,
+    *argv: str,
+    loop: Poller | None = None,
+    cwd: Path | None = None,
+    inherited: tuple[int, ...] = (),
+    **env: str,
 ) -> int:
     """Start a job, wait for its end, and return its exit code."""
     poller: Any = loop or Poller()
@@ -39,7 +46,7 @@ def started(
     words = [os.fsencode(word) for word in argv]
     try:
         job = Job(b"job", os.fsencode(log))
-        pid = spawn(poller, job, os.fsencode(cwd or log.parent), words, variables, ())
+        pid = spawn(poller, job, os.fsencode(cwd or log.parent), words, variables, inherited)
     finally:
         os.chdir(here)
     assert poller.watched == [pid]
@@ -48,10 +55,11 @@ def started(
 
 def test_a_job_has_its_directory_its_environment_and_its_log(log: Path, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
+    log.write_text("a line of recipe\n")
     script = 'pwd; echo "$WORD"; echo wrong >&2; exit 3'
     code = started(log, "/bin/sh", "-c", script, cwd=tmp_path / "in", WORD="hello")
     assert code == 3
-    assert log.read_text() == f"{tmp_path}/in\nhello\nwrong\n"
+    assert log.read_text() == f"a line of recipe\n{tmp_path}/in\nhello\nwrong\n"
 
 
 def test_a_job_is_the_first_of_its_session_and_reads_nothing(log: Path) -> None:
@@ -59,6 +67,36 @@ def test_a_job_is_the_first_of_its_session_and_reads_nothing(log: Path) -> None:
     assert started(log, "/bin/sh", "-c", script, PATH="/bin:/usr/bin") == 0
     session, own = log.read_text().split()
     assert session == own
+
+
+def test_only_a_job_has_the_descriptors_that_it_inherits(log: Path) -> None:
+    reading, writing = os.pipe()
+    script = f"echo hello > /proc/self/fd/{writing}"
+    assert started(log, "/bin/sh", "-c", script, inherited=(writing,)) == 0
+    assert os.read(reading, 100) == b"hello\n" and not os.get_inheritable(writing)
+    for handle in (reading, writing):
+        os.close(handle)
+
+
+@pytest.mark.parametrize("name", ["PIPE", "USR1"])
+def test_signals_that_the_agent_ignores_or_blocks_end_a_job(log: Path, name: str) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    try:
+        code = started(log, "/bin/sh", "-c", f"kill -{name} $$; echo still here")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert code == -getattr(signal, f"SIG{name}") and log.read_text() == ""
+
+
+def test_of_programs_that_cannot_run_the_first_in_the_path_is_named(
+    log: Path, tmp_path: Path
+) -> None:
+    for folder in ("first", "second"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "tool").write_text("no program")
+    with pytest.raises(PermissionError) as caught:
+        started(log, "tool", PATH=f"{tmp_path}/first:{tmp_path}/second")
+    assert os.fsdecode(caught.value.filename) == str(tmp_path / "first" / "tool")
 
 
 def test_the_program_is_found_in_the_path_of_the_job(log: Path, tmp_path: Path) -> None:
@@ -70,11 +108,18 @@ def test_the_program_is_found_in_the_path_of_the_job(log: Path, tmp_path: Path) 
     assert started(log, "tool", PATH=path) == 0 and log.read_text() == "second\n"
 
 
+def test_an_empty_part_of_the_path_is_the_directory_of_the_job(log: Path) -> None:
+    (log.parent / "tool").write_text("#!/bin/sh\necho here\n")
+    (log.parent / "tool").chmod(0o755)
+    assert started(log, "tool", PATH="/no/such/folder:") == 0 and log.read_text() == "here\n"
+
+
 def test_a_job_that_cannot_be_watched_does_not_run(log: Path, tmp_path: Path) -> None:
     script = f"sleep 60; touch {tmp_path}/ran"
     poller = Poller(full=True)
     with pytest.raises(OSError, match="Too many open files"):
         started(log, "/bin/sh", "-c", script, loop=poller)
+    assert poller.score == "500"  # the kernel ends a job before the agent
     with pytest.raises(ProcessLookupError):
         os.kill(poller.watched[0], 0)
 

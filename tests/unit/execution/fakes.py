@@ -315,7 +315,7 @@ class SimulatedRun:
         note_claim(Path(ws.home), claimed.id, claimed.fence, self.agents[""].root)
         if self.before is not None:
             await self.before(self)
-        commits.move(Move("run", claimed.id, "QUEUED", "ACTIVE", ""))
+        commits.add_move(Move("run", claimed.id, "QUEUED", "ACTIVE", ""))
         options = self.options or Options(jobs=4)
         self.loop = assemble(
             ws, survey, commits, pool, options, claimed, None, self.handover or Handover()

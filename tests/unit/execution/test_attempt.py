@@ -64,10 +64,10 @@ def test_the_files_of_an_attempt_are_named_after_its_directory() -> None:
 def test_an_attempt_that_has_not_begun_on_its_host_never_does() -> None:
     async def stop() -> None:
         made = attempt_of(host)
-        made.carrier = asyncio.ensure_future(asyncio.sleep(100))
+        made.execution = asyncio.ensure_future(asyncio.sleep(100))
         await made.stop()
-        await asyncio.wait({made.carrier})
-        assert made.carrier.cancelled() and made.stop_asked
+        await asyncio.wait({made.execution})
+        assert made.execution.cancelled() and made.stop_asked
 
     host = Host()
     with virtual() as loop:
@@ -87,10 +87,10 @@ def test_a_program_that_listens_is_asked_to_save_before_it_is_stopped(
 
     async def stop() -> None:
         made = attempt_of(host, job=Job("k"), states=["s"])
-        made.carrier = asyncio.ensure_future(asyncio.sleep(seconds))
+        made.execution = asyncio.ensure_future(asyncio.sleep(seconds))
         await made.stop(attempts.SAVING, may_save=True)
         assert made.save_asked is listens
-        made.carrier.cancel()
+        made.execution.cancel()
 
     questions: list[tuple[str, str]] = []
     monkeypatch.setattr(control_file, "ask_trainer", asked)
@@ -108,11 +108,11 @@ def test_a_job_on_a_rented_machine_is_given_up_when_no_word_of_its_end_comes(
 ) -> None:
     async def stop() -> None:
         made = attempt_of(host, job=Job("k"))
-        made.carrier = asyncio.ensure_future(asyncio.sleep(1000))
+        made.execution = asyncio.ensure_future(asyncio.sleep(1000))
         await made.stop()
         await asyncio.sleep(0)
-        assert bool(host.lost) is lost and bool(made.carrier.cancelling()) is lost
-        made.carrier.cancel()
+        assert bool(host.lost) is lost and bool(made.execution.cancelling()) is lost
+        made.execution.cancel()
 
     host = Host(rented=True, answers=answers)
     with virtual() as loop:

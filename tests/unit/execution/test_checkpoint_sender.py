@@ -22,7 +22,9 @@ from tests.virtual import virtual
 class Training:
     """The checkpoint directory of a training, and the shared store."""
 
-    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch, **state: Any) -> None:
+    def __init__(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch, *more: StateSpec, **state: Any
+    ) -> None:
         self.root, self.marks, self.words = root, 0, list[str]()
         self.uploads = list[dict[str, str]]()
         self.refuses: Exception | None = None
@@ -36,7 +38,7 @@ class Training:
         (root / "state").mkdir()
         world: Any = None
         self.sender = CheckpointSender(
-            cache, commits, "train", generation, [spec], world, StepSpec("r@1", "train", {})
+            cache, commits, "train", generation, [spec, *more], world, StepSpec("r@1", "train", {})
         )
 
     def _mark(self) -> None:
@@ -126,6 +128,44 @@ def test_the_last_checkpoint_is_uploaded_at_the_end_in_any_case(
     asyncio.run(training.sender.finish())
     asyncio.run(training.sender.finish())
     assert [upload["state"] for upload in training.uploads] == ["step-100", "step-150"]
+
+
+def test_the_shortest_interval_of_a_step_counts_for_all_its_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    best = StateSpec("best", "best", "step-*", 10.0, None)
+    training = Training(tmp_path, monkeypatch, best, every=600.0)
+    training.write("step-10")
+    assert training.run((25, lambda: training.write("step-20")), (20, nothing)) == [
+        "step-10",
+        "step-20",
+    ]
+
+
+def test_an_upload_does_not_delay_the_next_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training(tmp_path, monkeypatch)
+    training.write("step-10")
+    later = FIRST + 10 + SETTLE + 0.5
+    uploaded = training.run((5, lambda: training.write("step-20")), (later - 5, nothing))
+    assert uploaded == ["step-10", "step-20"]
+
+
+def test_a_check_never_takes_longer_than_the_interval(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training(tmp_path, monkeypatch, every=0.5)
+    training.write("step-10")
+    assert training.run((1.25, nothing)) == ["step-10"]
+
+
+def test_a_state_without_single_checkpoints_is_uploaded_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training(tmp_path, monkeypatch, checkpoint=None)
+    training.write("")
+    assert training.run((30, nothing)) == [""]
 
 
 def test_a_store_that_fails_is_reported_and_tried_again(

@@ -61,10 +61,10 @@ def test_what_a_full_disk_refused_is_stored_with_the_next_group_before_it(
     done: list[str] = []
     with monkeypatch.context() as patch:
         patch.setattr(Database, "_wait_for_disk", _refuse)
-        commits.move(Move("step", "a", "WAITING", "READY"))
+        commits.add_move(Move("step", "a", "WAITING", "READY"))
         commits.after_flush(lambda: done.append("a"))
         _sent(commits)
-        commits.move(Move("step", "b", "WAITING", "READY"))
+        commits.add_move(Move("step", "b", "WAITING", "READY"))
         commits.after_flush(lambda: done.append("b"))
         with pytest.raises(Infrastructure):
             commits.land()
@@ -87,9 +87,9 @@ def test_what_is_noted_while_the_disk_is_waited_for_waits_for_its_own_group(
     commits: GroupCommit, heard: Heard
 ) -> None:
     done: list[str] = []
-    commits.move(Move("step", "a", "WAITING", "READY"))
+    commits.add_move(Move("step", "a", "WAITING", "READY"))
     _sent(commits)
-    commits.move(Move("step", "b", "WAITING", "READY"))
+    commits.add_move(Move("step", "b", "WAITING", "READY"))
     commits.after_flush(lambda: done.append("b"))
     commits.land()
     assert [step for _, step in heard.told] == ["a"] and not done
@@ -103,7 +103,7 @@ def test_a_key_that_is_about_to_be_let_go_is_kept_when_it_is_held_again(
     key = "ab" * 32
     assert commits.hold(key, "a")
     commits.release_after_flush(key)
-    commits.move(Move("step", "a", "WAITING", "READY"))
+    commits.add_move(Move("step", "a", "WAITING", "READY"))
     _sent(commits)
     let_go: list[str] = []
     commits.keys.release = let_go.append  # type: ignore[method-assign]

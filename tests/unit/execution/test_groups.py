@@ -29,10 +29,10 @@ class Commits:
     def size(self) -> int:
         return len(self.moves)
 
-    def move(self, move: Move) -> None:
+    def add_move(self, move: Move) -> None:
         self.moves.append(move)
 
-    def report(self, step: str, _numbers: str) -> None:
+    def add_metrics(self, step: str, _numbers: str) -> None:
         self.moves.append(MOVE._replace(id=step))
 
     def send(self, landed: Callable[[], None]) -> None:
@@ -87,8 +87,10 @@ def test_a_group_is_due_after_its_time_or_when_it_is_full(clock: list[float]) ->
 def test_metrics_alone_are_a_group(clock: list[float]) -> None:
     timed, _ = groups_of(Commits())
     timed.report("train", "loss 1")
+    clock[0] += GROUP_SECONDS / 2
+    timed.report("train", "loss 0.5")
     assert not timed.due
-    clock[0] += GROUP_SECONDS + 0.001
+    clock[0] += GROUP_SECONDS / 2 + 0.001  # the time counts from the first of them
     assert timed.due
 
 
@@ -126,6 +128,11 @@ def test_a_slow_disk_gets_larger_groups(clock: list[float]) -> None:
     assert not timed.due
     clock[0] += 0.2
     assert timed.due
+    asyncio.run(write(0.0))  # as fast as a disk can be
+    timed.record([MOVE])
+    assert not timed.due
+    clock[0] += GROUP_SECONDS + 0.001
+    assert timed.due
 
 
 def test_a_full_disk_is_waited_for_while_a_step_may_free_it(clock: list[float]) -> None:
@@ -135,6 +142,7 @@ def test_a_full_disk_is_waited_for_while_a_step_may_free_it(clock: list[float]) 
 
     async def write() -> None:
         timed.record([MOVE])
+        clock[0] += 5
         timed.send()
 
     asyncio.run(write())
@@ -144,6 +152,26 @@ def test_a_full_disk_is_waited_for_while_a_step_may_free_it(clock: list[float]) 
     assert timed.due
     asyncio.run(write())
     assert commits.words == ["waiting for the running steps: no space left"]  # said once
+
+
+def test_a_group_that_found_no_space_in_its_thread_is_tried_again_in_a_second(
+    clock: list[float],
+) -> None:
+    commits = Commits()
+    timed, _ = groups_of(commits, ("train",))
+
+    async def write() -> None:
+        timed.record([MOVE])
+        timed.send()
+
+    asyncio.run(write())
+    commits.refuses = Infrastructure("no space left")
+    timed.land()
+    timed.record([MOVE])
+    clock[0] += 0.5
+    assert not timed.due
+    clock[0] += 0.6
+    assert timed.due
 
 
 @pytest.mark.parametrize(

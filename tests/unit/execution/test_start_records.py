@@ -100,17 +100,22 @@ def test_what_readers_of_the_raw_log_have_to_mask_is_named_but_not_shown() -> No
     found = run.record(attempt(spec))
     assert found["secrets"] == ["MY_KEY", "HF_TOKEN"] and found["env_files"] == [".env"]
     assert "secret" not in str(found["log"]) and token not in str(found)
+    found = Run().record(attempt(SPEC._replace(env_files=[".env"])))
+    assert found["env_files"] == [".env"] and "secrets" not in found
 
 
 def test_a_training_says_from_which_checkpoint_it_goes_on() -> None:
-    good = Of(name="step-20", passed=[], words="from step 20")
+    good = Of(name="step-20", passed=["step-30"], words="from step 20")
     bad = Of(name=None, passed=["step-10"], words="step-10 is incomplete")
+    none = Of(name=None, passed=[], words="")
     run = Run()
     state = Of(note="from run r0", id="g1")
-    found = run.record(attempt(state=state, restored={"a": good, "b": bad}))
+    found = run.record(attempt(state=state, restored={"a": good, "b": bad, "c": none}))
     assert found["note"] == "from run r0; from step 20; step-10 is incomplete"
     assert run.words == ["train: step-10 is incomplete"]  # and only that is also said at once
     assert "generation" not in found
+    again = run.record(attempt(is_reattached=True, state=state, restored={"b": bad}))
+    assert "note" not in again and len(run.words) == 1  # its start has said so
 
 
 def test_a_start_on_another_machine_has_its_site_and_its_generation() -> None:

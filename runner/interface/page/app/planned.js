@@ -85,7 +85,7 @@ export function Offers({ body, stale, take, tell }) {
       <thead><tr><th scope="col">Provider</th><th scope="col">GPU</th><th scope="col">$/h</th><th scope="col">Total</th><td></td></tr></thead>
       <tbody>${offers.slice(0, OFFERS).map((each, n) => html`<tr key=${n}><th scope="row">${each.driver}${each.market === "spot" ? ", spot" : ""}</th>
         <td>${each.gpus ? `${each.gpus} × ${each.gpu}` : "none"}</td><td class="number">${each.usd_an_hour.toFixed(2)}</td>
-        <td class="number">${each.usd === null ? "?" : (each.hours_guessed ? "~" : "") + usd(each.usd)}</td>
+        <td class="number">${each.usd === null ? "?" : (each.hours_guessed ? "~" : "") + usd(each.usd) + (each.hours_without.length ? "+" : "")}</td>
         <td><button type="button" aria-label=${`use ${each.driver}, offer ${n + 1}`} onClick=${() => take(each.driver)}>Use</button></td></tr>`)}</tbody>
     </table></div>
     ${offers.length > OFFERS && html`<p class="quiet">Showing the ${OFFERS} cheapest of ${offers.length}.</p>`}`}

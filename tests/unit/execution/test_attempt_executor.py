@@ -13,8 +13,8 @@ import pytest
 
 from drivers.base import Exit, HostLost, Unreachable
 from runner.errors import CannotRun, Infrastructure
+from runner.execution.steps.attempt_executor import AttemptExecutor
 from runner.execution.steps.bell import Bell
-from runner.execution.steps.carrying import Carrier
 from runner.execution.steps.running_attempts import RunningAttempts
 from runner.language.step_options import StepOptions
 
@@ -35,7 +35,7 @@ class World:
             reserve=lambda *words: self.entered.append(words),
             release=lambda *words: self.left.append(words),
         )
-        place = Of(run_attempt=self._carry, lost="", capacity=capacity)
+        place = Of(run_attempt=self._run, lost="", capacity=capacity)
         self.attempt: Any = Of(
             place=place,
             task=Of(job=job),
@@ -47,7 +47,7 @@ class World:
         self.attempt.wants, self.attempt.devices, self.attempt.stop = {"cpus": 1}, (), self._stop
         self.running = RunningAttempts(Bell())
 
-    async def _carry(self, task: Any) -> Any:
+    async def _run(self, task: Any) -> Any:
         if isinstance(self.does, Exception):
             raise self.does
         if self.does is None:
@@ -59,18 +59,18 @@ class World:
         self.stops += 1
 
     def end(self, *, cancel: bool = False) -> Any:
-        async def carry() -> Any:
+        async def execute() -> Any:
             shared: Any = SharedStates()
             schedule: Any = Of(make_room=lambda _id: True)
-            Carrier(schedule, self.running, shared).begin("a", self.attempt)
+            AttemptExecutor(schedule, self.running, shared).begin("a", self.attempt)
             assert "a" in self.running and self.entered == [({"cpus": 1}, ())]
             await asyncio.sleep(0)
             if cancel:
-                self.attempt.carrier.cancel()
-            await asyncio.wait({self.attempt.carrier})
+                self.attempt.execution.cancel()
+            await asyncio.wait({self.attempt.execution})
             return self.running.next_end() if self.running.has_ended else None
 
-        return asyncio.run(carry())
+        return asyncio.run(execute())
 
 
 def test_the_exit_of_a_job_is_its_end_and_its_result_is_kept(tmp_path: Path) -> None:

@@ -101,23 +101,23 @@ def transport_for_reading(args: argparse.Namespace) -> Transport:
     )
 
 
-def resolve_recipe(place: Transport, args: argparse.Namespace) -> str:
+def resolve_recipe(transport: Transport, args: argparse.Namespace) -> str:
     """Return the recipe id for `args.recipe`; a name that the server does not know is unchanged.
 
     Raises NotFound, Invalid.
     """
     from ..handle.local_transport import LocalTransport
 
-    if isinstance(place, LocalTransport):
-        return find_recipe(place.ws, args.location, args.recipe)
-    known = [each.id for each in place.recipes()]
+    if isinstance(transport, LocalTransport):
+        return find_recipe(transport.ws, args.location, args.recipe)
+    known = [each.id for each in transport.recipes()]
     named = [id for id in known if args.recipe in (id, id.partition("@")[0])]
     return named[0] if named else str(args.recipe)
 
 
-def describe_place(place: Transport) -> str:
+def describe_transport(transport: Transport) -> str:
     """Describe the searched run storage in a message: `at NAME` or `in this workspace`."""
-    return f"at {place.name}" if place.name else "in this workspace"
+    return f"at {transport.name}" if transport.name else "in this workspace"
 
 
 def _refuse_ignored_arguments(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:

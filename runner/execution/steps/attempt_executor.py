@@ -23,7 +23,7 @@ from .shared_states import SharedStates
 _log: Final = Log("loop")
 
 
-class Carrier:
+class AttemptExecutor:
     """Executor of a run's attempts in background tasks."""
 
     def __init__(
@@ -35,8 +35,8 @@ class Carrier:
         """Start executing an attempt, and reserve its capacity on the host."""
         self._running.add(id, attempt)
         attempt.task.make_room = functools.partial(self._make_room, id, attempt)
-        carrying = self._carry(id, attempt)
-        attempt.carrier = asyncio.get_running_loop().create_task(carrying)
+        execution = self._execute(id, attempt)
+        attempt.execution = asyncio.get_running_loop().create_task(execution)
 
     async def _make_room(self, id: str, attempt: Attempt) -> None:
         """Let the event loop start a queued step before the outputs of this attempt are collected.
@@ -47,11 +47,11 @@ class Carrier:
             return
         if self._schedule.make_room(id):
             self._running.make_room(id)
-            # The event loop launches the other attempt, and then its carrier sends the command.
+            # The event loop launches the other attempt, and then the task of that attempt sends its command.
             for _ in range(2):
                 await asyncio.sleep(0)
 
-    async def _carry(self, id: str, attempt: Attempt) -> None:
+    async def _execute(self, id: str, attempt: Attempt) -> None:
         end: End
         try:
             async with self._shared_states.upload_during(attempt, attempt.spec):
