@@ -38,6 +38,7 @@ from .memory import (
     estimate,
     read,
 )
+from .schema_faults import faults
 
 if TYPE_CHECKING:
     from ..planning.plan import Plan
@@ -203,8 +204,6 @@ def _load_hardware(own: tuple[Path, int, int] | None) -> Hardware:
     data: Any = document.read(shipped() / "recipes" / "hardware.yaml").value
     if own is None:
         return hardware.read(data)
-    from .schema_faults import faults
-
     read = document.read(own[0])
     if wrong := faults(read, "own-hardware.schema.json", "bad-hardware"):
         raise Invalid(wrong)

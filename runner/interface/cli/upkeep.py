@@ -15,7 +15,7 @@ from ...language.library import find
 from ...language.units import about
 from ...paths import from_here
 from ...planning.ids import stored_form
-from ...storage.garbage import Garbage, find_garbage
+from ...storage.garbage import Garbage, collect, find_garbage
 from ...survey.upkeep import (
     Leftover,
     PublishedPath,
@@ -237,8 +237,6 @@ _CALLED = {"input": "stored input"}
 def _gc(ws: Workspace, args: argparse.Namespace) -> int:
     if args.store is not None:
         return _gc_store(ws, args)
-    from ...storage.garbage import collect
-
     garbage = find_garbage(ws.store, ws.objects, keep_days=args.keep_days, keep_runs=args.keep_runs)
     leftovers = find_leftovers(ws, garbage, keep_days=args.keep_days)
     freed = garbage.size + sum(item.size for item in leftovers)

@@ -13,6 +13,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from random import random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ...errors import Infrastructure
@@ -173,8 +174,6 @@ class Again(Exception):
 
 def tries(count: int = ATTEMPTS) -> Policy:
     """Return the retry policy for requests: `count` attempts with exponential, randomized waits."""
-    from random import random
-
     return backoff(Again, count, FIRST_WAIT, LONGEST_WAIT, random)
 
 
