@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -54,8 +55,6 @@ def load(name: str, known: Mapping[str, tuple[str, str]] = DRIVERS) -> Callable[
     In an extension's table, installation advice stands in place of the extra. Raises Rejected with
     the most similar name if the name is unknown, and Denied if a package must be installed first.
     """
-    from importlib import import_module
-
     from .base import Denied, Rejected
 
     if name not in known:

@@ -10,6 +10,7 @@ import math
 from collections.abc import AsyncIterable, AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from hashlib import sha256
 from typing import Literal, NamedTuple, TypeAlias
 
 Argv: TypeAlias = Sequence[str]
@@ -488,8 +489,6 @@ def file_name(key: str) -> str:
     """Return a file name for a lease key: the key itself, or its hash if it has special characters."""
     if 0 < len(key) <= 150 and SAFE.issuperset(key) and key[0] not in ".-":
         return key
-    from hashlib import sha256
-
     return f"_{sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()}"
 
 

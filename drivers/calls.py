@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
+from asyncio import subprocess
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -24,8 +26,6 @@ async def call(
     Raises Rejected with its stderr if it fails, and Unreachable if it was killed.  If the caller gives up or
     the input breaks off, the process group is killed, so that half of an input is never taken for the whole.
     """
-    from asyncio import subprocess
-
     async with _outputs() as (written, printed, said):
         making = asyncio.ensure_future(
             subprocess.create_subprocess_exec(
@@ -76,8 +76,6 @@ async def _outputs() -> AsyncIterator[tuple[BinaryIO, asyncio.StreamReader, Bina
 
     The file need not be read while output streams.
     """
-    import tempfile
-
     ours, theirs = os.pipe()
     printed = asyncio.StreamReader()
     with os.fdopen(theirs, "wb", 0) as written, tempfile.TemporaryFile() as said:

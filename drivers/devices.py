@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -93,10 +96,6 @@ def here(environ: Mapping[str, str]) -> tuple[Device, ...]:
 
 
 def _ask() -> tuple[Card, ...]:
-    import shutil
-    import subprocess
-    import tempfile
-
     if shutil.which("nvidia-smi") is None:
         return ()
     try:

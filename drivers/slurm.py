@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from . import calls, machine, slurm_keeper
+from . import calls, load, machine, slurm_keeper
 from . import slurm_commands as commands
 from .base import (
     NOTHING,
@@ -656,8 +656,6 @@ def _load_login_driver(given: str | Mapping[str, Any]) -> Driver:
 
     `given` is the node's address, or a table of `host` and settings of the ssh driver.
     """
-    from . import load
-
     settings = {"host": given} if isinstance(given, str) else dict(given)
     return load("ssh")(hosts=[settings.pop("host", "")], **settings)
 

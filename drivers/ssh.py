@@ -478,7 +478,8 @@ class SshServer:
                     )
             except TimeoutError as error:
                 raise Denied(
-                    f"{self.route} did not report its hardware within {ANSWERS:g} s: a disk on the host may hang (check with `df`), or `setup` waits"
+                    f"{self.route} did not report its hardware within {ANSWERS:g} s: a disk on the host "
+                    "may be hanging (check with `df`), or the `setup` commands wait for input"
                 ) from error
             if not told.get("root", ("",))[0].startswith("/"):
                 raise Denied(

@@ -7,6 +7,7 @@ ForwardAgent, port forwarding and commands to run after login have no effect.
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import os
 import pwd
@@ -169,8 +170,6 @@ def _run_client(argv: Sequence[str]) -> _Values:
 
 def _read(home: Path, name: str, user: str, port: int) -> _Values:
     """Return a server's settings like `ssh -G`, from asyncssh's parser."""
-    import getpass
-
     from asyncssh.config import SSHClientConfig
 
     class Noting(dict[str, Any]):

@@ -20,6 +20,7 @@ Any other exception is a bug and keeps its traceback.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import ClassVar, Final, NamedTuple
 
@@ -166,7 +167,6 @@ def _are_similar(word: str, other: str) -> bool:
     """Return True if two words are similar apart from common parts: `steps.trian` and `steps.e` are
     not, and neither are `./nope.yaml` and `./p2.yaml`.
     """
-    import re
     from difflib import SequenceMatcher
 
     separators = re.compile(r"[./@\[\]]+")

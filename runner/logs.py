@@ -7,9 +7,11 @@ costs one lookup.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from .errors import NotFound
@@ -150,9 +152,7 @@ def _stderr() -> logging.Handler:
 
 def _json() -> logging.Formatter:
     """Return a log formatter that writes each record, with its event fields, as a JSON line."""
-    import json
     import logging
-    from datetime import UTC, datetime
 
     class Json(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import posixpath
+import re
 import stat
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -175,8 +176,6 @@ def heads(path: str) -> list[str]:
 
 def glob(pattern: str) -> Callable[[str], bool]:
     """Compile a glob to a function that tests paths. `*` and `?` do not match `/`; `**` does."""
-    import re
-
     parts = []
     for token in re.findall(r"\*\*/|\*\*|\*|\?|\[!?[^\]/]+\]|.", pattern, re.S):
         if token == "**/":  # noqa: S105

@@ -7,9 +7,11 @@ columns or multi-line keys. Each match, including its line ends, becomes `***`.
 from __future__ import annotations
 
 import bisect
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
+from urllib.parse import quote, quote_plus
 
 SHORTEST: Final = 6
 """Minimum characters of a secret. Masking shorter values would damage ordinary text."""
@@ -303,8 +305,6 @@ def _encode(text: str) -> bytes:
 
 
 def _url(text: str) -> Iterator[str]:
-    from urllib.parse import quote, quote_plus
-
     # For a value, for a path, for parts and whole URLs in JavaScript, and for a form.
     for safe in ("", "/", "!*'()", "!*'();/?:@&=+$,#"):
         yield from _both_cases(quote(text, safe=safe, errors="surrogateescape"), r"%[0-9A-F]{2}")
@@ -312,8 +312,6 @@ def _url(text: str) -> Iterator[str]:
 
 
 def _json(text: str) -> Iterator[str]:
-    import json
-
     for ascii_only in (True, False):
         for form in _both_cases(
             json.dumps(text, ensure_ascii=ascii_only)[1:-1], r"(?<=\\u)[0-9a-f]{4}"

@@ -2,11 +2,12 @@
 
 Tables are not merged: `[stores.team]` of a workspace replaces the user's table, so that an address
 never meets other credentials. Credentials are not in settings files, but in their usual places.
-Without settings files, nothing is imported.
+Without settings files, no parser is imported.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -397,8 +398,6 @@ _Fault = tuple[str, str, tuple[str, ...], str]
 
 
 def _faults(file: _File) -> list[Problem]:
-    import json
-
     schema = json.loads((shipped() / "schemas" / "config.schema.json").read_text("utf-8"))
     faults = [*_check(schema, schema, file.value, ()), *_strange_extras(schema, file.value)]
     faults += (

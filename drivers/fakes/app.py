@@ -26,6 +26,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from . import faults as words
 from .account import EPOCH, lines
+from .machines import GLANCE, Machines
 from .world import MAX_BODY, Reply, Request, World, number, parse_body
 
 PATIENCE = 20.0
@@ -128,8 +129,6 @@ def application(world: World[Any], clock: Clock, real: bool = False) -> Starlett
 
     @asynccontextmanager
     async def machines(app: Starlette) -> AsyncIterator[None]:
-        from .machines import GLANCE, Machines
-
         async def follow() -> None:
             while True:
                 world.account.advance(clock.now())

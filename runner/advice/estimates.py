@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import Invalid, NotFound
+from ..language import document
+from ..language.addresses import kind_of
+from ..language.units import money
 from ..language.values import is_number
 from ..paths import config_folder, shipped
 from ..planning.step import ResourceSpec
@@ -35,6 +38,7 @@ from .memory import (
     estimate,
     read,
 )
+from .schema_faults import faults
 
 if TYPE_CHECKING:
     from ..planning.plan import Plan
@@ -60,6 +64,7 @@ class StepEstimate:
     step: str
     found: MemoryEstimate | None
     unknown: str = ""  # why there is no estimate
+    missing_config: str = ""  # address of the model whose config.json is not in the local cache
     gpu: str = ""  # as shown: "rtx4090 (24 GB)", "24 GB"
     usable: int | None = None
     seconds: tuple[float, float] | None = None  # lowest and highest
@@ -196,13 +201,9 @@ def load_hardware() -> Hardware:
 
 @lru_cache(maxsize=2)
 def _load_hardware(own: tuple[Path, int, int] | None) -> Hardware:
-    from ..language import document
-
     data: Any = document.read(shipped() / "recipes" / "hardware.yaml").value
     if own is None:
         return hardware.read(data)
-    from .schema_faults import faults
-
     read = document.read(own[0])
     if wrong := faults(read, "own-hardware.schema.json", "bad-hardware"):
         raise Invalid(wrong)
@@ -229,6 +230,17 @@ def estimate_plan(ws: Workspace, plan: Plan, numbers: Sequence[int]) -> dict[int
     for n in numbers:
         if (estimated := estimate_step(ws, plan, n)) is not None:
             found[n] = estimated
+    return found
+
+
+def fetch_and_estimate_plan(
+    ws: Workspace, plan: Plan, numbers: Sequence[int]
+) -> dict[int, StepEstimate]:
+    """Return estimates like `estimate_plan`, after a download of the missing configs of Hub models."""
+    found = estimate_plan(ws, plan, numbers)
+    missing = {each.missing_config for each in found.values() if each.missing_config}
+    if any([fetch_config(address) for address in sorted(missing)]):
+        return estimate_plan(ws, plan, numbers)
     return found
 
 
@@ -297,8 +309,6 @@ def estimate_values(
     """Return the estimate of a training with these input values, without a plan."""
 
     def find_address(name: str) -> tuple[str, str]:
-        from ..language.addresses import kind_of
-
         address = values.get(name)
         return (kind_of(address), address) if isinstance(address, str) else ("", "")
 
@@ -351,11 +361,10 @@ def _estimate(case: _Case) -> StepEstimate:
     config = read_model_config(case.ws, kind, address)
     if config is not None:
         return _estimate_text(case, config)
-    if address:
-        unknown = f"the config.json of {address} is not in the local cache yet"
-    else:
-        unknown = "the recipe has no input `base` with a model"
-    return replace(case.blank, unknown=unknown)
+    if not address:
+        return replace(case.blank, unknown="the recipe has no input `base` with a model")
+    unknown = f"the config.json of {address} is not in the local cache yet"
+    return replace(case.blank, unknown=unknown, missing_config=address)
 
 
 def _estimate_text(case: _Case, config: Mapping[str, Any]) -> StepEstimate:
@@ -537,8 +546,6 @@ def _read_prices(ws: Workspace) -> dict[str, float]:
 
     Raises NotFound for an unknown GPU.
     """
-    from ..language.units import money
-
     return {
         load_hardware().find(name).name: money(price) for name, price in ws.config.prices.items()
     }

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import Invalid, Location, Problem
+from ..language import document
+from ..language.document import Document
 from . import rule_files
 from .facts import contents
 from .rules import Finding, RuleFindings
 from .tool_settings import Origin
 
 if TYPE_CHECKING:
-    from ..language.document import Document
     from ..survey.survey import Survey
 
 
@@ -30,8 +31,6 @@ def refuse(verdict: RuleFindings, found: Survey) -> None:
 
 def problems(findings: Iterable[Finding], found: Survey) -> list[Problem]:
     """Return findings as problems with their locations in the recipe."""
-    from ..language import document
-
     try:
         source: Document | None = document.read(found.source)
     except (Invalid, OSError):
@@ -200,8 +199,6 @@ def _locate_in_file(origin: Origin) -> Location | None:
     """Return the location of a setting or section in an existing configuration file."""
     text = (contents(Path(origin.found_at)) or b"").decode("utf-8", "replace")
     if not origin.found_at.endswith(".toml"):
-        from ..language import document
-
         try:
             read = document.parse(text, origin.file)
         except Invalid:

@@ -15,14 +15,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ..errors import NotFound, RecipeError, did_you_mean
 from ..hosts.interpreters import CURRENT, choose_python
+from ..language.template import StatePath
 from ..planning.judge import RESTORE
 from ..planning.patterns import decode_pattern
 from ..planning.step import StepSpec
+from ..storage import checkpoints
 from ..storage.git_checkout import is_fetched
-from . import prime_rl, rule_files, rules
+from ..survey.explain import preimage_of
+from ..survey.recipes import input_types
+from . import estimates, prime_rl, rule_files, rules
 from .declared import Declarations
 from .facts import GB, LARGE, contents, data, machine, missing_inputs, model, packages, program
+from .hardware import RESERVED
 from .rules import RuleFacts, RuleFindings
 from .tool_settings import (
     Setting,
@@ -66,8 +72,6 @@ def check(
     library = rule_files.load(rule_files.find_homes(found))
     known = {rule.id for rule in library.rules}
     if strange := sorted(allowed - known):
-        from ..errors import NotFound, did_you_mean
-
         raise NotFound(
             f'there is no rule "{strange[0]}"',
             fix=did_you_mean(strange[0], known) or "see the rules in docs/preflight.md",
@@ -178,9 +182,6 @@ class _FactGatherer:
 
     def _input_types_of(self, recipe: str) -> Mapping[str, str]:
         """Return the input types of a recipe, or nothing if the recipe cannot be read."""
-        from ..errors import RecipeError
-        from ..survey.recipes import input_types
-
         if self._input_types is None:
             try:
                 self._input_types = input_types(self._ws, self._found.source, self._found.request)
@@ -390,9 +391,6 @@ class _FactGatherer:
 
         These are the newest checkpoints and, after a failure, the end of the log.
         """
-        from ..storage import checkpoints
-        from ..survey.explain import preimage_of
-
         plan = self._found.plan
         node, spec = plan.nodes[n], plan.specs()[n]
         kept: dict[str, object] = dict.fromkeys(
@@ -463,8 +461,6 @@ def _read_log_tail(log: Path) -> str | None:
 
 def _scope(spec: StepSpec, id: str) -> dict[str, object]:
     """Return the template namespaces of a step before its run: no checkpoint, no host values."""
-    from ..language.template import StatePath
-
     state = {each.name: StatePath(each.path, {"latest": None}) for each in spec.state}
     return {
         **spec.names._asdict(),
@@ -488,9 +484,6 @@ def _memory_facts(
 
     Raises UnknownSetting with the reason if there is no estimate.
     """
-    from . import estimates
-    from .hardware import RESERVED
-
     if not facts["step"]["gpus"]:
         return {"verdict": None}
     gpu = there = None

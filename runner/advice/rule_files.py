@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import Invalid, Problem
+from ..language import document
+from ..language.document import Document
 from ..paths import shipped
 from . import rules, schema_faults
 from .rules import Rule
 
 if TYPE_CHECKING:
-    from ..language.document import Document
     from ..survey.survey import Survey
 
 NAME: Final = "gotchas.yaml"
@@ -36,8 +37,6 @@ def load(homes: Iterable[str] = ()) -> Library:
 
     Raises Invalid with every problem of the files in `homes`.
     """
-    from ..language import document
-
     ours = _load_library()
     known, names, tools = list(ours.rules), dict(ours.names), dict(ours.tools)
     for home in homes:
@@ -62,8 +61,6 @@ def load(homes: Iterable[str] = ()) -> Library:
 
 @lru_cache(maxsize=1)
 def _load_library() -> Library:
-    from ..language import document
-
     tree = _plain(document.read(shipped() / "recipes" / NAME).value)
     return Library(rules.rules(tree), tree.get("names", {}), tree.get("tools", {}))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from ..errors import RecipeError
-from ..language.template import TemplateError, evaluate, has, references
+from ..language.template import TemplateError, evaluate, expressions, has, references
 from ..planning.step import StepSpec
 
 
@@ -356,8 +356,6 @@ def _argument_words(given: Mapping[str, Any], scope: Mapping[str, Any]) -> Itera
 
 def _script_words(text: str, scope: Mapping[str, Any]) -> list[Word]:
     """Return the words of a shell script, without following variables, expansions or branches."""
-    from ..language.template import expressions
-
     try:
         found = expressions(text)
     except RecipeError:

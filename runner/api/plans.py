@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..execution.session import preview
 from ..execution.terms import EVERYTHING, Choice
+from ..storage.content.files import Content
 from ..storage.workspace import Workspace
 from ..survey.request import Request
 from ..survey.survey import Survey
@@ -72,7 +73,5 @@ def restored_bytes(ws: Workspace, found: Survey) -> int:
 
 
 def _size(ws: Workspace, content: str) -> int:
-    from ..storage.content.files import Content
-
     seal = ws.store.index.seal(Content(content))
     return seal.size if seal is not None and isinstance(seal.size, int) else 0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ..errors import Invalid, NotFound, Problem, did_you_mean
-from ..language import library
+from ..language import library, parse
 from ..language.library import LibraryEntry
 from ..language.recipe import Input, Recipe
 from ..paths import is_path
@@ -98,8 +98,6 @@ def read_recipe(each: AvailableRecipe) -> Recipe:
 
 @lru_cache(maxsize=64)
 def _parse_file(path: Path, _mtime_ns: int, _size: int) -> Recipe:
-    from ..language import parse
-
     return parse.load(path)
 
 

@@ -22,6 +22,7 @@ from ..execution.terms import (
     options_data,
     request_data,
 )
+from ..language.library import find
 from ..planning.ids import bare
 from ..reports import sealing
 from ..storage.content.disk import delete
@@ -29,6 +30,7 @@ from ..storage.content.files import Content
 from ..storage.records.runs import RunRow, Submission
 from ..storage.remote.states import LocalSource
 from ..storage.workspace import Workspace
+from ..survey import bundles
 from ..survey.plan_cache import as_stored, compile_request
 from ..survey.request import Request
 from ..survey.templates import refuse_nodes
@@ -63,8 +65,6 @@ def submit(
     Raises NotFound, Invalid with all input problems, and Infrastructure if the shared store cannot
     receive the run's files.
     """
-    from ..language.library import find
-
     _check_ticket(ticket)
     travels = ws.store.runs.shared and not ticket.here
     if travels:
@@ -206,8 +206,6 @@ def _bundle(ws: Workspace, request: Request, settings: Settings) -> SubmittedBun
 
     Raises Invalid, Infrastructure.
     """
-    from ..survey import bundles
-
     cache = ws.share(settings.store or None)
     if cache is None:
         raise Invalid([*_faults(ws, request), _NO_STORE])
@@ -239,8 +237,6 @@ _NO_STORE: Final = Problem(
 
 def _faults(ws: Workspace, request: Request) -> Sequence[Problem]:
     """Return the problems of bundling a run's files, regardless of a store."""
-    from ..survey import bundles
-
     try:
         bundles.pack(ws, request)
     except Invalid as error:

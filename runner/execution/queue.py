@@ -23,10 +23,11 @@ from ..storage.reach import Reach
 from ..storage.records.runs import ALONE, ClaimCriteria, RunRow, RunState, Stale, settle
 from ..storage.records.store import hold_inode
 from ..storage.workspace import Workspace
-from ..survey import run_graph
+from ..survey import bundles, run_graph
 from ..survey.skipped_steps import add_skipped_steps, list_skipped_steps
 from ..survey.survey import Survey
 from . import presence, uploading
+from .presence import Presence
 from .refusals import check, preflight
 from .reporting import LAST_WORDS, reserve_points, start_delivery
 from .results import count_steps, deliver, show_warnings
@@ -50,7 +51,6 @@ from .worker import Assignment, failed_state, work
 if TYPE_CHECKING:
     from ..reports.delivery import Delivery
     from ..storage.remote.cache import RemoteCache
-    from .presence import Presence
 
 LOOK: Final = 1.0
 """Interval between checks for changes in the run database, in seconds."""
@@ -221,7 +221,6 @@ def _execute(
             f"run {row.id} has no stored request",
             fix="submit its recipe and inputs again with `recipe submit`",
         )
-    from ..survey import bundles
 
     since = Since(time.monotonic(), ws.store.database.version())
     if row.bundle:
@@ -303,7 +302,6 @@ def _open_workspace(ws: Workspace, row: RunRow) -> Workspace:
     """
     if not row.bundle:
         return ws
-    from ..survey import bundles
 
     cache = ws.remote_cache
     assert cache is not None  # the worker's offer includes the store

@@ -9,13 +9,17 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from ..errors import CannotRun, Invalid, NoHost, Problem, did_you_mean
+from ..language.units import about
 from ..paths import shipped
+from ..planning.ids import bare
 from ..planning.judge import RESTORE
+from ..planning.plan import LOCAL
 from ..planning.step import TEMPORARY, ResourceSpec, StepSpec
 from ..secrets import is_tokenlike
 from ..storage.workspace import Workspace
 from ..survey.empty_globs import find_empty_globs
 from ..survey.env_files import EnvFiles
+from ..survey.recipes import parse_recipe
 from ..survey.survey import Survey
 from .terms import Listener, Settings
 
@@ -237,8 +241,6 @@ def _may_train(spec: StepSpec) -> bool:
 
 def find_remote_steps(found: Survey, host_pool: HostPool) -> dict[int, StepSpec]:
     """Return the steps that run on other machines, by node number."""
-    from ..planning.plan import LOCAL
-
     nodes, specs = found.plan.nodes, found.plan.specs()
     there = {
         n: specs[n] for n in found.todo if not nodes[n].flags & LOCAL and specs[n].select is None
@@ -268,7 +270,7 @@ def estimate_takes(
 
     nodes, specs = found.plan.nodes, found.plan.specs()
     ids = [nodes[n].id for steps in by_need.values() for n in steps]
-    estimated = estimates.estimate_plan(ws, found.plan, found.todo)
+    estimated = estimates.fetch_and_estimate_plan(ws, found.plan, found.todo)
     earlier, made = (
         ws.store.index.expected_seconds(found.plan.recipe, ids),
         ws.store.index.last(found.plan.recipe, ids),
@@ -443,9 +445,6 @@ def compose_wish(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) ->
     """
     from drivers.base import Need, Resources, Wish
 
-    from ..planning.ids import bare
-    from ..planning.plan import LOCAL
-
     nodes, specs = found.plan.nodes, found.plan.specs()
     remote = [n for n in found.todo if not nodes[n].flags & LOCAL and not stays(specs[n])]
     # The number of instances is unknown before `select` is evaluated.
@@ -542,8 +541,6 @@ def refuse_too_large(
 
     `offered` are the needs for which machines are on offer. Raises CannotRun, Invalid, NoHost.
     """
-    from ..planning.plan import LOCAL
-
     wrong, uneven, unmet = list[str](), list[Problem](), list[str]()
     nodes, specs = found.plan.nodes, found.plan.specs()
     for n in _list_command_nodes(found):
@@ -613,8 +610,6 @@ def _report_too_small_hosts(
 
 
 def _format_amount(pool: str, amount: float) -> str:
-    from ..language.units import about
-
     if pool == "memory":
         return about(amount)
     decimals = 0 if amount == int(amount) else 3
@@ -623,8 +618,6 @@ def _format_amount(pool: str, amount: float) -> str:
 
 def _suggest_less(ws: Workspace, found: Survey) -> str:
     """Suggest a preset of the recipe, or else lower requirements of the step."""
-    from ..survey.recipes import parse_recipe
-
     recipe = parse_recipe(ws, found.source.read_bytes(), str(found.source))
     if not recipe.presets:
         return "reduce the `resources` of the step"
@@ -662,7 +655,6 @@ def _report_unreachable_inputs(found: Survey, n: int) -> list[str]:
     """List the `temporary` inputs of a multi-node step, which exist on one host only."""
     if found.plan.specs()[n].node_count == 1:
         return []
-    from ..planning.step import TEMPORARY
 
     nodes, wrong = found.plan.nodes, []
     for each in nodes[n].upstream:

@@ -16,8 +16,10 @@ from ..errors import CannotRun, NotFound, did_you_mean
 from ..logs import Log
 from ..planning.ids import bare, inner_names, names
 from ..planning.judge import FRESH, MAYBE, RESTORE, RUN, SKIPPED, Verdict
+from ..planning.schedule import EARLY
 from ..storage.content.files import Content
-from ..storage.records.runs import RunFilter
+from ..storage.crash import crashpoint
+from ..storage.records.runs import RunFilter, RunRow
 from ..storage.workspace import Workspace
 from ..survey.empty_globs import warn_of_empty_globs
 from ..survey.request import Request
@@ -79,8 +81,6 @@ def preview(ws: Workspace, request: Request, choice: Choice = EVERYTHING) -> Sur
     if choice.only or choice.until:
         _skip_unchosen(found)
     if choice.leave:
-        from ..planning.schedule import EARLY
-
         for n in found.plan.after(
             set().union(*(found.plan.nodes_named(id) for id in choice.leave))
         ):
@@ -313,8 +313,6 @@ def _submit(
     ws: Workspace, found: Survey, id: str, digest: str, choice: Choice, settings: Settings
 ) -> ClaimedRun:
     """Store a new run in the database and claim it."""
-    from ..storage.crash import crashpoint
-    from ..storage.records.runs import RunRow
     from .resume import ClaimedRun
 
     total, fresh = count_steps(found)
@@ -347,8 +345,6 @@ def _restore_published(ws: Workspace, found: Survey, producer: int, content: str
 
     Return False if no published file has the content.
     """
-    from ..storage.content.files import Content
-
     for output, path in found.targets.get(producer, ()):
         if (
             found.made[producer].outputs.get(output) == content

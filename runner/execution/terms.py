@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from ..errors import Invalid, Problem
+from ..language.units import duration, money
 from ..secrets import Masker
+from ..survey.request import Request
 
 if TYPE_CHECKING:
     from ..planning.step import LimitSpec
     from ..storage.records.runs import Event, RunRow
     from ..storage.workspace import Workspace
-    from ..survey.request import Request
     from .steps.failing import FailureDetails
 
 
@@ -185,8 +186,6 @@ def limits_data(limits: LimitSpec) -> dict[str, object]:
 
 def request_of_run(row: RunRow) -> Request | None:
     """Return the stored request of a run, or None if none is stored."""
-    from ..survey.request import Request
-
     asked = row.data.get("asked")
     if not isinstance(asked, dict):
         return None
@@ -245,7 +244,6 @@ def limits_asked(ws: Workspace, settings: Settings) -> Mapping[str, float]:
     """
     if not settings.stack:
         return settings.limits
-    from ..language.units import duration, money
 
     read = {"time": duration, "cost": money}
     return {

@@ -19,16 +19,15 @@ from ..planning.plan import Plan
 from ..planning.step import TEMPORARY
 from ..retry import backoff, retry
 from ..settings import StoreSettings
+from ..storage.buckets import hub, results_folder
 from ..storage.buckets import opening as buckets
-from ..storage.buckets import results_folder
-from ..storage.buckets.bucket import BucketUnreachable
+from ..storage.buckets.bucket import Bucket, BucketUnreachable
 from ..storage.buckets.results_folder import MANIFEST, UploadFile, manifest
 from ..storage.content.disk import delete
 from ..storage.content.files import Content, Entry
 from ..storage.workspace import Workspace
 
 if TYPE_CHECKING:
-    from ..storage.buckets.bucket import Bucket
     from ..survey.survey import Survey
     from .terms import Listener
 
@@ -49,8 +48,6 @@ def check(ws: Workspace, plan: Plan, address: str) -> None:
     Raises Invalid, Infrastructure.
     """
     if address.startswith(HUB):
-        from ..storage.buckets import hub
-
         hub.check(address, ws.environ)
     else:
         bucket = _bucket(ws, f"{address}/{plan.recipe}")
@@ -149,8 +146,6 @@ def _upload_files(
     progress: Callable[[int], object],
 ) -> int:
     if address.startswith(HUB):
-        from ..storage.buckets import hub
-
         return hub.upload(address, files, facts, ws.environ, beside)
     folder = plan.digest[:12]
     sent = results_folder.upload(
@@ -167,8 +162,6 @@ def _is_uploaded(ws: Workspace, address: str, shown: str, size: int) -> bool:
     """
     try:
         if address.startswith(HUB):
-            from ..storage.buckets import hub
-
             return hub.is_there(address, ws.environ)
         found = _bucket(ws, address).head(MANIFEST)
     except RecipeError as error:

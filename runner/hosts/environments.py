@@ -136,7 +136,7 @@ async def _wait_for_lock(hooks: Hooks, name: str, say: Callable[[str], None]) ->
         await asyncio.sleep(LOOK)
         lock = locks.try_hold(f"env-{name}")
     if lock is None:
-        raise CannotRun("stopped while another run installed its packages")
+        raise CannotRun("stopped while it waited for another run to install the same packages")
     return lock
 
 

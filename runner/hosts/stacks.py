@@ -10,15 +10,19 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from drivers.base import Host, HostLost, Need, Rejected, Wish
+
 from ..digest import of_value
 from ..errors import Busy, CannotRun, Infrastructure
+from ..language.units import duration
 from ..storage.locks import Lock, Locks
 from ..storage.records.ledger import LeaseRow, Ledger, of_user
+from .renting.any_driver import alternatives
+from .renting.leases import create_driver, lease_of, need_of, offer_of
+from .renting.needs import min_seconds_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from drivers.base import Host
 
     from ..settings import Stack
     from ..storage.buckets.bucket import Bucket
@@ -79,8 +83,6 @@ class StackState(NamedTuple):
 async def open_leases(ws: Workspace, stack: Stack) -> AsyncIterator[StackLeases]:
     """Open the leases of a stack with a persistent machine, outside of a run.  Raises CannotRun if the stack has none."""
 
-    from .renting.leases import create_driver
-    from .renting.needs import min_seconds_of
     from .renting.stack_leases import StackLeases
 
     if not stack.keep:
@@ -118,10 +120,7 @@ async def start_machine(leases: StackLeases, say: Callable[[str], None]) -> Leas
 
     Raises Infrastructure if no machine is available, Busy if a run uses the machine, CannotRun, DriverError.
     """
-    from drivers.base import HostLost, Need, Wish
-
     from .connect import check_as_sold
-    from .renting.leases import need_of, offer_of
 
     leases.require_free()
     need = Need(gpus=1)
@@ -181,12 +180,6 @@ def _bucket(ws: Workspace, stack: Stack) -> Bucket | None:
 
 def export_program(ws: Workspace, stack: Stack) -> str:
     """Return the stack's resources as a Pulumi program, without asking a provider.  Raises CannotRun if the driver cannot export, Invalid."""
-    from drivers.base import Rejected
-
-    from ..language.units import duration
-    from .renting.any_driver import alternatives
-    from .renting.leases import create_driver
-
     ws.on(stack.name)
     given = ws.config.driver(stack.driver)
     driver = None
@@ -243,8 +236,6 @@ async def terminate_machine(leases: StackLeases) -> bool:
 
 async def find_host(leases: StackLeases) -> Host | None:
     """Return the stack's machine if it is up; otherwise None.  Raises DriverError."""
-    from .renting.leases import lease_of
-
     machine = leases.find_machine()
     found = (
         await leases.call(partial(leases.driver.hosts, lease_of(machine)))

@@ -10,6 +10,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Literal
+from urllib.parse import quote
 
 from runner.errors import Location, Problem
 from runner.planning.ids import readable
@@ -187,8 +188,6 @@ def _sarif(problems: Sequence[Problem]) -> dict[str, object]:
 
 
 def _result(problem: Problem, rule: int) -> dict[str, object]:
-    from urllib.parse import quote
-
     level = problem.severity if problem.severity in ("error", "warning", "note") else "error"
     text = problem.message + (f" ({problem.fix})" if problem.fix else "")
     result: dict[str, object] = {

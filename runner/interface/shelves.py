@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from drivers.base import Need, Offer, Wish
 
+from ..execution.refusals import compose_wish, estimate_takes
 from ..execution.signals import call_beside_loop
 from ..hosts.renting import offering
 from ..hosts.renting.needs import AnyMarket, market_of, need_for
 from ..hosts.renting.offering import Shelf, rank_offers
 from ..hosts.renting.totals import CostModel, History, Hours, HoursOn
+from ..planning.plan import LOCAL
 from ..storage.records.ledger import Ledger, of_user
 from .tables import align
 
@@ -70,9 +72,6 @@ def wishes(
 
 def _cluster_wish(ws: Workspace, found: Survey) -> dict[str, OfferRequest]:
     """Return the requirement of all steps together; empty if no step may leave this machine."""
-    from ..execution.refusals import compose_wish, estimate_takes
-    from ..planning.plan import LOCAL
-
     steps = [n for n in found.todo if not found.plan.nodes[n].flags & LOCAL]
     wish = compose_wish(found, lambda _spec: False, 0)
     if not steps:
@@ -85,9 +84,6 @@ def _rental_wishes(
     ws: Workspace, found: Survey, market: AnyMarket, *, keep: bool
 ) -> dict[str, OfferRequest]:
     """Return each distinct requirement of the steps that need rented machines, by its first step."""
-    from ..execution.refusals import estimate_takes
-    from ..planning.plan import LOCAL
-
     specs = found.plan.specs()
     steps: dict[Need, list[int]] = {}
     for n in found.todo:

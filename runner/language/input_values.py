@@ -11,6 +11,7 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
 from typing import Any, cast
 
 from runner.errors import did_you_mean
@@ -287,8 +288,6 @@ def plain_tree(value: object) -> Tree:
 
 def _is_multiple(value: float, step: float) -> bool:
     """Return True if a number is a decimal multiple of `step`: 0.3 is 3 times 0.1."""
-    from fractions import Fraction
-
     return Fraction(repr(value)) % Fraction(repr(step)) == 0
 
 

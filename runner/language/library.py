@@ -237,9 +237,11 @@ def _by_path(name: str, workspace: Path) -> Path:
     if path.is_file():
         return path
     if path.is_dir():
-        raise NotFound(f"{name} is a directory", fix="name the recipe file in this directory")
+        raise NotFound(
+            f"{name} is a directory", fix="pass the path of the recipe file in this directory"
+        )
     if path.exists():
-        raise NotFound(f"{name} is not a regular file", fix="name a recipe file")
+        raise NotFound(f"{name} is not a regular file", fix="pass the path of a recipe file")
     others = path.parent.glob("*.y*ml") if path.parent.is_dir() else ()
     fix = did_you_mean(path.name, [other.name for other in others])
     if not fix:

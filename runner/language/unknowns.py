@@ -59,7 +59,7 @@ class Unknown:
 
     @property
     def word(self) -> str:
-        """The types of the value for messages."""
+        """Names of the types that the value may have, as text for messages."""
         return " or ".join(dict.fromkeys(_WORDS[kind] for kind in _WORDS if kind in self.kinds))
 
 

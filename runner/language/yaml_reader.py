@@ -6,6 +6,7 @@ numbers. Aliases are expanded up to a limit.
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -121,8 +122,6 @@ class YamlReader:
 
         Raises LimitError.
         """
-        import gc
-
         import yaml
 
         # Collecting garbage while hundreds of thousands of containers are made, all of them kept,

@@ -24,9 +24,23 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..digest import Digest
-from ..language import presets
+from ..language import presets, shell
 from ..language.imports import find_starts
-from ..language.recipe import AutoCode, GitCode, Resources
+from ..language.interpreters import EXPANDED
+from ..language.recipe import (
+    AutoCode,
+    GitCode,
+    Glob,
+    Input,
+    Output,
+    Preset,
+    Python,
+    Recipe,
+    Resources,
+    State,
+    Step,
+)
+from ..language.template import TemplateError, evaluate
 from ..language.unknowns import Unknown
 from ..paths import escapes, heads
 from .ahead import find_sample_problems, foresee
@@ -88,7 +102,6 @@ from .step_order import PathIndex, may_make, order_steps
 from .uses import UsesCompiler
 
 if TYPE_CHECKING:
-    from ..language.recipe import Glob, Input, Output, Preset, Python, Recipe, State, Step
     from ..language.values import Leaf, Tree, Where
     from .beforehand import DryRun
 
@@ -317,7 +330,6 @@ class _Compiler:
     def _check_shell(self, scope: Scope, step: Step, run: str) -> None:
         if "{{" not in run:
             return
-        from ..language import shell
 
         for error in shell.errors(run, bash=step.shell == "bash"):
             self.sketch.template_problem(scope, error, (*step.origin, "run"))
@@ -589,20 +601,15 @@ class _Compiler:
         """Report templates in environment variables that a shell would execute."""
         for origin, env in ((("env",), recipe.env), ((*step.origin, "env"), step.env)):
             for name, value in env.items():
-                if isinstance(value, str) and "{{" in value:
-                    from ..language.interpreters import EXPANDED
-
-                    if name in EXPANDED:
-                        message = (
-                            f"{name} cannot contain a template: a shell would execute its value"
-                        )
-                        self.sketch.problem(
-                            recipe,
-                            "template",
-                            message,
-                            (*origin, name),
-                            fix="use another variable name",
-                        )
+                if isinstance(value, str) and "{{" in value and name in EXPANDED:
+                    message = f"{name} cannot contain a template: a shell would execute its value"
+                    self.sketch.problem(
+                        recipe,
+                        "template",
+                        message,
+                        (*origin, name),
+                        fix="use another variable name",
+                    )
 
     def _add_deps(self, scope: Scope, drafts: list[NodeDraft]) -> None:
         """Convert the `deps` of all steps of a recipe to dependencies and workspace files.
@@ -1048,8 +1055,6 @@ def _code_text(item: str | Glob | AutoCode, step: Step, env: Mapping[str, object
 
 def _condition_value(leaf: str, names: Mapping[str, Any]) -> bool | None:
     """Evaluate a condition, and return None if its value is unknown."""
-    from ..language.template import TemplateError, evaluate
-
     try:
         value = evaluate(leaf, names)
     except TemplateError:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from ..errors import Problem, did_you_mean
+from ..language.template import Reference, TemplateError, evaluate, references
 from ..language.unknowns import BOOLEAN, Unknown, holds_unknown
 from .ids import bare
 from .mentions import templates
-from .plan import SKIP
+from .plan import SKIP, PendingMatrix
 from .roots import shift_at
 from .step import (
     DIRECTORY,
@@ -30,9 +31,7 @@ from .step import (
 
 if TYPE_CHECKING:
     from ..language.recipe import Output, Recipe, Resources, Step
-    from ..language.template import Reference, TemplateError
     from ..language.values import Tree, Where
-    from .plan import PendingMatrix
 
 
 Namespaces: TypeAlias = "Mapping[str, Mapping[str, Tree]]"
@@ -320,8 +319,6 @@ class Sketch:
 
         An invalid template is reported and has none.
         """
-        from ..language.template import TemplateError, references
-
         if not isinstance(leaf, str) or "{{" not in leaf:
             return ()
         try:
@@ -347,7 +344,6 @@ class Sketch:
         """Return a rendered template and True, or report a problem and return None and False."""
         if not isinstance(leaf, str) or "{{" not in leaf:
             return leaf, True
-        from ..language.template import TemplateError, evaluate
 
         try:
             return evaluate(leaf, names), True

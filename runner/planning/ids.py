@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterator
 from typing import Any, Final
+from urllib.parse import quote, unquote
 
 _INSTANCE: Final = re.compile(r"(?<=\w)\[\w+=[^][\s]*\]")
 _TYPED: Final = re.compile(r"(?<=\w)\[(?=[\w.-]+=)")
@@ -42,8 +43,6 @@ def _by_name(axis: re.Match[str]) -> str:
 
     Return it unchanged if this form is ambiguous.
     """
-    from urllib.parse import unquote
-
     try:
         tree = json.loads(unquote(axis[2], errors="strict"))
     except ValueError:
@@ -58,8 +57,6 @@ def _leaves(name: str, tree: Any) -> Iterator[str]:
         for key, value in tree.items():
             yield from _leaves(f"{name}.{key}", value)
     else:
-        from urllib.parse import quote
-
         plain = isinstance(tree, str) and _scalar(tree) == tree
         yield f"{name}={quote(tree if plain else json.dumps(tree, sort_keys=True), safe='')}"
 
@@ -74,8 +71,6 @@ def _scalar(text: str) -> Any:
 
 def _tree(parts: str) -> dict[str, Any]:
     """Build nested mappings from `a.b=value` pairs, by axis."""
-    from urllib.parse import unquote
-
     found: dict[str, Any] = {}
     for part in parts.split(","):
         path, _, value = part.partition("=")
@@ -96,7 +91,6 @@ def encode_value(value: object) -> str:
     """
     if type(value) is int:
         return str(value)
-    from urllib.parse import quote
 
     from ..digest import of_value
     from ..language.template import text_of
@@ -144,8 +138,6 @@ def inner_names(id: str) -> set[str]:
 
 def stored_form(word: str) -> str:
     """Convert a step id, readable or percent-encoded, to its percent-encoded form."""
-    from urllib.parse import quote
-
     done = ""
     while (start := _TYPED.search(word)) is not None:
         found = _typed_axes(word, start.end())
@@ -203,8 +195,6 @@ def _typed_value(word: str, at: int) -> tuple[str, int]:
 
 
 def _unescape(found: re.Match[str]) -> str:
-    from urllib.parse import quote, unquote
-
     try:
         text = unquote(found[0], errors="strict")
     except UnicodeDecodeError:  # a long value was cut here

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, cast
 
 from ..digest import Digest
+from ..errors import CannotRun
 from . import fingerprint
 from .ids import bare
 from .patterns import code_name
@@ -381,7 +382,6 @@ def evaluate_when(spec: StepSpec, made: Mapping[int, StepResult], plan: Plan, n:
 
     Raises CannotRun if the value is not a boolean or a metric is missing.
     """
-    from ..errors import CannotRun
     from ..language.template import TemplateError, evaluate
 
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..language.template import Reference, TemplateError, references
 from .choices import chooses, needs
 from .drafts import (
     LATE_NAMES,
@@ -27,7 +28,6 @@ from .plan import PAIRED
 from .step import MetricAsked, Source
 
 if TYPE_CHECKING:
-    from ..language.template import Reference
     from ..language.template_choices import ReferencedNames
     from ..language.values import Tree, Where
 
@@ -80,8 +80,6 @@ class LeafReader:
 
     def read(self, leaf: str, where: Where) -> None:
         """Record all names that a template reads."""
-        from ..language.template import TemplateError, references
-
         part = str(where[len(self._draft.step.origin)])
         try:
             found = references(leaf)

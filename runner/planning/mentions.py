@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..errors import did_you_mean
+from ..language.template import TemplateError, references
 from ..paths import is_path
 
 if TYPE_CHECKING:
@@ -82,9 +83,6 @@ def steps_of(step: Step) -> list[str]:
 
 
 def _steps_in(template: str) -> list[str]:
-    # Imported here, because recipes without templates do not need the template reader.
-    from ..language.template import TemplateError, references
-
     try:
         paths = [reference.path for reference in references(template)]
     except TemplateError:

@@ -545,7 +545,7 @@ class AllRuns:
             self._progress.pop(run, None)
 
     def fail(self, error: Exception) -> None:
-        """Report a read error to waiting followers, and start over."""
+        """Report a read error to the waiting followers, and reset, so that the next follower reads from the beginning."""
         if not self.ready.done():
             self.ready.set_exception(error)
         self._reset()

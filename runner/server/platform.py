@@ -20,7 +20,8 @@ from starlette.concurrency import run_in_threadpool
 from ..api.recipes import read_recipe
 from ..api.submitting import PRIORITY
 from ..errors import Invalid, Problem
-from ..execution.terms import new_id
+from ..execution.session import preview
+from ..execution.terms import new_id, request_of_run
 from ..interface import pod
 from ..language import presets
 from ..language.recipe import Preset, Recipe
@@ -31,6 +32,7 @@ from ..settings import load
 from ..storage.records.letters import STATUS
 from ..storage.records.runs import RunFilter, RunRow
 from ..storage.workspace import Workspace
+from ..survey import kept_state
 from . import hugging_face, recipes, runs, streams
 from .answers import Refused, hide_local_paths
 from .asking import InRequests
@@ -350,10 +352,6 @@ def go_back(room: ServedWorkspace, run: str, path: str) -> None:
 
     `path` may be the end of a path. Raises Refused.
     """
-    from ..execution.session import preview
-    from ..execution.terms import request_of_run
-    from ..survey import kept_state
-
     with room.open_workspace() as ws:
         row = ws.store.runs.get(run)
         request = request_of_run(row)

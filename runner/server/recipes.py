@@ -17,6 +17,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from starlette.concurrency import run_in_threadpool
 
+from .. import extensions
 from ..api import forecasts, starting
 from ..api.plans import plan_run
 from ..api.recipes import (
@@ -32,13 +33,16 @@ from ..api.recipes import (
 from ..api.starting import Start
 from ..api.values import Facts
 from ..errors import CannotRun, Invalid, NotFound, Problem, did_you_mean
-from ..interface import shelves
-from ..language import library, units
+from ..hosts.renting.any_driver import alternatives, driver_names
+from ..interface import datasheet, shelves
+from ..language import library, units, unread
 from ..language.inputs import BadValue, convert, kind_of
 from ..language.recipe import Recipe
 from ..settings import load
 from ..storage.reach import Reach
 from ..storage.workspace import Workspace
+from ..survey import bundles
+from ..survey.request import Request
 from ..survey.summaries import selected_directions
 from .answers import Refused, hide_local_paths, hide_paths_in_value
 from .market import Ask, CachedOffers, InMarket, look_up
@@ -307,8 +311,6 @@ def check_request(
 
     The check is fast for any request, so it needs no separate process.
     """
-    from ..hosts.renting.any_driver import alternatives
-
     wanted = _read_request(room, asked)
     wanted = wanted._replace(start=wanted.start._replace(search=search))
     problems = _check_inputs(room, wanted, asked)
@@ -328,16 +330,12 @@ def check_request(
 
 def require_driver(name: str) -> None:
     """Raise NotFound if no driver has this name."""
-    from .. import extensions
-
     if name not in (known := extensions.drivers(name)):
         raise NotFound("unknown driver", fix=did_you_mean(name, known))
 
 
 def _read_request(room: ServedWorkspace, asked: Asked) -> CheckedRequest:
     """Read the recipe and inputs of a run request, without checking. Raises NotFound, Refused."""
-    from ..survey.request import Request
-
     resources = asked.resources.resources
     if not asked.like:
         each = find_available(room, asked.recipe)
@@ -368,7 +366,7 @@ def _find_recipe_of_run(room: ServedWorkspace, word: str) -> AvailableRecipe:
 
 def _check_inputs(room: ServedWorkspace, wanted: CheckedRequest, asked: Asked) -> list[Problem]:
     """Return the problems of unknown inputs and invalid values."""
-    from ..language import inputs, unread
+    from ..language import inputs
 
     recipe, (request, axes, search) = read_recipe(wanted.offered), wanted.start
     fix = "remove one of the two"
@@ -437,8 +435,6 @@ def _is_packed(room: ServedWorkspace, name: str, address: str, problems: list[Pr
 
     If the store lacks the archive, add a problem.
     """
-    from ..survey import bundles
-
     with room.open_workspace() as ws:
         try:
             ws.share(None)
@@ -481,8 +477,6 @@ def recipes(room: InRoom) -> RecipeList:
     summary="Show a recipe's inputs, presets and resources",
 )
 def recipe(name: str, room: InRoom) -> RecipeView:
-    from ..interface import datasheet
-
     each = find_available(room, name)
     found = read_recipe(each)
     sheet = datasheet.describe_sheet(datasheet.Sheet(found, {}))
@@ -571,8 +565,6 @@ def survey_request(
 
     Raises Refused, or a RecipeError with all problems.
     """
-    from ..survey import bundles
-
     with room.open_workspace() as ws, starting.request_to_plan(ws, wanted.start) as request:
         ws.share(None)
         ws.reach = Reach(ws.config.lists.get("data.allow", ()))
@@ -586,8 +578,6 @@ def plan_request(
 
     Raises Refused, or a RecipeError with all problems.
     """
-    from ..hosts.renting.any_driver import driver_names
-
     with survey_request(room, wanted) as (ws, found):
         names = driver_names(ws.config, asked.driver)
         looked = look_up(ws, found, names if found.todo else [], known)

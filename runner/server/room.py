@@ -15,7 +15,7 @@ from fastapi.security import HTTPBearer
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Strict
 from starlette.requests import HTTPConnection
 
-from ..errors import Problem, did_you_mean
+from ..errors import NotFound, Problem, did_you_mean
 from ..storage.records.runs import RunRow
 from ..storage.workspace import Workspace
 from .answers import NoSuchRun, Refused
@@ -214,8 +214,6 @@ Whole = Annotated[int, BeforeValidator(integer)]
 
 def run_of(ws: Workspace, id: str) -> RunRow:
     """Return a run of this workspace by ID. Raises Refused."""
-    from ..errors import NotFound
-
     try:
         row = ws.store.runs.get(id)
     except NotFound:

@@ -10,6 +10,8 @@ from fastapi import APIRouter, Query, Request, Response
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from pydantic import BaseModel, Field, TypeAdapter
 
+from drivers.base import Need, Wish
+
 from ..api import costs
 from ..api.artifacts import list_outputs
 from ..api.drivers import list_drivers
@@ -20,6 +22,7 @@ from ..api.stores import list_stores, measure_store
 from ..api.values import moment
 from ..errors import CannotRun, NotFound
 from ..hosts.renting import offering
+from ..hosts.renting.any_driver import driver_names
 from ..interface import shelves
 from ..interface.pairs import filters
 from ..storage.records.ledger import Ledger, of_user
@@ -208,10 +211,6 @@ def machines(
     ] = None,
     gpus: Annotated[int, Query(ge=0, le=1024)] = 1,
 ) -> OfferList:
-    from drivers.base import Need, Wish
-
-    from ..hosts.renting.any_driver import driver_names
-
     wish = Wish(Need(gpus=gpus), filters=filters(where or ()))
     with room.open_workspace() as ws:
         try:

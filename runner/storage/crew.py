@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -23,8 +24,6 @@ class Crew:
     def __init__(
         self, width: int, progress: Callable[[int, int], None] | None = None, total: int = 0
     ) -> None:
-        import threading
-
         self._width, self._progress, self._total = width, progress, total
         self._failures: list[BaseException] = []
         self._done = 0
@@ -52,7 +51,6 @@ class Crew:
         """
         if (len(items) <= 1 or self._width <= 1) and deadline is None:
             return [do(item) for item in items]
-        import threading
 
         answers: list[Any] = [None] * len(items)
         queue = iter(range(len(items)))

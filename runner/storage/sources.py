@@ -24,8 +24,11 @@ from drivers import install_line
 from ..digest import of_value
 from ..errors import CannotRun
 from ..paths import heads, temporary_name
+from ..planning.secret_values import secrets_of_addresses
 from ..reading import parse_json, whole
+from ..secrets import Masker
 from .bound import DownloadLimit
+from .buckets.bucket import client_options
 from .buckets.hub import offline
 from .content.digest_cache import DigestCache
 from .content.disk import delete
@@ -174,9 +177,6 @@ def _convert_error(ws: Workspace, what: str, error: Exception, address: str) -> 
 
     Clients quote the full address with its credentials.
     """
-    from ..planning.secret_values import secrets_of_addresses
-    from ..secrets import Masker
-
     status = getattr(error, "status", 0)
     if address in ws.addresses and status in _CLOSED:
         return ForbiddenAddress(
@@ -276,8 +276,6 @@ def open_client(ws: Workspace, address: str) -> tuple[Any, str]:
     if address.startswith("https:") and reach.allows(address):
         options = {"get_client": reach.session, "skip_instance_cache": True}
     if store is not None:
-        from .buckets.bucket import client_options
-
         options = client_options(address[:2], store)
     client, name = fsspec.core.url_to_fs(ws.addresses.get(address, address), **options)
     return client, name

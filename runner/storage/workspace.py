@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..errors import Invalid, NotFound, Problem, Unusable
 from ..paths import settings_files, temporary_name
+from ..settings import NOTHING, Config, Stack, StoreSettings, load
 from .content.digest_cache import DigestCache
 from .content.files import Content, no_space
 from .content.objects import Objects
-from .records.index import Trace
+from .records.index import PublishedFile, Trace
 from .records.runs import Reporter
 from .records.store import Store, home
 
 if TYPE_CHECKING:
-    from ..settings import Config, Stack
     from .reach import Reach
     from .records.database import Data
-    from .records.index import PublishedFile
     from .records.letters import Letters
     from .remote.cache import RemoteCache
     from .run_views import RunViews
@@ -64,7 +63,6 @@ def results_place(text: str | Path) -> Path | str:
 
         hub.parse_repository(address)
     else:
-        from ..settings import StoreSettings
         from .buckets import opening as buckets
 
         buckets.open(StoreSettings("", address), Path())
@@ -210,8 +208,6 @@ class Workspace:
 
         Raises Invalid.
         """
-        from ..settings import load
-
         return load(self.own, self.environ)
 
     def on(self, name: str) -> Stack:
@@ -243,7 +239,6 @@ class Workspace:
         return self._letters()
 
     def _letters(self) -> Letters:
-        from ..settings import NOTHING
         from .records.letters import Letters
 
         config = self.config if self.has_settings else NOTHING

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple, TypeGuard
 from urllib.parse import unquote
 
 from ..errors import Invalid, RecipeError
+from ..language import parse
 from ..language.values import is_finite, is_number
 from ..planning.halving import STOPPED
 from ..planning.ids import bare
@@ -306,8 +307,6 @@ def read_criteria(ws: Workspace, recipe: str) -> dict[str, Criterion]:
 
     They are read from the current recipe file, and empty if it is unreadable.
     """
-    from ..language import parse
-
     for row in ws.store.runs.latest(recipe=recipe, last=1):
         with suppress(RecipeError, OSError):
             chosen = [

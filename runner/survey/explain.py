@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..errors import CannotRun
 from ..paths import heads
 from ..planning import fingerprint
 from ..planning.causes import REMEDIES
@@ -101,7 +102,6 @@ def shown_command(found: Survey, n: int) -> tuple[str, dict[str, str]]:
 
     Values known only to an attempt stay as templates.
     """
-    from ..errors import CannotRun
     from ..hosts.place import launch
     from ..language.template import StatePath
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..digest import of_value
 from ..errors import CannotRun
+from ..extensions import packages
 from ..planning.judge import Facts
 from ..planning.patterns import AUTO, decode_automatic, decode_pattern, is_glob
 from ..planning.plan import Plan
@@ -57,8 +58,6 @@ def collect_facts(ws: Workspace, plan: Plan, request: Request) -> Facts:
     imports.save()
     facts.files = dict(ws.cache.contents(deps))
     if request.current_python:
-        from ..extensions import packages
-
         facts.current_python = of_value("packages/1", packages())
     return facts
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from ..language.imports import EntryPoint, Import, Imports
 from ..paths import VERSION
 from ..reading import parse_json, whole
+from .code_files import files_below
 
 if TYPE_CHECKING:
     from ..storage.workspace import Workspace
@@ -297,8 +298,6 @@ def files_of_module(base: str, module: str) -> Iterator[str]:
 
     Hidden directories and environments are skipped.
     """
-    from .code_files import files_below
-
     tails = [f"/{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")]
     found = [
         name for name in files_below(base, ".") if any(f"/{name}".endswith(tail) for tail in tails)

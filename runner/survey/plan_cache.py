@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..digest import Digest, of_bytes, of_value
+from ..language.library import find
 from ..paths import VERSION, is_path
 from ..planning import plan as plan_rows
 from ..planning import step as step_rows
@@ -243,8 +244,6 @@ class CompiledFromFiles(NamedTuple):
 
 def compile_from_files(ws: Workspace, request: Request) -> CompiledFromFiles:
     """Compile the plan of a request without the plan cache. Raises Invalid, NotFound."""
-    from ..language.library import find
-
     source = find(request.recipe, ws.root)
     compilation = _Compilation(ws, source, read_text(source), request, {})
     plan, globs = _adjust(compilation.plan, request), compilation.globs

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..digest import Digest, of_bytes, of_value
 from ..errors import Invalid, NotFound, Problem
+from ..language.library import find, schema_text
 from ..paths import VERSION, CallerLocation, is_path, shipped
 from ..reading import whole
 from ..storage.workspace import Workspace
@@ -28,8 +29,6 @@ def read_recipe(ws: Workspace, request: Request) -> tuple[Recipe, dict[str, Tree
 
     Raises NotFound, Invalid.
     """
-    from ..language.library import find
-
     source = find(request.recipe, ws.root)
     return read_and_bind(ws, source, read_text(source), request, UsedRecipes(ws.root))
 
@@ -105,8 +104,6 @@ def schema_mark(ws: Workspace, text: Digest) -> Path:
 
     Schema validation takes longer than all other parsing.
     """
-    from ..language.library import schema_text
-
     try:
         schema = schema_text()
     except FileNotFoundError:  # a library with only recipes has no schema
@@ -150,7 +147,6 @@ class UsedRecipes:
 
     def _load_for(self, recipe: Recipe, step: Step) -> None:
         from ..language import document, parse
-        from ..language.library import find
         from ..planning.mentions import resolve_recipe
 
         if step.uses is None:

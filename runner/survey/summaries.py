@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..errors import Invalid, RecipeError
+from ..language import parse
 from ..language.recipe import Recipe
 from ..language.values import is_number
 from ..planning.ids import bare
@@ -290,8 +291,6 @@ def read_directions(row: RunRow) -> Mapping[str, bool]:
 
 @functools.lru_cache(maxsize=500)
 def _directions(path: Path, _changed: int) -> Mapping[str, bool]:
-    from ..language import parse
-
     return selected_directions(parse.load(path))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import CannotRun
+from ..language.library import find
 from ..paths import is_path
 from ..planning.ids import names
 from ..planning.judge import RUN, Facts, StepResult, Verdict, judge
@@ -112,8 +113,6 @@ def survey(
     `forced` steps run regardless of the cache; with `all`, every step does. Raises NotFound,
     Invalid, CannotRun.
     """
-    from ..language.library import find
-
     source = find(request.recipe, ws.root)
     library = not is_path(request.recipe)
     known: dict[str, tuple[str, ...]] = {}

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import Invalid, NotFound, Problem
+from ..language.inputs import number_of
+from ..language.spelling import keep_spelling, written_of
 from ..reading import whole
 
 if TYPE_CHECKING:
@@ -44,9 +46,6 @@ def _with_spelling(document: Document, value: Tree, key: str) -> object:
 
     A single number counts as typed text, also on a server.
     """
-    from ..language.inputs import number_of
-    from ..language.spelling import keep_spelling, written_of
-
     if "." in key:
         return value  # part of an object, which has no type
     found = keep_spelling(document, value, (key,))

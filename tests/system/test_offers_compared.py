@@ -17,6 +17,7 @@ import pytest
 from drivers import web
 from drivers.fakes import WORLDS, kind
 from drivers.fakes.app import Clock, application
+from runner.advice import estimates
 from runner.interface.cli.main import main
 from runner.storage.records.ledger import LeaseRow, Ledger
 from tests.support import Space
@@ -123,6 +124,23 @@ def test_a_total_without_a_step_of_unknown_duration_is_marked_with_a_plus(
     out, _ = told(four, capsys, "./tuned.yaml")
     assert re.search(r" ~\d+\.\d\+ .* \d+\.\d\d\+ ", out)
     assert "\n+: without measure, whose duration is unknown" in out
+
+
+def test_the_config_of_a_hub_model_is_downloaded_for_the_estimate(
+    four: Space, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    four.write("tuned.yaml", TRAINS.replace("default: ./base", "default: 'hf://org/base'"))
+    fetched: list[object] = []
+    four.write("base/config.json", json.dumps(CONFIG))
+
+    def fetch(address: object) -> bool:
+        fetched.append(address)
+        monkeypatch.setattr(estimates, "read_model_config", lambda *_words: CONFIG)
+        return True
+
+    monkeypatch.setattr(estimates, "fetch_config", fetch)
+    found = ranked(four, capsys, "./tuned.yaml")
+    assert {*fetched} == {"hf://org/base"} and any(offer["usd"] is not None for offer in found)
 
 
 def test_without_any_hours_offers_are_ranked_by_their_price_and_the_total_is_unknown(

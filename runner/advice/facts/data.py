@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -230,14 +232,11 @@ def _read_rows(file: Path, most: int) -> list[dict[str, Any]]:
         return [row for row in rows if isinstance(row, dict)]
     if suffix == ".txt":
         return [{"text": line} for line in lines]
-    import csv
 
     return [dict(row) for row in csv.DictReader(lines, delimiter="\t" if suffix == ".tsv" else ",")]
 
 
 def _read_parquet(file: Path, most: int) -> list[dict[str, Any]]:
-    from importlib import import_module
-
     try:
         parquet: Any = import_module("pyarrow.parquet")
     except ImportError:

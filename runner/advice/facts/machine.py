@@ -6,6 +6,7 @@ Sends a read-only script along with the probe of `drivers.machine`.
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterable
 from contextlib import aclosing
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import Any, Final
 from drivers import machine as driven
 from drivers.base import DriverError
 
+from ...errors import NotFound
+from ...hosts.probe import visit
+from .. import estimates
 from ..rules import RuleFacts
 from ..tool_settings import UnknownSetting
 from . import GB
@@ -98,8 +102,6 @@ def here(root: Path) -> dict[str, object]:
 
     Raises UnknownSetting after a timeout.
     """
-    import subprocess
-
     question = driven.question(str(root), SCRIPT)
     try:
         said = subprocess.run(question, capture_output=True, timeout=PATIENCE).stdout
@@ -112,8 +114,6 @@ def here(root: Path) -> dict[str, object]:
 
 async def ask(driver: Any) -> dict[str, object]:
     """Return the hardware facts of a driver's first host that answers. Raises DriverError."""
-    from ...hosts.probe import visit
-
     failed: DriverError | None = None
     async with aclosing(visit(driver)) as hosts:
         async for name, host in hosts:
@@ -163,9 +163,6 @@ def gpu(step: RuleFacts, host: RuleFacts) -> dict[str, object]:
 
 def kind_of(name: object) -> Any:
     """Return the GPU model with this name from recipes/hardware.yaml, or None if it is unknown."""
-    from ...errors import NotFound
-    from .. import estimates
-
     try:
         return estimates.load_hardware().find(str(name))
     except NotFound:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+from ...language.imports import find_starts
+from ...planning.patterns import AUTO, decode_pattern, is_glob
+from ...storage.sources import match_files
+from ...survey.code_files import code_matches
 from . import LARGE, contents
 
 if TYPE_CHECKING:
@@ -33,8 +38,6 @@ def _hint_beside(source: Path, home: str, pattern: str) -> str:
 
 def _hint_script(found: Survey, n: int) -> str:
     """Return a hint if a script path starts with `../`, which is relative to the recipe's folder."""
-    from ...language.imports import find_starts
-
     spec = found.plan.specs()[n]
     names = [
         start.name
@@ -67,8 +70,6 @@ def _is_absent(key: _Key, files: Mapping[_Key, object]) -> bool:
 
 def _find_missing_code(found: Survey, n: int) -> Iterator[tuple[str, str]]:
     """Yield the patterns of a step's `code` that match no file, each with an explanation."""
-    from ...planning.patterns import AUTO, decode_pattern
-
     node = found.plan.nodes[n]
     home = found.plan.homes[node.home]
     for text in node.code:
@@ -101,8 +102,6 @@ def _find_unusable_sources(
 
 def _find_source_fault(ws: Workspace, found: Survey, source: Source) -> str:
     """Return why a local file or directory cannot be used; empty if it can."""
-    from ...storage.sources import match_files
-
     path = ws.absolute(source.address)
     if found.facts.takes.get(source.lookup_key) is None:
         return ABSENT
@@ -116,8 +115,6 @@ def _find_source_fault(ws: Workspace, found: Survey, source: Source) -> str:
 
 def find_missing_ahead(ws: Workspace, found: Survey, ahead: Ahead) -> list[tuple[str, str]]:
     """Return the known missing local inputs of a step before its expansion."""
-    from ...planning.patterns import is_glob
-
     named = [dep for dep in ahead.deps if not is_glob(dep)]
     named += [source.address for source in ahead.takes if source.kind == "path"]
     wrong = [(path, ABSENT) for path in named if not os.path.lexists(ws.absolute(path))]
@@ -127,9 +124,6 @@ def find_missing_ahead(ws: Workspace, found: Survey, ahead: Ahead) -> list[tuple
 
 def _find_missing_code_ahead(found: Survey, ahead: Ahead) -> Iterator[tuple[str, str]]:
     """Yield the `code` patterns that match no file before a step's expansion."""
-    from ...planning.patterns import AUTO, decode_pattern
-    from ...survey.code_files import code_matches
-
     home = found.plan.homes[ahead.home]
     for text in ahead.code:
         pattern = decode_pattern(text)[0]
@@ -163,8 +157,6 @@ def _check_member(data: bytes, name: str) -> tuple[str, tuple[str, ...] | None]:
     The fault is empty for a valid name. The bases are None if they are unknown, and empty for a
     function.
     """
-    import ast
-
     try:
         tree = ast.parse(data)
     except (SyntaxError, ValueError, RecursionError) as error:
@@ -182,18 +174,14 @@ def _check_member(data: bytes, name: str) -> tuple[str, tuple[str, ...] | None]:
 
 def _collect_names(tree: ast.Module) -> set[str | None]:
     """Return every name that a file reads, assigns, defines or imports."""
-    import ast
-
     return {
         getattr(node, word, None) for node in ast.walk(tree) for word in ("id", "name", "asname")
     }
 
 
 def _find_bases(made: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Iterator[str]:
-    from ast import unparse
-
     for base in made.bases:
-        word = unparse(base)
+        word = ast.unparse(base)
         if word in classes and classes[word].lineno < made.lineno:
             yield from _find_bases(classes[word], classes)
         elif word != "object":

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Final
 
@@ -21,8 +23,6 @@ def read_lock(path: Path) -> dict[str, object]:
     except OSError:
         return {}
     if path.suffix == ".toml" or path.name == "uv.lock":
-        import tomllib
-
         try:
             listed = tomllib.loads(text).get(
                 "package" if path.name == "uv.lock" else "packages", ()
@@ -51,8 +51,6 @@ class InstalledPackages(Mapping[str, object]):
         self._where = list(where)
 
     def __getitem__(self, name: str) -> object:
-        from importlib.metadata import distributions
-
         asked = "torch" if name == "cuda" else name
         found = next(iter(distributions(name=asked.replace("_", "-"), path=self._where)), None)
         return _packages([(asked, found.version)])[name] if found is not None else None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import pairwise, takewhile
@@ -12,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ...errors import Invalid
+from ...language import document
+from ...language.python_reader import of_tree
 from ..tool_settings import Setting
 from . import LARGE, contents
 
@@ -99,12 +103,9 @@ def parse_config(name: str, data: bytes) -> object:
     Raises ValueError with a message for the user.
     """
     if name.endswith(".toml"):
-        import tomllib
-
         return tomllib.loads(data.decode("utf-8"))
     if name.endswith(".json"):
         return json.loads(data)
-    from ...language import document
 
     try:
         return document.parse(data, name).value
@@ -136,10 +137,6 @@ def read_code(found: Survey, n: int) -> tuple[list[str], list[str]]:
 @lru_cache(maxsize=256)
 def _read_module(path: str, content: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the imports and configuration keywords of one file. `content` is for the cache key."""
-    import ast
-
-    from ...language.python_reader import of_tree
-
     try:
         data = Path(path).read_bytes()
         tree = ast.parse(data[:LARGE], path) if len(data) <= LARGE else ast.Module([], [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import traceback
 from typing import Final
 
 from drivers.base import DriverError, Exit, HostLost
@@ -79,8 +80,6 @@ def _end_of(attempt: Attempt, exit: Exit) -> Exit:
 
 async def _internal_error(id: str, attempt: Attempt, error: Exception) -> RecipeError:
     """Stop the job after an internal error, log the traceback and return a user-facing error."""
-    import traceback
-
     text = "".join(traceback.format_exception(error))
     _log.error("%s: %s", readable(id), text)
     with contextlib.suppress(OSError):

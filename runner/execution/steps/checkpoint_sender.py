@@ -14,6 +14,7 @@ from ...hosts.place.checkpoint_sync import SETTLE, round_period
 from ...planning.fingerprint import World
 from ...planning.step import StateSpec, StepSpec
 from ...storage import checkpoints
+from ...storage.remote import states as remote_states
 from ...storage.remote.cache import RemoteCache
 from .commit import GroupCommit
 
@@ -94,8 +95,6 @@ class CheckpointSender:
             await self._put(found)
 
     async def _put(self, found: _Found) -> None:
-        from ...storage.remote import states as remote_states
-
         names = {state: name for state, (name, _) in found.items()}
         try:
             if not self._sent:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ...agent.regular import open_regular
 from ...errors import RecipeError
 from ...secrets import StreamMasker
+from ...storage.content import files
 from ...storage.records.exchange import Chunk
 from ...storage.records.runs import Stale
 from ...storage.workspace import Workspace
@@ -150,7 +151,6 @@ class Chunks:
                 self._ws.store.runs.exchange.add_chunks(commits.run, commits.fence, rows)
 
     async def _fold(self, texts: list[_Text]) -> None:
-        from ...storage.content import files
         from ...storage.remote import states as remote_states
 
         commits, cache = self._commits, self._ws.remote_cache

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from drivers.base import Command
+from drivers.devices import Device, device_variables
 
 from ...hosts import variables
 from ...hosts.link import control_file
@@ -28,8 +29,6 @@ from .environments import StepEnvironments
 from .run_plan import RunPlan
 
 if TYPE_CHECKING:
-    from drivers.devices import Device
-
     from ...storage import checkpoints
 
 INTERVALS: Final = (
@@ -160,8 +159,6 @@ class CommandBuilder:
         env = {**inherited, "RECIPE_STEP": attempt.id}
         # A container sees only its own GPUs, and numbers them from 0.
         if gpus is not None and not (image and gpus):
-            from drivers.devices import device_variables
-
             env |= device_variables(devices, env)
         if not image and seat.python != place.python:
             env["PATH"] = f"{os.path.dirname(seat.python)}:{env['PATH']}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import struct
 import sys
@@ -235,8 +236,6 @@ class GroupCommit:
 
         `facts` are shown by `why`.
         """
-        import json
-
         paths = {output.name: output.path for output in node.outputs}
         made = tuple(
             CachedOutput(name, paths[name], Content(content)) for name, content in outputs.items()
@@ -259,8 +258,6 @@ class GroupCommit:
 
     def stand_for(self, key: str, trace: Trace, note: Mapping[str, object]) -> None:
         """Cache a result under a second key, too; `note` is the reason."""
-        import json
-
         self._next.traces.append(
             trace._replace(key=key, facts_json=json.dumps({**trace.facts, **note}))
         )

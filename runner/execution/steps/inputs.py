@@ -14,6 +14,7 @@ from ...planning.plan import Node
 from ...planning.step import StepSpec
 from ...storage.content.files import Content
 from ...storage.content.inputs import StoredInputs
+from ...storage.git_checkout import checkout, locate
 from ...storage.sources import fetch, identify_files
 from ...storage.workspace import Workspace
 from .commit import GroupCommit
@@ -54,8 +55,6 @@ class InputStager:
         for at, content, source, name, group in self._declared_inputs(node):
             add(at, content, source, name, copy=not group, group=group)
         for url, commit, at in spec.git:
-            from ...storage.git_checkout import checkout, locate
-
             checkout(
                 self._ws,
                 locate(url, self._steps.plan.homes[node.home]),

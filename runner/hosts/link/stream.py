@@ -12,6 +12,7 @@ import hashlib
 import io
 import os
 import secrets
+import zipfile
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from pathlib import Path
@@ -133,8 +134,6 @@ class Program(NamedTuple):
 @functools.cache
 def agent_program() -> Program:
     """Return the agent of this version, always with the same bytes."""
-    import zipfile
-
     made = io.BytesIO()
     with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(Path(agent.__file__).parent.glob("*.py")):

@@ -29,7 +29,7 @@ REMAINS_EACH, REMAINS_ALL, REMAINS_COUNT = 1 << 20, 16 << 20, 200
 
 
 class Collector:
-    """Collects the results of one attempt.  `paths` are on the host; `folder` knows the contents stored there."""
+    """Collects the results of one attempt.  `paths` are paths on the host; `folder` lists the contents that the host stores."""
 
     def __init__(
         self,

@@ -21,18 +21,19 @@ from ...storage.content.disk import delete
 from ...storage.workspace import Workspace
 from . import launch, rendezvous
 from .capacity import LONGEST_QUESTION, Capacity, GpuPick
+from .checkpoint_sync import CheckpointSync, HostCheckpoints
 from .folder import Folder
 from .host_task import FOREVER, HostTask, Paths, StateFolder, TaskResult
 from .place import GRACE, Place
 from .remote import RemotePlace
 from .rendezvous import Rendezvous, RendezvousNode, gather_all
 from .staging import AttemptDirectory
+from .state_union import NodesCheckpoints
 
 if TYPE_CHECKING:
     from drivers.devices import Device
 
     from ...storage.checkpoints import Newest
-    from .checkpoint_sync import CheckpointSync
 
 BEGIN: Final = 60.0
 """Seconds until all nodes must have started, once their inputs are there."""
@@ -227,8 +228,6 @@ class HostGroup(Place):
         """Return the checkpoint sync: all nodes write one state together."""
         if not task.states:
             return None
-        from .checkpoint_sync import CheckpointSync, HostCheckpoints
-        from .state_union import NodesCheckpoints
 
         nodes = NodesCheckpoints(
             [HostCheckpoints(each.host_store) for each in self._members], task.say

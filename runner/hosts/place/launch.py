@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ...errors import CannotRun
-from ...language.template import TemplateError
+from ...language import template
+from ...language.shell import script
+from ...language.template import TemplateError, evaluate, text_of
 from ...language.unknowns import kinds_of
 from ...planning.step import StepSpec, unwritable
 
@@ -66,17 +68,13 @@ def _render_command(spec: StepSpec, scope: Mapping[str, Any], python: str) -> La
         if isinstance(run, list):
             words = [word for word in run if isinstance(word, str) and "{{" not in word]
             if len(words) < len(run):
-                from ...language.template import argv as render_argv
-
-                words = render_argv(run, scope)
+                words = template.argv(run, scope)
             if not words:
                 raise CannotRun("the step's command is empty")
             return Launch(tuple(words), files, env)
         assert isinstance(run, str)
         bash = spec.shell == "bash"
         if "{{" in run:
-            from ...language.shell import script
-
             run = script(run, scope, bash=bash)
         shell = ("bash", "-euo", "pipefail") if bash else ("/bin/sh", "-eu")
         return Launch(shell, files, env, run)
@@ -97,10 +95,9 @@ def count_processes(block: Mapping[str, Any], scope: Mapping[str, Any]) -> int:
 
     Raises CannotRun.
     """
-    from ...language.template import render
-
     try:
-        return int(str(render(block.get("processes"), scope) or max(1, int(scope["host"]["gpus"]))))
+        processes = template.render(block.get("processes"), scope)
+        return int(str(processes or max(1, int(scope["host"]["gpus"]))))
     except (TemplateError, ValueError) as error:
         raise CannotRun(f"accelerate.processes: {error}") from error
 
@@ -109,9 +106,7 @@ def _render_accelerate(
     block: Mapping[str, Any], scope: Mapping[str, Any], python: str
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command and the environment of an `accelerate` block."""
-    from ...language.template import args, render
-
-    fields = render({k: v for k, v in block.items() if k != "args"}, scope)
+    fields = template.render({k: v for k, v in block.items() if k != "args"}, scope)
     assert isinstance(fields, dict)
     each = count_processes(block, scope)
     words = [python, "-m", "accelerate.commands.launch", *_launcher_flags(fields, scope, each)]
@@ -121,11 +116,9 @@ def _render_accelerate(
         words += [SHIM, "script", str(fields["script"])]
     given = block.get("args")
     if isinstance(given, Mapping):
-        words += args(given, scope)
+        words += template.args(given, scope)
     elif given:
-        from ...language.template import argv as render_argv
-
-        words += render_argv(list(given), scope)
+        words += template.argv(list(given), scope)
     threads = str(max(1, int(scope["host"]["cpus"]) // each))
     env = {
         "RECIPE_WORLD_SIZE": str(each * int(scope["nodes"]["count"])),
@@ -161,10 +154,8 @@ def _launcher_flags(fields: Mapping[str, Any], scope: Mapping[str, Any], each: i
 
 
 def _render_file(path: str, tree: Any, scope: Mapping[str, Any]) -> bytes:
-    from ...language.template import render
-
     try:
-        value: Any = render(tree, scope)
+        value: Any = template.render(tree, scope)
     except TemplateError as error:
         raise CannotRun(f"files.{path}: {error}", fix=error.fix) from error
     if isinstance(value, str):
@@ -210,7 +201,6 @@ def _render_variable(value: Any, scope: Mapping[str, Any], what: str) -> str | N
     """Return the text of an environment variable; None for null, which leaves the variable unset."""
     if isinstance(value, str) and "{{" not in value:
         return value
-    from ...language.template import evaluate, text_of
 
     try:
         found = evaluate(value, scope) if isinstance(value, str) else value

@@ -28,6 +28,7 @@ from .folder import RemoteFolder
 from .following import AttemptFollower
 from .host_task import HostTask, Paths, StateFolder, TaskResult
 from .place import Place, Shell
+from .rendezvous import gather_all
 from .staging import AttemptDirectory
 
 if TYPE_CHECKING:
@@ -250,7 +251,6 @@ class RemotePlace(Place):
             self._report_links(task, await self.host_store.stage(name, contents))
             return
         from ..link.wire import UploadGone
-        from .rendezvous import gather_all
 
         sent = asyncio.Event()
 

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import posixpath
+import re
 import stat
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -620,8 +621,6 @@ def find_undeclared_file(
     log_tail: str, workspace: Path, attempt: str, declared: Iterable[str]
 ) -> str | None:
     """Find a workspace file that a failed command named in its log and that its step does not declare."""
-    import re
-
     have = set(declared)
     for word in re.findall(
         r"[\w./+@-]*[\w+-]\.\w+|[\w+-]*(?:/[\w.+-]+)+", log_tail.replace(f"{attempt}/", "")

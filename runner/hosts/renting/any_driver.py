@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from ...errors import CannotRun, NotFound, did_you_mean
+from ...extensions import drivers
 from ...settings import ANY, Config
+from .leases import rents
 
 
 def alternatives(config: Config, name: str) -> tuple[str, ...]:
@@ -17,8 +19,6 @@ def alternatives(config: Config, name: str) -> tuple[str, ...]:
     fix = f'pass `--driver {ANY}:vastai,runpod`, or set `any = ["vastai", "runpod"]` below [drivers] in recipe.toml'
     if not names:
         raise CannotRun(f"--driver {ANY} requires a list of drivers", fix=fix)
-    from ...extensions import drivers
-    from .leases import rents
 
     for each in names:
         known = drivers(each)

@@ -22,6 +22,7 @@ from ..link.wire import CorruptReply, UploadGone, Wire, ignore_answer, parse_str
 from . import shared_disk
 from .download import HashedOutput, OutputDownload
 from .manifests import find_fault, object_name, object_path, tree_stamp
+from .pulling import Puller
 from .upload import Sender
 
 if TYPE_CHECKING:
@@ -120,8 +121,6 @@ class HostStore(Sender):
 
         `learn` receives new secrets.  Raises CannotPull if the host cannot download the input, and CannotRun if the input has changed.
         """
-        from .pulling import Puller
-
         async with self._pulling:
             return await Puller(self).pull(source, known, learn)
 

@@ -11,9 +11,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from drivers.base import DriverError
+
+from ...advice.findings import list_remedies, problems
+from ...execution.results import warnings_of
 from ...language.units import money_text
 from ...paths import from_here, is_path
+from ...planning.judge import FRESH, RESTORE
 from ...storage.workspace import Workspace
+from ...survey.survey import Survey, survey
+from ...survey.templates import refuse_unrenderable
+from ..diagnostics import render
 from ..tail import safe_line
 from .flags import add_request, color, request_of
 from .targets import open_for_run
@@ -21,7 +29,6 @@ from .targets import open_for_run
 if TYPE_CHECKING:
     from ...advice.rules import RuleFindings
     from ...survey.request import Request
-    from ...survey.survey import Survey
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -68,8 +75,6 @@ def _check_request(
     ws: Workspace, request: Request, args: argparse.Namespace, host: dict[str, object] | None
 ) -> tuple[Survey, RuleFindings]:
     from ...advice import preflight
-    from ...survey.survey import survey
-    from ...survey.templates import refuse_unrenderable
 
     found = survey(ws, request)
     refuse_unrenderable(ws, found)
@@ -100,8 +105,6 @@ def _host_facts(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | 
         return None
     import asyncio
 
-    from drivers.base import DriverError
-
     from ...advice.facts import machine
     from ...hosts.renting.leases import create_driver
 
@@ -116,17 +119,11 @@ def _host_facts(ws: Workspace, args: argparse.Namespace) -> dict[str, object] | 
 
 def _print_warnings(ws: Workspace, found: Survey) -> None:
     """Print stored warnings of up-to-date and restorable steps, for example disabled packing."""
-    from ...execution.results import warnings_of
-    from ...planning.judge import FRESH, RESTORE
-
     for line in warnings_of(ws, found, FRESH, RESTORE):
         print(safe_line(line))
 
 
 def _print(found: Survey, verdict: RuleFindings, args: argparse.Namespace) -> None:
-    from ...advice.findings import problems
-    from ..diagnostics import render
-
     worth = [each for each in verdict.findings if each.rule.severity == "error" or not args.quiet]
     missing = 0 if args.quiet else len(verdict.unchecked)
     print(render(problems(worth, found), args.format, color(sys.stdout), unchecked=missing), end="")
@@ -181,8 +178,6 @@ def _fix_and_check(
 
     Return the second verdict, or `verdict` if no input value fixes a finding.
     """
-    from ...advice.findings import list_remedies
-
     typed: dict[str, object] = {}
     written: list[str] = []
     for finding in verdict.findings:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import fcntl
 import json
 import os
 import shutil
+import sqlite3
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from drivers import devices, machine
+from drivers import devices, install_line, machine
 
+from ... import extensions
 from ...agent import cgroups
-from ...hosts.probe import ProbeLine
-from .flags import JSON_HELP
+from ...hosts.place.overlays import BREAKS, find_refusal
+from ...hosts.probe import ProbeLine, examine
+from ...hosts.renting.any_driver import driver_names
+from ...hosts.renting.leases import create_driver
+from ...language import library
+from ...settings import load
+from ...storage.content.disk import file_system
+from .flags import JSON_HELP, check_driver
 
 _PACKAGES: Final = ("torch", "accelerate", "transformers", "peft")
 _FICLONE: Final = 0x40049409  # ioctl that shares the data of one file with another (linux/fs.h)
@@ -72,14 +82,7 @@ def _print_findings(found: Sequence[ProbeLine], *, only_problems: bool) -> None:
 
 def _examine_hosts(args: argparse.Namespace) -> list[ProbeLine]:
     """Examine the hosts or provider accounts of the driver, by default of the driver `ssh`."""
-    import asyncio
-
-    from ...hosts.probe import examine
-    from ...hosts.renting.any_driver import driver_names
-    from ...hosts.renting.leases import create_driver
-    from ...settings import load
     from ...storage.records.store import home
-    from .flags import check_driver
 
     name = "ssh" if args.driver == "local" else args.driver
     check_driver(name)
@@ -97,8 +100,6 @@ def _examine_hosts(args: argparse.Namespace) -> list[ProbeLine]:
 
 
 def _software() -> Iterator[ProbeLine]:
-    import sqlite3
-
     version = ".".join(map(str, sys.version_info[:3]))
     yield ProbeLine(
         "ok", "python", version
@@ -163,9 +164,6 @@ def _gpus() -> ProbeLine:
 
 def _extensions() -> Iterator[ProbeLine]:
     """Yield findings on recipes and drivers from other installed packages, and on faulty packages."""
-    from ... import extensions
-    from ...language import library
-
     for group, what in ((extensions.RECIPES, "recipes"), (extensions.DRIVERS, "driver")):
         for each in extensions.find_extensions(group):
             yield ProbeLine("ok", what, f"{each.name} ({each.target}) from {each.origin}")
@@ -175,8 +173,6 @@ def _extensions() -> Iterator[ProbeLine]:
 
 def _overlay(folder: Path) -> ProbeLine:
     """Return a finding on overlays in `folder`, which let steps write to their inputs."""
-    from ...hosts.place.overlays import BREAKS, find_refusal
-
     what = 'inputs = "overlay"'
     try:
         with tempfile.TemporaryDirectory(dir=folder) as trial:
@@ -216,8 +212,6 @@ def _writable(what: str, folder: Path, advice: str) -> ProbeLine:
 
 
 def _file_system(folder: Path) -> ProbeLine:
-    from ...storage.content.disk import file_system
-
     kind, is_remote = file_system(folder)
     if is_remote:
         advice = "set RECIPE_HOME to a directory on a local disk: locks and the store require one"
@@ -253,8 +247,6 @@ def _write_trouble(folder: Path) -> str:
 
 
 def _reflinks(folder: Path) -> bool:
-    import fcntl
-
     try:
         with (
             tempfile.NamedTemporaryFile(dir=folder) as one,
@@ -271,8 +263,6 @@ def _reflinks(folder: Path) -> bool:
 def _training() -> Iterator[ProbeLine]:
     """Yield findings on training packages; versions are read from metadata, as imports take seconds."""
     from importlib.metadata import PackageNotFoundError, version
-
-    from drivers import install_line
 
     for name in _PACKAGES:
         try:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from ... import settings
 from ...errors import Invalid, NotFound, Problem, RecipeError, did_you_mean
 from ...settings import ANY
 from ..pairs import parse_pairs
@@ -65,10 +66,13 @@ def parse_label(text: str) -> tuple[str, str]:
     return name, value
 
 
-def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> None:
+def add_request(
+    parser: argparse.ArgumentParser, *, also_updates: str = "", all_drivers: bool = False
+) -> None:
     """Add the recipe, its inputs, and the flags for the driver, hosts, outputs and store.
 
-    `also_updates` is appended to the help of `--update`.
+    `also_updates` is appended to the help of `--update`. With `all_drivers`, the verb asks all
+    providers by default.
     """
     from ...storage.workspace import results_place
 
@@ -95,9 +99,10 @@ def add_request(parser: argparse.ArgumentParser, *, also_updates: str = "") -> N
     where = section(parser, WHERE)
     where.add_argument(
         "--driver",
-        default="local",
+        default="all" if all_drivers else "local",
         metavar="NAME",
-        help="Driver for the run, or any:NAME,NAME for the cheapest of several drivers (default: local)",
+        help="Driver for the run, or any:NAME,NAME for the cheapest of several drivers (default: "
+        + ("all providers with credentials)" if all_drivers else "local)"),
     )
     where.add_argument(
         "--host",
@@ -196,7 +201,6 @@ def take_stack(args: argparse.Namespace) -> None:
     """
     if not getattr(args, "stack", ""):
         return
-    from ... import settings
 
     stack = settings.load(Path(os.path.abspath(args.workspace)), os.environ).stack(args.stack)
     named = any(word.partition("=")[0] == "--driver" for word in args.line)

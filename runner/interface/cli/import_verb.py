@@ -9,12 +9,15 @@ import os
 import re
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
+from ...advice.estimates import load_hardware
 from ...errors import CannotRun, Invalid, NotFound, Problem
 from ...language import parse, yaml_text
 from ..importing import ImportedRecipe, Table, from_dvc, from_sky, text_of
+from ..importing_snakemake import from_snakemake, rules_of
 from .flags import ask_consent
 from .new import write
 
@@ -128,8 +131,6 @@ def _recipe_name(given: str | None, default: str) -> str:
 
 def _snakemake(name: str, source: Path, root: Path, args: argparse.Namespace) -> ImportedRecipe:
     """Draft a recipe from a Snakefile, which Snakemake executes.  Raises NotFound, CannotRun."""
-    from ..importing_snakemake import from_snakemake, rules_of
-
     if not source.is_file():
         raise NotFound(f"there is no file {args.file}", fix="pass the path of a Snakefile")
     python = _python_of_snakemake()
@@ -229,8 +230,6 @@ def _params(path: Path) -> Any:
     if path.suffix == ".json":
         return json.loads(path.read_text("utf-8"))
     if path.suffix == ".toml":
-        import tomllib
-
         return tomllib.loads(path.read_text("utf-8"))
     return _read(path, path.name) if path.suffix in (".yaml", ".yml") else None
 
@@ -260,8 +259,6 @@ def _kind(path: Path) -> str:
 
 
 def _sky(name: str, source: Path, task: Table, root: Path) -> ImportedRecipe:
-    from ...advice.estimates import load_hardware
-
     base = _base(source, root)
     workdir = str(task.get("workdir") or ".")
     path = os.path.normpath(f"{base or '.'}/{workdir}")

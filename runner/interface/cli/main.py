@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
+from ...errors import Invalid, RecipeError
+
 _OBJECTS: Final = 100_000
 """New objects between two garbage collections.  A short command ends before the first."""
 
@@ -98,7 +100,6 @@ def explain(error: Exception, words: Sequence[str] = ()) -> int:
 
     Errors other than RecipeError and OSError are raised again.
     """
-    from ...errors import Invalid, RecipeError
     from ...planning.ids import readable
 
     if isinstance(error, OSError):  # disk, network or system limit: never a bug of recipe

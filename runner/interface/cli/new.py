@@ -12,17 +12,18 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import CannotRun, Invalid, NotFound, Problem
 from ...language import library
-from ...paths import shipped
+from ...paths import CallerLocation, shipped
 from ...reading import whole
+from ..pairs import parse_pairs
 from .catalog import SCHEMA, write_schema
 
 if TYPE_CHECKING:
-    from ...paths import CallerLocation
     from ..drafting import RecipeDraft
     from ..script_hydra import HydraConfig
     from ..scripts import Script
@@ -186,7 +187,6 @@ def _tailor(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str, 
     from ...advice.estimates import load_hardware
     from ...language import parse
     from ...storage.workspace import Workspace
-    from ..pairs import parse_pairs
     from ..tailoring import tailor
 
     if args.origin is None or args.gpu is None or args.script is not None:
@@ -222,8 +222,6 @@ def _draft_script(location: CallerLocation, recipe: Path, name: str, script: Pat
 
     Raises NotFound, Invalid, CannotRun.
     """
-    from dataclasses import replace
-
     from ...language.imports import EntryPoint
     from ...survey.imports import follow_imports, read_imports, way_to_start
     from .. import drafting

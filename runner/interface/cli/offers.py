@@ -35,8 +35,8 @@ SHOWN: Final = 15
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
-    add_request(parser, also_updates="; for gcp, also download current list prices")
-    parser.set_defaults(driver="all")
+    updates = "; for gcp, also download current list prices"
+    add_request(parser, also_updates=updates, all_drivers=True)
     add_where(parser)
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.epilog = (

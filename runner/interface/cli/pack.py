@@ -23,6 +23,7 @@ from ...retry import backoff, retry
 from ...storage.content import packed
 from ...storage.content.files import Changed, Content, Entry, entries, scan
 from ...storage.content.pack import Shard, shards
+from ...storage.sources import ask_identity, fetch
 from ...storage.workspace import Workspace, local_folder
 from ...survey import input_manifests
 from ..tail import canvas, safe_line
@@ -150,7 +151,6 @@ def _fetch_dataset(ws: Workspace, args: argparse.Namespace) -> Path:
         return path
     if "://" not in args.path:
         raise NotFound(f"{args.path} does not exist", fix="pass an existing directory or file")
-    from ...storage.sources import ask_identity, fetch
 
     given = _address(args.path)
     kind = kind_of(given)

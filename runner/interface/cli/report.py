@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 from ...advice import bottleneck
 from ...api import costs
 from ...api.finding import find_run
+from ...api.logs import AttemptLog as Attempt
 from ...api.logs import list_attempt_logs
 from ...api.metrics import list_links
 from ...errors import CannotRun, NotFound
@@ -26,6 +27,7 @@ from ...survey import rows, samples
 from ...survey.comparison import is_outcome, lower_is_better
 from ...survey.results import reported_metrics, summarize_points
 from .. import costs as told
+from ..page import of_run
 from ..tables import align
 from ..tail import safe_ids, safe_line, span
 from .flags import JSON_HELP, RUN_HELP
@@ -34,7 +36,6 @@ from .overview import ProgressOverview
 from .targets import find_producers, format_time, open_for_reading, suggest_step
 
 if TYPE_CHECKING:
-    from ...api.logs import AttemptLog as Attempt
     from ...planning.run_view import RunView, StepView
     from ...storage.records.runs import AttemptRow, RunRow
     from ...storage.workspace import Workspace
@@ -131,8 +132,6 @@ def _html(ws: Workspace, row: RunRow, output: str | None) -> int:
 
     Raises CannotRun for a file inside `.recipe`.
     """
-    from ..page import of_run
-
     text = of_run(ws, row.id, ws.run_views.summaries([row])[0].word)
     if output == "-":
         sys.stdout.write(text)

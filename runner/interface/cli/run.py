@@ -12,13 +12,24 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import CannotRun, Infrastructure, Invalid, Problem
-from ...execution.refusals import nodes_to_check
+from ...execution.refusals import find_sent_secrets, find_signed_addresses, nodes_to_check
 from ...execution.session import preview
 from ...execution.session import run as run_session
-from ...execution.terms import Choice, Label, Settings, apply_stack, limits_asked, lower_limits
+from ...execution.terms import (
+    Choice,
+    Label,
+    Settings,
+    Summary,
+    apply_stack,
+    limits_asked,
+    lower_limits,
+)
 from ...language.units import money_text, size
+from ...logs import redirect_lines
 from ...planning.ids import stored_form
 from ...survey.empty_globs import warn_of_empty_globs
+from ...survey.imports import ImportCache
+from ...survey.recipes import place_recipe
 from ..pairs import filters
 from ..tail import safe_ids, safe_line, span
 from .flags import (
@@ -45,7 +56,6 @@ if TYPE_CHECKING:
 
     from ...advice.estimates import StepEstimate
     from ...advice.rules import RuleFindings
-    from ...execution.terms import Summary
     from ...hosts.renting.offering import Shelf
     from ...settings import Head
     from ...storage.workspace import Workspace
@@ -344,7 +354,6 @@ def _rental_lines(ws: Workspace, found: Survey, args: argparse.Namespace) -> lis
     """
     if args.driver == "local" or not found.todo:
         return []
-    from ...execution.refusals import find_sent_secrets, find_signed_addresses
     from ...hosts.renting.any_driver import data_notice
     from ..shelves import describe_choice
 
@@ -564,7 +573,6 @@ def execute_and_print(
     `resumed` is the id of a run to resume. After Ctrl-C, no more steps start. `more` announces
     further runs of the caller.
     """
-    from ...logs import redirect_lines
     from ..console import Live, for_stream
 
     listener = for_stream(
@@ -778,8 +786,6 @@ def _warn(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
         return
     from ...language import document, empty_reads, parse, unread
     from ...survey import code_warnings, script_warnings
-    from ...survey.imports import ImportCache
-    from ...survey.recipes import place_recipe
 
     read = document.read(found.source)
     recipe = parse.recipe(read)

@@ -10,9 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ...api.differences import diff_mappings, without_files
 from ...errors import CannotRun, Corrupt, Invalid, NotFound, Problem, did_you_mean
+from ...language.library import find
 from ...paths import beside
 from ...storage.workspace import Workspace
+from ...survey.plan_cache import as_stored, compile_request
+from ..differences import all_of, as_json
 from ..tables import align
 from ..tail import safe_line
 from .targets import format_time, open_for_reading, resolve_request
@@ -100,9 +104,6 @@ def _names(ws: Workspace) -> list[str]:
 
 
 def _save(ws: Workspace, args: argparse.Namespace, name: str, words: Sequence[str]) -> int:
-    from ...language.library import find
-    from ...survey.plan_cache import as_stored, compile_request
-
     path = _path(ws, name)
     if path.exists() and not args.replace:
         raise CannotRun(
@@ -156,9 +157,6 @@ def _show(args: argparse.Namespace, found: Sequence[SavedInputs]) -> int:
 
 
 def _diff(args: argparse.Namespace, found: Sequence[SavedInputs]) -> int:
-    from ...api.differences import diff_mappings, without_files
-    from ..differences import all_of, as_json
-
     a, b = ({"recipe": each.recipe, "preset": each.preset, **each.inputs} for each in found)
     changes = [without_files(change) for change in diff_mappings(a, b)]
     if args.json:

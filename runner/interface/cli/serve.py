@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import sys
+import webbrowser
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
@@ -166,8 +167,6 @@ def _open_page(address: str, token: str, place: str, opens: bool) -> None:
         sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     )
     if opens and desktop and sys.stdout.isatty():
-        import webbrowser
-
         webbrowser.open(url)
 
 

@@ -12,14 +12,15 @@ from ...api.differences import without_files
 from ...execution.session import preview
 from ...planning.judge import FRESH, SKIPPED
 from ...planning.waiting import WaitKind
+from ...survey.samples import describe_samples
 from ...survey.upkeep import examine_published, find_stale
 from ..differences import lines
 from ..handle.local_transport import LocalTransport
 from ..handle.shells import runs_of
-from ..handle.transport import Listing
+from ..handle.transport import Listing, Transport
 from ..tail import safe_ids, safe_line, span
 from .flags import JSON_HELP
-from .overview import overview
+from .overview import ProgressOverview, overview
 from .targets import (
     add_request_words,
     count_verdicts,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from ...storage.records.runs import AttemptRow
     from ...storage.workspace import Workspace
     from ...survey.survey import Survey
-    from ..handle.transport import Transport
-    from .overview import ProgressOverview
 
 
 FEW = 20
@@ -296,8 +295,6 @@ def pulse(sample: Mapping[str, float], numbers: Sequence[str]) -> str:
 
     For example `step 120/1000 12%, ETA 3m05s, loss 0.21, GPU 87%, 22.1 GB; processors 35%`.
     """
-    from ...survey.samples import describe_samples
-
     progress = f"step {sample['step']:.0f}" if "step" in sample else ""
     if progress and "total" in sample and "percent" in sample:
         progress += f"/{sample['total']:.0f} {sample['percent']:.0f}%"

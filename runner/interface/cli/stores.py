@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from ...execution.session import preview
 from ...execution.terms import request_of_run
 from ...language.units import about
 from ...paths import is_path, settings_files
+from ...settings import list_settings
 from ...storage.records.runs import FINAL
 from ...storage.remote.cache import RemoteCache, Tally, push
 from ...storage.workspace import Workspace, local_folder
@@ -269,8 +271,6 @@ def _show_progress(
 
     `count` returns the transferred bytes.
     """
-    import threading
-
     meter = _TransferMeter(args, count)
     over = threading.Event()
     drawing = threading.Thread(target=meter.draw_until, args=(over,), daemon=True)
@@ -289,8 +289,6 @@ def _show_progress(
 
 
 def _config(args: argparse.Namespace) -> int:
-    from ...settings import list_settings
-
     with open_for_reading(args.workspace) as ws:
         config = ws.config
         files = settings_files(ws.root, os.environ)

@@ -13,7 +13,8 @@ from pathlib import Path
 from ...api.submitting import QueueSettings
 from ...errors import Invalid, Problem
 from ...execution.terms import Settings
-from ...settings import ANY
+from ...hosts.renting.any_driver import data_notice
+from ...settings import ANY, load
 from ...survey.request import Request
 from ..handle.http_transport import HttpTransport
 from ..handle.local_transport import LocalTransport
@@ -92,8 +93,6 @@ def _say_where_data_goes(args: argparse.Namespace) -> None:
     """
     if args.server or (not args.stack and args.driver.partition(":")[0] != ANY):
         return
-    from ...hosts.renting.any_driver import data_notice
-    from ...settings import load
 
     config = load(Path(os.path.abspath(args.workspace)), os.environ)
     driver = config.stack(args.stack).driver if args.stack else args.driver

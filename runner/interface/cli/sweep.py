@@ -11,21 +11,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ...api import sweeps
+from ...api.sweeps import Space, draft
 from ...digest import of_value
 from ...errors import Invalid, NotFound, Problem, did_you_mean
 from ...execution.session import preview
-from ...language import document, library
+from ...language import document, library, parse
 from ...paths import is_path
 from ...storage.workspace import Workspace
 from ...survey import comparison, stopped
 from ...survey.request import Request
 from ...survey.results import read_attempt_points
+from .. import search
 from . import run as running
 from .flags import check_driver, positive, published_below, recipe_and_values
 from .results import as_text
 
 if TYPE_CHECKING:
-    from ...api.sweeps import Space
     from ...language.recipe import Recipe
     from ...language.values import Tree
     from ...survey.survey import Survey
@@ -60,8 +62,8 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         default=0,
         metavar="N",
         help=(
-            "Random seed for --random and --tpe (default: 0). A larger N with the same seed "
-            "adds combinations"
+            "Random seed for --random and --tpe (default: 0). With the same seed, a larger "
+            "--random or --tpe adds combinations"
         ),
     )
     parser.add_argument(
@@ -84,8 +86,6 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...language import parse
-
     check_driver(args.driver)
     meant, given, origins = recipe_and_values(args)
     source = library.find(meant, args.workspace)
@@ -160,8 +160,6 @@ class _SweepRequest(NamedTuple):
 
 def _try_combinations(ws: Workspace, asked: _SweepRequest) -> int:
     """Run all combinations or a random sample, and print the results; return the exit code."""
-    from ...api.sweeps import draft
-
     args = asked.args
     swept = draft(
         asked.recipe,
@@ -190,9 +188,6 @@ def _search(ws: Workspace, asked: _SweepRequest) -> int:
 
     The generated recipe lists all trials, so that a later call with the same search continues them.
     """
-    from ...api import sweeps
-    from .. import search
-
     args, least, metric = asked.args, asked.args.min is not None, str(asked.metric)
     search.library()  # raises an error if Optuna is missing, before any step runs
     where = sweeps.search_space(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from ...errors import Invalid, Problem
+from .targets import find_recipe, open_for_changes, open_for_reading
 
 if TYPE_CHECKING:
     from ..handle.transport import Transport
@@ -77,7 +78,6 @@ def transport_for_changes(args: argparse.Namespace) -> Transport:
     """
     from ..handle.http_transport import HttpTransport
     from ..handle.local_transport import LocalTransport
-    from .targets import open_for_changes
 
     return (
         HttpTransport(args.server)
@@ -93,7 +93,6 @@ def transport_for_reading(args: argparse.Namespace) -> Transport:
     """
     from ..handle.http_transport import HttpTransport
     from ..handle.local_transport import LocalTransport
-    from .targets import open_for_reading
 
     return (
         HttpTransport(args.server)
@@ -108,7 +107,6 @@ def resolve_recipe(transport: Transport, args: argparse.Namespace) -> str:
     Raises NotFound, Invalid.
     """
     from ..handle.local_transport import LocalTransport
-    from .targets import find_recipe
 
     if isinstance(transport, LocalTransport):
         return find_recipe(transport.ws, args.location, args.recipe)

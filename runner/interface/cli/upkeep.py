@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 from ...api.finding import find_run
 from ...errors import CannotRun
 from ...execution.session import preview
+from ...language.library import find
 from ...language.units import about
 from ...paths import from_here
 from ...planning.ids import stored_form
+from ...storage.garbage import Garbage, collect, find_garbage
 from ...survey.upkeep import (
     Leftover,
     PublishedPath,
@@ -31,6 +33,7 @@ from ...survey.upkeep import (
 from ..differences import brief
 from ..tail import safe_ids, safe_line
 from .flags import JSON_HELP, RUN_HELP, ask_consent
+from .stores import open_store
 from .targets import (
     add_request_words,
     find_nodes,
@@ -42,7 +45,6 @@ from .targets import (
 )
 
 if TYPE_CHECKING:
-    from ...storage.garbage import Garbage
     from ...storage.records.index import PublishedFile
     from ...storage.workspace import Workspace
     from ...survey.request import Request
@@ -221,7 +223,6 @@ def _print_cleaned(
 
 def _recipe_id(ws: Workspace, request: Request) -> str:
     from ...language import parse
-    from ...language.library import find
 
     return parse.load(find(request.recipe, ws.root)).id
 
@@ -236,8 +237,6 @@ _CALLED = {"input": "stored input"}
 def _gc(ws: Workspace, args: argparse.Namespace) -> int:
     if args.store is not None:
         return _gc_store(ws, args)
-    from ...storage.garbage import collect, find_garbage
-
     garbage = find_garbage(ws.store, ws.objects, keep_days=args.keep_days, keep_runs=args.keep_runs)
     leftovers = find_leftovers(ws, garbage, keep_days=args.keep_days)
     freed = garbage.size + sum(item.size for item in leftovers)
@@ -329,8 +328,6 @@ def _rm(ws: Workspace, args: argparse.Namespace) -> int:
 
 
 def _gc_store(ws: Workspace, args: argparse.Namespace) -> int:
-    from .stores import open_store
-
     remote_cache = open_store(ws, args.store)
     remote = remote_cache.remote
     done = remote.collect(keep_days=args.keep_days, dry=args.dry_run)

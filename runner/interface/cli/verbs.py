@@ -18,7 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from ...errors import did_you_mean
+from ...errors import RecipeError, did_you_mean
 from ...paths import VERSION, CallerLocation, location
 from . import flags
 from .flags import RUN
@@ -256,7 +256,6 @@ def _input_of(words: Sequence[str], flag: str, options: Iterable[str]) -> str:
 
 def _recipes_named(words: Sequence[str], root: Path) -> Iterator[Recipe]:
     """Yield the recipes named on the command line, then recipe.yaml.  Unreadable recipes are skipped."""
-    from ...errors import RecipeError
     from ...language import parse
     from ...language.library import find
 

@@ -17,6 +17,7 @@ from ...planning import fingerprint
 from ...planning.fingerprint import Change
 from ...planning.halving import STOPPED
 from ...planning.ids import stored_form
+from ...survey import input_manifests
 from ...survey.explain import describe_end, describe_replaced, preimage_of
 from ..differences import all_of, as_json, text
 from ..tail import safe_ids, safe_line, span
@@ -68,8 +69,6 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ...survey import input_manifests
-
     with open_for_reading(args.workspace) as ws:
         against = find_run(ws.store, args.vs).id if args.vs else None
         found = preview(ws, resolve_request(ws, args))

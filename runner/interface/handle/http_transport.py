@@ -24,6 +24,7 @@ from ...api.values import (
     WorkerStatus,
 )
 from ...errors import Infrastructure, Invalid, NotFound, Problem
+from ...paths import config_folder
 from ...storage.records.runs import Event
 from . import questions
 from .questions import Question
@@ -60,8 +61,6 @@ def is_server(address: str) -> bool:
 
 def token_of(environ: Mapping[str, str]) -> str:
     """Return the API token from `RECIPE_TOKEN`, the file `RECIPE_TOKEN_FILE`, or ~/.config/recipe/token.  Raises Invalid."""
-    from ...paths import config_folder
-
     if token := environ.get("RECIPE_TOKEN", ""):
         return token.strip()
     named = environ.get("RECIPE_TOKEN_FILE", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
@@ -353,9 +354,7 @@ class AsyncLocalTransport:
 
 
 async def _in_thread(call: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
-    from asyncio import to_thread
-
-    return await to_thread(call, *given, **named)
+    return await asyncio.to_thread(call, *given, **named)
 
 
 async def _pieces(pieces: Generator[T, None, None]) -> AsyncGenerator[T, None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import (
@@ -66,8 +67,6 @@ def drive(transport: Transport, talk: Operation) -> Iterator[Any]:
 
 async def drive_async(transport: AsyncTransport, talk: Operation) -> AsyncGenerator[Any, None]:
     """Execute a generator of `core` asynchronously and yield its items.  AsyncTransport must have the methods that its questions call."""
-    from asyncio import sleep
-
     asked: Any = transport
     heard: Answer = None
     pieces: AsyncGenerator[object, None] | None = None
@@ -83,7 +82,7 @@ async def drive_async(transport: AsyncTransport, talk: Operation) -> AsyncGenera
                     case Give(item):
                         yield item
                     case Nap(seconds):
-                        await sleep(seconds)
+                        await asyncio.sleep(seconds)
                     case More():
                         heard = await anext(pieces, None) if pieces is not None else None
                     case TransportRequest(of, streams=True):

@@ -6,10 +6,14 @@ temporary errors are retried with increasing waits.
 
 from __future__ import annotations
 
+import base64
 import itertools
 import os
 import re
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from random import random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ...errors import Infrastructure
@@ -112,7 +116,7 @@ class CloudBucket:
         self.url = url
         self._bucket, self._prefix, self._settings = bucket, prefix, settings
         self._where = f"{url} at {settings.endpoint}" if settings.endpoint else url
-        self._opening = lock()
+        self._opening = threading.Lock()
         self._opened: Any = None
 
     def _client(self) -> Any:
@@ -170,8 +174,6 @@ class Again(Exception):
 
 def tries(count: int = ATTEMPTS) -> Policy:
     """Return the retry policy for requests: `count` attempts with exponential, randomized waits."""
-    from random import random
-
     return backoff(Again, count, FIRST_WAIT, LONGEST_WAIT, random)
 
 
@@ -203,8 +205,6 @@ async def await_result(asked: Any) -> Any:
 
 
 def base64_of(data: bytes) -> str:
-    import base64
-
     return base64.b64encode(data).decode()
 
 
@@ -217,18 +217,9 @@ def module_of_extra(name: str, url: str, extra: str) -> Any:
 
     Raises StoreError if it is not installed.
     """
-    from importlib import import_module
-
     try:
         return import_module(name)
     except ImportError as error:
         from drivers import install_line
 
         raise StoreError(f"{url} needs {error.name}", fix=install_line(extra)) from error
-
-
-def lock() -> Any:
-    """Return a new thread lock."""
-    import threading
-
-    return threading.Lock()

@@ -5,8 +5,10 @@ gcsfs provides credentials and retries; requests bypass its caches.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, NoReturn
 
@@ -220,7 +222,6 @@ class Google(CloudBucket):
             # with an emulator.
             os.environ.setdefault("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
         gcsfs = module_of_extra("gcsfs", self.url, "gcs")
-        import logging
 
         # gcsfs logs retries with tracebacks, while relevant errors are raised anyway.
         logging.getLogger("gcsfs").setLevel(logging.CRITICAL + 1)
@@ -240,6 +241,4 @@ def _chunk(data: bytes) -> int:
 
 
 def _moment(text: str) -> float:
-    from datetime import datetime
-
     return datetime.fromisoformat(text).timestamp()

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -395,6 +396,5 @@ def _every(manifest: Sequence[Entry]) -> Iterator[str]:
 def _fold_case(path: str) -> str:
     if path.isascii():
         return path.lower()
-    import unicodedata
 
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())

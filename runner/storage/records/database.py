@@ -17,7 +17,9 @@ import sqlite3
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
+from urllib.parse import quote
 
 from ...errors import Corrupt, Infrastructure, StoreBusy, Unusable
 from ...reading import parse_json
@@ -154,8 +156,6 @@ class Database:
             if landed is None:
                 self.connection.execute("COMMIT")
         if landed is not None:
-            from threading import Thread
-
             self._commit = Thread(target=self._wait_for_disk, args=(landed,), name="commit")
             self._commit.start()
 
@@ -237,8 +237,6 @@ def mapping(stored: object) -> Data:
 
 
 def _connect(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
-    from urllib.parse import quote
-
     mode = "ro" if read_only else "rw"
     return sqlite3.connect(
         f"file:{quote(str(path))}?mode={mode}",

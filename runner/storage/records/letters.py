@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from ...failures import RunFailure, StepFailure
 from ...language.values import is_number
+from .ledger import Ledger, of_user
 from .links import stored_links
 from .outbox import Letter
 from .runs import FINAL, Event, RunRow, Runs
@@ -245,8 +246,6 @@ class Letters:
 
     def _cost(self, run: str) -> float:
         """Return the cost of a run's machines so far, in US dollars."""
-        from .ledger import Ledger, of_user
-
         with Ledger.open(of_user(self._environ), read_only=True) as ledger:
             return sum(
                 (

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeAlias
 
 from ...errors import Busy, Invalid, NotFound, Problem
 from ...failures import RunFailure
+from ...planning.schedule import FINAL as ENDED
+from ...planning.schedule import Move
 from .database import Data, Json, Row, damaged_value, mapping, parse_stored, text
 from .exchange import Exchange, SharedOutput, outputs_of
 from .index import NOTHING, Changes
 
 if TYPE_CHECKING:
-    from ...planning.schedule import Move
     from .outbox import Letter, Outbox
     from .workers import Workers
 
@@ -300,7 +301,6 @@ def is_over(run: RunRow, tally: Mapping[tuple[str, str], int]) -> bool:
     """
     if run.state in FINAL:
         return run.failure != RunFailure.WORKER_GONE
-    from ...planning.schedule import FINAL as ENDED
 
     total, fresh = run.data.get("total"), run.data.get("fresh")
     known = (
@@ -712,8 +712,6 @@ def settle(
 
     `beside` returns the step events and rows for a state. Raises Stale.
     """
-    from ...planning.schedule import Move
-
     while True:
         row = runs.get(run)
         if row.request == "cancel":

@@ -9,6 +9,8 @@ never delays one by more than `PATIENCE`.
 from __future__ import annotations
 
 import json
+import queue
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,13 +24,15 @@ from ...logs import Log
 from ...planning.judge import RUN, Verdict
 from ...planning.plan import UNCACHED, Node, Plan
 from ...planning.step import TEMPORARY
+from ..buckets.bucket import BucketUnreachable
 from ..content.files import Content
+from ..content.objects import Objects
+from .session import MissingObject
 
 if TYPE_CHECKING:
     import queue
     import threading
 
-    from ..content.objects import Objects
     from ..content.seals import Seal
     from ..records.index import Trace
     from .layout import RemoteResult
@@ -210,9 +214,6 @@ class RemoteCache:
 
         Pass its result to `note_fetched` in the cache's own thread.
         """
-        from ..content.objects import Objects
-        from .session import MissingObject
-
         # The other thread needs its own `Objects`, because the cache's objects belong to this
         # thread.
         objects, remote = Objects(self._ws.objects.root), self.remote
@@ -309,8 +310,6 @@ class RemoteCache:
             return otherwise
 
     def _stop(self, error: RecipeError) -> None:
-        from ..buckets.bucket import BucketUnreachable
-
         self._off = True
         if self._asked_for and not isinstance(error, BucketUnreachable):
             raise error
@@ -422,10 +421,6 @@ class _UploadQueue:
     """Thread that uploads cached results one by one."""
 
     def __init__(self, home: Path, remote: Remote) -> None:
-        import queue
-
-        from ..content.objects import Objects
-
         self.problems: list[str] = []
         self._remote, self._objects = remote, Objects(home)
         self._queue: queue.SimpleQueue[tuple[Trace, frozenset[str]] | None] = queue.SimpleQueue()
@@ -494,8 +489,6 @@ def upload_result(
 
 def _run_in_background(do: Callable[[], None]) -> threading.Thread:
     """Start a function in a daemon thread."""
-    import threading
-
     thread = threading.Thread(target=do, name="store", daemon=True)
     thread.start()
     return thread

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ...errors import Corrupt
-from ..buckets.bucket import BucketUnreachable, lock
+from ..buckets.bucket import BucketUnreachable
 from ..crew import Crew, Late
 from . import layout
 
@@ -34,7 +35,7 @@ class Session:
         self.bucket, self.now = bucket, now
         self.bad: set[str] = set()
         """Names of damaged objects. Their existence proves nothing."""
-        self._counting = lock()
+        self._counting = threading.Lock()
         self.sent = 0
         """Bytes of content sent so far."""
         self.received = 0
