@@ -120,6 +120,30 @@ def test_a_job_on_a_rented_machine_is_given_up_when_no_word_of_its_end_comes(
     assert host.stopped == [attempts.GRACE]
 
 
+@pytest.mark.parametrize(
+    ("rented", "before", "after"),
+    [
+        (False, "", ""),
+        (True, "", "cannot reach the host to stop its job"),
+        (True, "switched off", "switched off"),
+    ],
+)
+def test_only_a_rented_machine_is_lost_for_a_job_without_an_end_and_keeps_its_reason(
+    rented: bool, before: str, after: str
+) -> None:
+    async def stop() -> None:
+        made = attempt_of(host, job=Job("k"))
+        made.execution = asyncio.ensure_future(asyncio.sleep(1000))
+        await made.stop()
+        made.execution.cancel()
+
+    host = Host(rented=rented)
+    host.lost = before
+    with virtual() as loop:
+        loop.run_until_complete(stop())
+    assert host.lost == after
+
+
 def test_a_checkpoint_counts_as_new_if_it_is_not_the_one_resumed_from(tmp_path: Path) -> None:
     made = attempt_of(Host())
     assert not made.left_checkpoint()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace as Of
 from typing import Any
 
 import pytest
 
 from drivers.base import Exit
+from runner.errors import CannotRun
 from runner.execution.steps.assembly import Options
 from runner.execution.steps.control import Handover
+from runner.execution.steps.loop import Loop
+from runner.execution.steps.orphans import Orphans
 from runner.execution.terms import Choice
+from runner.hosts.place.hooks import Hooks
 from runner.hosts.place.staging import AttemptDirectory
 from runner.storage.workspace import Workspace
 from tests.unit.execution.fakes import (
@@ -21,6 +27,7 @@ from tests.unit.execution.fakes import (
     runs_for,
     writes,
 )
+from tests.virtual import virtual
 
 CHAIN = """
 steps:
@@ -45,6 +52,24 @@ def test_each_step_runs_after_what_it_needs_and_is_published(tmp_path: Path) -> 
     left = [path.name for path in (tmp_path / ".recipe" / "attempts").iterdir()]
     assert not [name for name in left if not name.startswith("spare")]
     assert "seconds" in run.last_of("a").data and "note" not in run.last_of("a").data
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_setup_command_that_the_run_stopped_itself_does_not_fail_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stopped: bool
+) -> None:
+    async def setup(_self: Hooks) -> None:
+        if is_stopped:
+            run.own.stopper.terminate()
+        raise CannotRun("a setup command failed")
+
+    monkeypatch.setattr(Hooks, "setup", setup)
+    run = SimulatedRun(tmp_path, CHAIN, {})
+    if is_stopped:
+        assert run.run().state == "CANCELLED" and not run.started
+        return
+    with pytest.raises(CannotRun, match="a setup command failed"):
+        run.run()
 
 
 def test_only_the_steps_after_a_change_run_again(tmp_path: Path) -> None:
@@ -372,7 +397,60 @@ def test_a_forced_step_runs_though_it_is_made(tmp_path: Path) -> None:
     assert again.run().state == "COMPLETED" and again.started == ["a"]
 
 
+# -- the end of a run
+
+
+@pytest.mark.parametrize(("code", "swept"), [(0, 1), (1, 0)])
+def test_attempts_of_other_runs_are_swept_after_a_success_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, swept: int
+) -> None:
+    async def sweep(_self: Orphans) -> None:
+        sweeps.append("")
+
+    sweeps: list[str] = []
+    monkeypatch.setattr(Orphans, "sweep", sweep)
+    SimulatedRun(tmp_path, "steps: {a: {run: 'true'}}", {"a": exits(code)}).run()
+    assert len(sweeps) == swept
+
+
+@pytest.mark.parametrize(("seconds", "reached"), [(1.0, []), (10.0, [5.0])])
+def test_the_limit_of_a_run_ends_with_it(seconds: float, reached: list[float]) -> None:
+    limits: list[float] = []
+    settings = Of(limits=Of(time=5.0))
+    owners: Any = Of(steps=Of(plan=Of(settings=settings)), stopper=Of(time_is_up=limits.append))
+    nobody: Any = None
+    run = Loop(nobody, nobody, nobody, owners, None, handles_signals=False)
+
+    async def work() -> None:
+        with run._time_limit():
+            await asyncio.sleep(seconds)
+        await asyncio.sleep(10.0)
+
+    with virtual() as loop:
+        loop.run_until_complete(work())
+    assert limits == reached
+
+
 # -- hosts
+
+
+def test_a_host_that_is_lost_is_not_cleaned_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def clean_up(self: Hooks) -> list[str]:
+        cleaned.append(self.place.name)
+        return []
+
+    async def switch_off(run: SimulatedRun) -> None:
+        await run.until(lambda: run.agents["h1"].started)
+        run.agents["h1"].lost.set()
+
+    cleaned: list[str] = []
+    monkeypatch.setattr(Hooks, "cleanup", clean_up)
+    programs = {"a": [runs_for(100, writes(a="1")), writes(a="1")], "b": writes(b="2")}
+    run = SimulatedRun(tmp_path, CHAIN, programs, hosts=["h1"], spares=["h2"], then=switch_off)
+    assert run.run().state == "COMPLETED"
+    assert "h2" in cleaned and "h1" not in cleaned
 
 
 def test_a_step_on_a_host_that_is_lost_runs_again_on_another(tmp_path: Path) -> None:

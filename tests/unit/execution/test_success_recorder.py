@@ -179,12 +179,12 @@ def test_warnings_numbers_and_left_processes_are_stored_with_the_end(tmp_path: P
     assert trace is not None and trace.facts["warnings"] == ["few rows"]
 
 
-def test_numbers_of_a_pattern_are_those_of_the_step_from_its_end_on(tmp_path: Path) -> None:
+def test_numbers_of_a_file_are_those_of_the_step_from_its_end_on(tmp_path: Path) -> None:
     async def program(job: StartedJob) -> Exit:
-        job.print("loss=7\n")
+        (job.folder / "scores.json").write_text('{"loss": 7}')
         return await writes(a="1")(job)
 
-    recipe = RECIPE.replace("outputs", "metrics: {pattern: 'loss=(?P<loss>[0-9]+)'}, outputs")
+    recipe = RECIPE.replace("outputs", "metrics: {file: scores.json}, outputs")
     run = SimulatedRun(tmp_path, recipe, {"a": program})
     assert run.run().state == "COMPLETED"
     with Workspace.open(tmp_path) as ws:
