@@ -81,13 +81,13 @@ def upload(
     endpoint = _endpoint(ws, address)
     identity = of_value("results", [address, endpoint, plan.recipe, plan.digest, found])
     note = ws.home / "uploaded" / of_value("results", [address, endpoint, plan.recipe, plan.digest])
-    address = (
+    target = (
         f"{address}/{plan.recipe}/{plan.digest[:12]}" if not address.startswith(HUB) else address
     )
-    shown = f"{address} at {endpoint}" if endpoint else address
+    shown = f"{target} at {endpoint}" if endpoint else target
     sent_before, _, size = _read_note(note).partition(" ")
     if sent_before == identity:
-        if _is_uploaded(ws, address, shown, int(size)):
+        if _is_uploaded(ws, target, shown, int(size)):
             listener.say(f"results are at {shown}, as uploaded before")
             return
         listener.say(f"the results are no longer at {shown}; uploading them again")

@@ -86,7 +86,7 @@ def checkpoint(request: pytest.FixtureRequest, saved: Path, tmp_path: Path) -> P
 def test_what_they_save_is_whole_and_distinct(kind: str, saved: Path) -> None:
     name, world = KINDS[kind]
     verdict = examine(saved / name, thorough=True)
-    assert (verdict.ok, verdict.why, verdict.kind, verdict.step, verdict.world) == (
+    assert (verdict.ok, verdict.why, verdict.kind, verdict.step, verdict.processes) == (
         True,
         "",
         NAMED.get(kind, kind),
