@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from drivers.base import Command, Exit, Job
@@ -200,17 +201,21 @@ class Place:
         if exit.code != 0 or exit.reason != "exit":
             return TaskResult(exit)
         crashpoint("job-over")
+        is_slow = task.attempt.is_slow_to_collect(task.outputs)
+        # Before the next step starts, because its staging restores an object that this step changed.
+        check = partial(task.attempt.find_changed_input, self.ws.cache, self.ws.objects)
+        words = await asyncio.to_thread(check) if is_slow else check()
+        if words:
+            return TaskResult(exit, problem="input", words=words)
         if task.attempt.has_outputs(task.outputs):  # otherwise, the step fails
             await task.make_room()
-        if task.attempt.is_slow_to_collect(task.outputs):
+        if is_slow:
             return await asyncio.to_thread(self._store_outputs, task, exit)
         return self._store_outputs(task, exit)
 
     def _store_outputs(self, task: HostTask, exit: Exit) -> TaskResult:
-        """Store the outputs of an attempt, or return the problem with its outputs or inputs."""
+        """Store the outputs of an attempt, or return the problem with its outputs."""
         attempt = task.attempt
-        if words := attempt.find_changed_input(self.ws.cache, self.ws.objects):
-            return TaskResult(exit, problem="input", words=words)
         try:
             return TaskResult(
                 exit,
