@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import subprocess
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from runner.interface.cli import run as running
+from runner.interface.cli import watch
+from runner.interface.cli.main import main
 from tests.support import RECIPE, Space, until
 
 
@@ -85,3 +89,23 @@ def test_watch_refuses_a_dry_run(tmp_path: Path) -> None:
     code, _, said = space.command("watch", "-n")
     assert code == 2 and "use `recipe plan`" in said
     assert not (tmp_path / "o.txt").exists()
+
+
+def test_rentals_that_nobody_agreed_to_are_not_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = Space(tmp_path / "space")
+    space.recipe("steps: {s: {run: 'true > o.txt', outputs: {o: o.txt}}}\n")
+    asked: list[str] = []
+
+    def refuse(_ws: object, _request: object, _choice: object, args: argparse.Namespace) -> bool:
+        asked.append(args.verb)
+        return False
+
+    def stop(*_words: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "_confirm_cost", refuse)
+    monkeypatch.setattr(watch, "_await_change", stop)
+    assert main(["watch", "-C", str(space.root)]) == 130
+    assert asked == ["watch"] and not (space.root / "o.txt").exists()

@@ -245,8 +245,6 @@ def run(args: argparse.Namespace) -> int:
     request = request_of(args)
     with open_for_run(args.workspace, request) as ws:
         ws.share(args.store)
-        if args.stack:
-            ws.on(args.stack)
         return execute_request(ws, request, args)
 
 
@@ -257,6 +255,8 @@ def execute_request(
 
     Rentals above the cost setting `confirm` need the user's consent. `more` is as in `execute_and_print`.
     """
+    if args.stack:
+        ws.on(args.stack)
     choice = choice_of(args)
     if args.verb == "plan" or args.dry_run:
         from ...api.plans import plan_run

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         while True:
             before = _survey(args, request, choice)[0]
-            if _run_once(args, request, choice) == 130:
+            if _run_once(args, request) == 130:
                 return 130
             seen = _survey(args, request, choice)[0]
             if _was_edited(before, seen):
@@ -65,13 +65,12 @@ def run(args: argparse.Namespace) -> int:
         return 130
 
 
-def _run_once(args: argparse.Namespace, request: Request, choice: Choice) -> int:
+def _run_once(args: argparse.Namespace, request: Request) -> int:
+    """Execute the recipe as `recipe run` does, also its question about the cost of rentals."""
     try:
         with open_for_run(args.workspace, request) as ws:
             ws.share(args.store)
-            return running.execute_and_print(
-                ws, request, choice, running.settings_of(args), args, more=True
-            )
+            return running.execute_request(ws, request, args, more=True)
     except RecipeError as error:
         return explain(error)
 
