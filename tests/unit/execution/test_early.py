@@ -67,22 +67,6 @@ def test_an_instance_that_takes_its_time_to_save_is_told_once(tmp_path: Path) ->
     assert run.agents[""].stopped == ["fit[x=2]"]
 
 
-def test_an_instance_that_failed_is_not_compared(tmp_path: Path) -> None:
-    async def fails(job: StartedJob) -> Exit:
-        await reports(1.0, ends=True)(job)
-        return Exit(1)
-
-    async def trains(job: StartedJob) -> Exit:
-        await reports(2.0, ends=True)(job)
-        await asyncio.sleep(10.0)
-        return Exit(0)
-
-    programs = {"fit[x=1]": fails, "fit[x=2]": trains}
-    options = Options(jobs=1, keep_going=True, stop_early=Goal("loss", least=True))
-    run = SimulatedRun(tmp_path, RECIPE % "true", programs, options=options)
-    assert run.run().counts == {"DONE": 1, "FAILED": 1} and run.started[0] == "fit[x=1]"
-
-
 def test_numbers_in_the_log_are_compared_too(tmp_path: Path) -> None:
     programs = {"fit[x=1]": prints(1.0, ends=True), "fit[x=2]": prints(2.0, ends=False)}
     options = Options(jobs=2, stop_early=Goal("loss", least=True))
