@@ -46,6 +46,7 @@ class World:
         self.attempt.save_asked = self.attempt.stop_asked = False
         self.attempt.wants, self.attempt.devices, self.attempt.stop = {"cpus": 1}, (), self._stop
         self.running = RunningAttempts(Bell())
+        self.order = list[str]()
 
     async def _run(self, task: Any) -> Any:
         if isinstance(self.does, Exception):
@@ -53,7 +54,14 @@ class World:
         if self.does is None:
             await asyncio.sleep(3600)
         await task.make_room()
+        self.order.append("collected")
         return Of(exit=self.does)
+
+    def _free(self, _id: str) -> bool:
+        """Launch a queued step as the loop does: in one turn, and its command in the next."""
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self.order.append, "launched")
+        return True
 
     async def _stop(self) -> None:
         self.stops += 1
@@ -61,7 +69,7 @@ class World:
     def end(self, *, cancel: bool = False) -> Any:
         async def execute() -> Any:
             shared: Any = SharedStates()
-            schedule: Any = Of(make_room=lambda _id: True)
+            schedule: Any = Of(make_room=self._free)
             AttemptExecutor(schedule, self.running, shared).begin("a", self.attempt)
             assert "a" in self.running and self.entered == [({"cpus": 1}, ())]
             await asyncio.sleep(0)
@@ -81,7 +89,7 @@ def test_the_exit_of_a_job_is_its_end_and_its_result_is_kept(tmp_path: Path) -> 
 def test_the_capacity_of_an_ended_command_is_freed_once_before_its_result(tmp_path: Path) -> None:
     world = World(tmp_path, Exit(0))
     world.end()
-    assert world.left == [({"cpus": 1}, ())]
+    assert world.left == [({"cpus": 1}, ())] and world.order == ["launched", "collected"]
     assert world.running.pop("a") is world.attempt and len(world.left) == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from drivers.base import Exit
@@ -49,6 +50,21 @@ def test_the_worse_instance_is_stopped_and_the_better_one_completes(tmp_path: Pa
     assert f"fit[x=2] stopped early: {words}" in run.heard.words
     assert run.agents[""].stopped == ["fit[x=2]"] and run.last_of("fit[x=2]").after == "SKIPPED"
     assert run.last_of("fit[x=2]").data["detail"] == words
+
+
+def test_an_instance_that_takes_its_time_to_save_is_told_once(tmp_path: Path) -> None:
+    async def saves(job: StartedJob) -> Exit:
+        await reports(2.0, ends=True)(job)
+        await job.stopping.wait()
+        await asyncio.sleep(10.0)
+        return Exit(None, reason="stopped")
+
+    programs = {"fit[x=1]": reports(1.0, ends=True), "fit[x=2]": saves}
+    options = Options(jobs=2, stop_early=Goal("loss", least=True))
+    run = SimulatedRun(tmp_path, RECIPE % "true", programs, options=options)
+    assert run.run().counts == {"DONE": 1, "SKIPPED": 1}
+    assert len([words for words in run.heard.words if "stopped early" in words]) == 1
+    assert run.agents[""].stopped == ["fit[x=2]"]
 
 
 def test_numbers_in_the_log_are_compared_too(tmp_path: Path) -> None:

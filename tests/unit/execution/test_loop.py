@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from drivers.base import Exit
-from runner.errors import CannotRun
+from runner.errors import CannotRun, Infrastructure
 from runner.execution.steps.assembly import Options
 from runner.execution.steps.control import Handover
 from runner.execution.steps.loop import Loop
@@ -429,6 +429,39 @@ def test_the_limit_of_a_run_ends_with_it(seconds: float, reached: list[float]) -
     with virtual() as loop:
         loop.run_until_complete(work())
     assert limits == reached
+
+
+# -- timers
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_each_beat_looks_after_all_that_changes_by_itself(answers: bool) -> None:
+    def note(*names: str) -> Any:
+        return Of(**{name: lambda *_words, name=name: calls.append(name) for name in names})
+
+    def refuse() -> None:
+        raise Infrastructure("the database does not answer")
+
+    calls: list[str] = []
+    stopper = note("hand_over", "poll_requests")
+    if not answers:
+        stopper.poll_requests = refuse
+    owners: Any = Of(
+        bell=note("wake"),
+        stopper=stopper,
+        chunks=note("tick"),
+        numbers=Of(tick=lambda: {"a": "loss is nan"}),
+        diverged=note("tell"),
+        running={"a": None},
+        silences=note("check"),
+    )
+    commits: Any = note("release_uploaded")
+    nobody: Any = None
+    Loop(
+        nobody, commits, nobody, owners, lambda: calls.append("own"), handles_signals=False
+    )._beat()
+    stored = ["poll_requests", "release_uploaded", "tick", "tell", "check"] if answers else []
+    assert calls == ["wake", "hand_over", *stored, "own"]
 
 
 # -- hosts

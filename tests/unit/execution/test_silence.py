@@ -76,6 +76,19 @@ def test_a_short_silence_is_not_spoken_of(world: World) -> None:
     assert not world.said
 
 
+def test_each_silence_of_a_machine_whose_connection_fails_has_its_own_alert(world: World) -> None:
+    world.host.failing_for = 1.0
+    looks(world, 200)
+    world.host.failing_for = 0.0
+    looks(world, 60)
+    assert len(world.said) == 2
+    world.host.failing_for = 1.0
+    looks(world, 100)  # counted from its own start
+    assert len(world.said) == 2
+    looks(world, 100)
+    assert len(world.said) == 3 and world.said[2].startswith("h1 has not answered for 2 minutes;")
+
+
 def test_this_machine_is_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(away=False)
     world.contact.silent_for = 1.0
