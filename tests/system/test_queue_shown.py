@@ -164,7 +164,7 @@ def test_the_command_line_shows_the_queue_and_changes_its_order(
     assert order() == [second, first]
     told = command("queue").splitlines()
     assert told[0].split()[:2] == ["RUN", "RECIPE"] and "no worker is running" in told[1]
-    assert "no worker is running; start a worker with `recipe worker` (number 2" in command(
+    assert "no worker is running; start a worker with `recipe worker` (position 2" in command(
         "show", first
     )
     for run in (first, second):

@@ -95,7 +95,7 @@ def test_a_request_names_a_recipe_or_a_run(rest: Rest) -> None:
     (run,) = runs_of(rest, "say@1")
     for body in ({}, {"recipe": "say", "like": run["id"]}):
         found = rest.ask("POST", "/v1/plan", body)
-        assert found.status_code == 422 and "names a recipe" in found.text
+        assert found.status_code == 422 and "requires `recipe`" in found.text
     assert rest.ask("POST", "/v1/plan", {"like": "none"}).status_code == 404
 
 

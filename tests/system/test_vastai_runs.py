@@ -160,7 +160,7 @@ def test_offers_are_shown_the_cheapest_first_with_what_was_left_out_and_why(
     )
     assert (
         shelf["left_out"]["too little GPU memory"] > 0
-        and shelf["ends"] == "the machine terminates itself when its lease expires"
+        and shelf["ends"] == "the machine terminates itself when its rental period ends"
     )
     code, _, said = space.command("offers", "--driver", "vastai", "--where", "gpu_memroy=30")
     assert code == 3 and 'did you mean "gpu_memory"?' in said
@@ -174,7 +174,7 @@ def test_offers_are_shown_the_cheapest_first_with_what_was_left_out_and_why(
         code == 0
         and "\nrents for s: vastai " in out
         and out.count(f"\n{'':9}else: vastai ") == 2
-        and "the machine terminates itself when its lease expires" in out
+        and "the machine terminates itself when its rental period ends" in out
     )
     assert "rents for t" not in out
 
@@ -219,7 +219,7 @@ def test_a_machine_with_fewer_gpus_than_were_sold_is_given_back_and_the_next_is_
     code, _, said = space.command("run", "--driver", "vastai")
     assert (
         code == 0
-        and " GPUs, and " in said
+        and "it has 3 GPUs, but " in said
         and " were expected" in said
         and int(space.read("o")) >= 2
     ), said

@@ -9,11 +9,11 @@ from __future__ import annotations
 import base64
 import itertools
 import os
+import random
 import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from random import random
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from ...errors import Infrastructure
@@ -174,7 +174,7 @@ class Again(Exception):
 
 def tries(count: int = ATTEMPTS) -> Policy:
     """Return the retry policy for requests: `count` attempts with exponential, randomized waits."""
-    return backoff(Again, count, FIRST_WAIT, LONGEST_WAIT, random)
+    return backoff(Again, count, FIRST_WAIT, LONGEST_WAIT, random.random)
 
 
 def retry_request(do: Callable[[], T], policy: Policy, where: str) -> T:
