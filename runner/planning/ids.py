@@ -119,9 +119,10 @@ def names(id: str) -> set[str]:
     """Return every name that refers to a step instance, alone or in a group.
 
     For `s[rank=4]/train[lr=1]`, these are `s`, `s/train`, `s[rank=4]`, `s[rank=4]/train` and the
-    id.
+    id.  Shortened values may be given by their hashes: all of them, or those that `readable` shows
+    as a hash.
     """
-    cut = {_CUT.sub(r"=\1", id)} if "~" in id else set()
+    cut = {form.sub(r"=\1", id) for form in (_CUT, _CUT_TREE)} if "~" in id else set()
     return {
         id,
         *cut,

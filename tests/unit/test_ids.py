@@ -16,10 +16,12 @@ from runner.planning.ids import encode_value, names, readable, stored_form
 @example(["corpus/de-1.txt", "3"])
 @example(["a=b", "c,d]%2F[ e"])
 @example(["ü" * 80, "\x1b]0;t\x07"])
+@example(["[::" + "\x80" * 4 + "\U00010000" * 4, "x" * 100])  # a long text like a list
 def test_what_people_read_is_what_they_can_type(values: list[str]) -> None:
     id = f"group/train[{','.join(f'axis{n}={encode_value(value)}' for n, value in enumerate(values))}]/inner"
     seen = readable(id)
-    assert stored_form(seen) == id == stored_form(id)
+    assert stored_form(id) == id
+    assert stored_form(seen) in names(id)
     assert seen.isprintable()
 
 
@@ -74,7 +76,7 @@ def test_a_step_is_meant_by_its_own_words_and_those_of_what_it_is_an_instance_or
 def test_a_mapping_is_typed_name_by_name_or_as_json(tree: dict[str, Any]) -> None:
     id = f"t[m={encode_value(tree)},fold=0]"
     seen = readable(id)
-    assert stored_form(seen) == id or stored_form(seen) in names(id)
+    assert stored_form(seen) in names(id)
     assert stored_form(f"t[m={json.dumps(tree)},fold=0]") == id
 
 
