@@ -1,4 +1,7 @@
-"""The table of drivers, and the commands that install their extras.  Drivers are imported on demand."""
+"""The table of drivers, and the commands that install their extras.
+
+Drivers are imported on demand.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ ACCOUNT_VARIABLES = {
         "GOOGLE_CLOUD_PROJECT",
     ),
 }
-"""Environment variables with credentials, by driver name.  Reading them needs no import of a driver."""
+"""Environment variables with credentials, by driver name.
+
+Reading them needs no import of a driver.
+"""
 FREE = ("local", "ssh")
 """Names of drivers whose machines are always free.  Reading them needs no import of a driver."""
 

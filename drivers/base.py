@@ -1,7 +1,9 @@
-"""The interface of drivers: the classes Driver and Host, and the values that they exchange with the runner.
+"""The interface of drivers: the classes Driver and Host, and the values that they exchange with the
+runner.
 
-Imports nothing of `runner`.  Calls are short, and the caller repeats them.  A `Lease` is serialisable and stored before use, so that
-another process can continue after a crash.  Drivers neither run jobs nor transfer files.  Both go through `Host.call`.
+Imports nothing of `runner`.  Calls are short, and the caller repeats them.  A `Lease` is
+serialisable and stored before use, so that another process can continue after a crash.  Drivers
+neither run jobs nor transfer files.  Both go through `Host.call`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ Argv: TypeAlias = Sequence[str]
 ROOT = ".recipe-host"
 """Default work directory on a machine, relative to the login's home directory."""
 SAVES = 0.75
-"""Fraction of `Ending.grace` in which programs may save and exit.  The rest is for downloading the checkpoints."""
+"""Fraction of `Ending.grace` in which programs may save and exit.
+
+The rest is for downloading the checkpoints.
+"""
 SAFE = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-+=,")
 
 
@@ -37,7 +42,8 @@ class Resources:
 TAKEN_AWAY = 0.05
 """Assumed number of preemptions of a spot machine per hour."""
 LOST = 0.5
-"""Hours lost per preemption: the time since the last checkpoint, and the start of the next machine."""
+"""Hours lost per preemption: the time since the last checkpoint, and the start of the next machine.
+"""
 Market: TypeAlias = Literal["on-demand", "spot"]
 """Billing model of a machine.  A `spot` machine is cheaper and can be preempted."""
 
@@ -83,7 +89,9 @@ class Traits(NamedTuple):
         "nothing"  # who ends billing at `Order.until` if recipe has died; with `stops`, the disk is still billed
     )
     identity: Literal["", "given", "attested", "first_use"] = ""
-    """Source of a rented machine's host key: set by recipe, attested by the provider, or trusted on first use."""
+    """Source of a rented machine's host key: set by recipe, attested by the provider, or trusted on
+    first use.
+    """
     poll: timedelta = timedelta(seconds=0.5)  # interval between checks whether a machine is up
     comes_up: timedelta = timedelta(minutes=15)  # time limit for the start of a machine
     notice: Argv = ()  # a program that exits on a spot machine at its preemption notice; empty: no notice
@@ -129,7 +137,10 @@ class Offer:
 
     @property
     def hourly(self) -> float:
-        """US dollars per hour of progress.  For a spot machine, includes the time lost by preemptions."""
+        """US dollars per hour of progress.
+
+        For a spot machine, includes the time lost by preemptions.
+        """
         return self.price * (1 + TAKEN_AWAY * LOST) if self.market == "spot" else self.price
 
 
@@ -149,7 +160,10 @@ class Order(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A billed allocation of machines. `price` is the listed US dollars per hour, or 0 if unknown."""
+    """A billed allocation of machines.
+
+    `price` is the listed US dollars per hour, or 0 if unknown.
+    """
 
     driver: str
     id: str
@@ -233,17 +247,27 @@ class Host:
     root: str
     """Work directory on the machine, absolute or relative to the login's home directory."""
     python: str = ""
-    """Preferred Python on the machine for the agent, which needs 3.9 or later.  Empty: search for one."""
+    """Preferred Python on the machine for the agent, which needs 3.9 or later.
+
+    Empty: search for one.
+    """
     deadman: float | None = None
     """Seconds without contact after which the machine's jobs are ended.  None: never."""
     name: str = ""
     """Display name of the machine if its lease has several."""
     address: str = ""
-    """Address for connections from the other nodes of a step.  Empty: no connections are possible."""
+    """Address for connections from the other nodes of a step.
+
+    Empty: no connections are possible.
+    """
     until: float = math.inf
-    """Time when all programs on the machine are killed, in seconds since the epoch by the local clock.  Infinite: no limit."""
+    """Time when all programs on the machine are killed, in seconds since the epoch by the local
+    clock.  Infinite: no limit.
+    """
     grace: float = 0.0
-    """Seconds before `until` when no new jobs start on the machine and running jobs are asked to save and exit."""
+    """Seconds before `until` when no new jobs start on the machine and running jobs are asked to
+    save and exit.
+    """
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         """Run a program on the host and stream its input and output.
@@ -258,7 +282,8 @@ class Host:
         """Close the connection. Programs on the host keep running."""
 
     def way(self, folder: str) -> Argv:
-        """Return the command line of an SSH client for logging in to the host, or () without a login.
+        """Return the command line of an SSH client for logging in to the host, or () without a
+        login.
 
         Required keys are written below `folder`, which is private and deleted afterwards.
         """
@@ -282,7 +307,9 @@ class Driver:
     late: Collection[str] = ()
     """Machines that the last `offers` call with `Wish.hurry` did not wait for."""
     notices: Sequence[str] = ()
-    """Sentences about ignored parts of the driver's configuration files, complete after construction."""
+    """Sentences about ignored parts of the driver's configuration files, complete after
+    construction.
+    """
     excluded: Mapping[str, int] = {}
     """Number of offers that the last `offers` call excluded, by reason."""
     waits: str = ""
@@ -460,7 +487,9 @@ class Driver:
         raise Rejected("its machines cannot be stopped and started again")
 
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
-        """Return the provider's status of a machine. A starting or stopping machine counts as `runs`.
+        """Return the provider's status of a machine.
+
+        A starting or stopping machine counts as `runs`.
 
         Raises Rejected unless `Traits.pauses`.
         """

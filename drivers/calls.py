@@ -23,8 +23,9 @@ async def call(
 ) -> AsyncGenerator[bytes, None]:
     """Run the program `argv` and yield its output as it arrives.
 
-    Raises Rejected with its stderr if it fails, and Unreachable if it was killed.  If the caller gives up or
-    the input breaks off, the process group is killed, so that half of an input is never taken for the whole.
+    Raises Rejected with its stderr if it fails, and Unreachable if it was killed.  If the caller
+    gives up or the input breaks off, the process group is killed, so that half of an input is never
+    taken for the whole.
     """
     async with _outputs() as (written, printed, said):
         making = asyncio.ensure_future(

@@ -1,7 +1,8 @@
-"""Shared code for drivers of rented machines: keys, boot scripts, offer filters, SSH hosts and a base class.
+"""Shared code for drivers of rented machines: keys, boot scripts, offer filters, SSH hosts and a
+base class.
 
-A machine's login key and host key are derived from the installation's secret and the lease key.  They are never stored, because every
-process of this installation can derive them again.
+A machine's login key and host key are derived from the installation's secret and the lease key.
+They are never stored, because every process of this installation can derive them again.
 """
 
 from __future__ import annotations
@@ -281,7 +282,10 @@ class Logins:
 
 
 async def harmless(asking: Awaitable[_T]) -> _T:
-    """Await the reply to an idempotent request. A lost reply raises Unreachable instead of Unsure."""
+    """Await the reply to an idempotent request.
+
+    A lost reply raises Unreachable instead of Unsure.
+    """
     try:
         return await asking
     except Unsure as error:
@@ -312,7 +316,10 @@ class Filters(NamedTuple):
     zone: str = ""
 
     def with_more(self, more: Mapping[str, Value]) -> Filters:
-        """Return these filters with `more` added. Raises Rejected for an unknown or invalid filter."""
+        """Return these filters with `more` added.
+
+        Raises Rejected for an unknown or invalid filter.
+        """
         read = {}
         for name, value in more.items():
             if name not in self._fields:
@@ -462,7 +469,10 @@ class RentingDriver(Driver, ABC, Generic[_Wire]):
 
     @abstractmethod
     async def _alive(self, lease: Lease) -> MachineRecord:
-        """Return the provider's record of a machine.  Raises HostLost if it is gone or will not start."""
+        """Return the provider's record of a machine.
+
+        Raises HostLost if it is gone or will not start.
+        """
 
     @abstractmethod
     async def _open_machine(self, lease: Lease) -> SshHost | None:

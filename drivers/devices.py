@@ -1,4 +1,6 @@
-"""GPU discovery with `nvidia-smi -L`, and the GPUs selected by CUDA_VISIBLE_DEVICES under CUDA's own rules."""
+"""GPU discovery with `nvidia-smi -L`, and the GPUs selected by CUDA_VISIBLE_DEVICES under CUDA's
+own rules.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,8 @@ def _ask() -> tuple[Card, ...]:
     if shutil.which("nvidia-smi") is None:
         return ()
     try:
-        # What it prints goes to a file: of a GPU whose driver is wedged no signal ends it, and so a pipe of it has no end.
+        # What it prints goes to a file: of a GPU whose driver is wedged no signal ends it, and so a
+        # pipe of it has no end.
         with tempfile.TemporaryFile() as printed:
             asked = subprocess.Popen(
                 ("nvidia-smi", "-L"), stdout=printed, stderr=subprocess.DEVNULL

@@ -1,7 +1,7 @@
 """Google Compute Engine driver: GPU instances by zone, and the meaning of API replies for a lease.
 
-The insert request already sets the installation's mark in the instance's name and labels.  Google itself deletes the instance with its disk
-when the lease expires.
+The insert request already sets the installation's mark in the instance's name and labels.  Google
+itself deletes the instance with its disk when the lease expires.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Current list prices of Compute Engine, downloaded from the gpuhunt catalog to a file of this installation.
+"""Current list prices of Compute Engine, downloaded from the gpuhunt catalog to a file of this
+installation.
 
-dstack publishes the catalog each day for its client gpuhunt (https://github.com/dstackai/gpuhunt).  `gcp/version` names the newest version, and
-`gcp/VERSION/catalog.zip` contains `gcp.csv`.  The client itself is not used, because it installs packages called `tests` and `resources`.
+dstack publishes the catalog each day for its client gpuhunt (https://github.com/dstackai/gpuhunt).
+`gcp/version` names the newest version, and `gcp/VERSION/catalog.zip` contains `gcp.csv`.  The
+client itself is not used, because it installs packages called `tests` and `resources`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Machine types with GPUs on Compute Engine, and their shipped list prices.
 
-The prices of these regions are from public copies of Google's price list at DATE, and were not compared with a bill.  An account may have
-discounts, and Spot prices change each month.
+The prices of these regions are from public copies of Google's price list at DATE, and were not
+compared with a bill.  An account may have discounts, and Spot prices change each month.
 """
 
 from __future__ import annotations

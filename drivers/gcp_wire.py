@@ -193,7 +193,10 @@ class GcpClient:
         }
 
     async def listing(self, filter: str) -> list[GcpInstance]:
-        """List all instances that match a filter, in all zones.  Raises Unreachable if a zone did not answer."""
+        """List all instances that match a filter, in all zones.
+
+        Raises Unreachable if a zone did not answer.
+        """
         found = []
         for scope in await self._list_all("instances", filter):
             found += [

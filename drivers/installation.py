@@ -1,4 +1,6 @@
-"""The identity of this installation at providers and clusters: its secret, and the name prefix of its machines."""
+"""The identity of this installation at providers and clusters: its secret, and the name prefix of
+its machines.
+"""
 
 from __future__ import annotations
 

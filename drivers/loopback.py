@@ -1,7 +1,9 @@
-"""Loopback driver for tests: directories of this machine act as remote machines, with faults on request.
+"""Loopback driver for tests: directories of this machine act as remote machines, with faults on
+request.
 
-The reference implementation of a driver.  `host-N` below the root is a machine's home directory, and `leases/` records the slots in use.
-Commands run for real, but with an empty environment, and files are copied only through `call`.
+The reference implementation of a driver.  `host-N` below the root is a machine's home directory,
+and `leases/` records the slots in use. Commands run for real, but with an empty environment, and
+files are copied only through `call`.
 """
 
 from __future__ import annotations

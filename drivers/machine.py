@@ -1,6 +1,7 @@
 """Hardware probe for machines with a POSIX shell: the script and the parser of its output.
 
-The answer is lines of `name=value` (a name may come several times), so that a tool that is missing there is a line that is missing, not an error.
+The answer is lines of `name=value` (a name may come several times), so that a tool that is missing
+there is a line that is missing, not an error.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from .devices import PATIENCE
 _Amount = TypeVar("_Amount", int, float)
 
 ENOUGH = 0.93
-"""Drivers and error correction keep some of a card's memory: what was sold as 24 GB may show this share of it."""
+"""Drivers and error correction keep some of a card's memory: what was sold as 24 GB may show this
+share of it.
+"""
 # Non-interactive logins often miss what administrators and NVIDIA install beside the system.
 PATH = "PATH=$PATH:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin:/usr/local/cuda/bin:/opt/conda/bin; export PATH"
 
-# `smi PREFIX ARGUMENT…` prints what nvidia-smi answers, each line behind PREFIX, and `hung=…` where it does not end.
-# No signal ends the nvidia-smi of a GPU whose driver is wedged, so the reader of its output is waited for, and ended.
+# `smi PREFIX ARGUMENT…` prints what nvidia-smi answers, each line behind PREFIX, and `hung=…` where
+# it does not end. No signal ends the nvidia-smi of a GPU whose driver is wedged, so the reader of
+# its output is waited for, and ended.
 SMI = r"""
 smi() {
     [ -z "$hung" ] && command -v nvidia-smi >/dev/null 2>&1 || return 0
@@ -71,7 +75,9 @@ smi '' | sed -n 's/^hung=/&/p; s/.*CUDA Version: *\([0-9.]*\).*/cuda=\1/p'
 """
 """More of a question: the newest CUDA that the driver runs."""
 GPUS = f"command -v nvidia-smi >/dev/null 2>&1 && echo smi=yes\n{CUDA}"
-"""More of a question: whether a machine can say which GPUs it has, and the newest CUDA that its driver runs."""
+"""More of a question: whether a machine can say which GPUs it has, and the newest CUDA that its
+driver runs.
+"""
 HUNG = f"nvidia-smi did not answer within {PATIENCE:g} s"
 WEDGED = (
     "reboot the machine; if nvidia-smi is only slow, keep the driver loaded with `nvidia-smi -pm 1`"

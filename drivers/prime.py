@@ -1,7 +1,9 @@
-"""Prime Intellect driver: pods of many providers through one account, and the meaning of API replies for a lease.
+"""Prime Intellect driver: pods of many providers through one account, and the meaning of API
+replies for a lease.
 
-The create request already names the pod with the installation's mark, so a lost reply loses no pod.  Prime has no boot scripts.  A pod's host key
-is therefore trusted on first use, and no timer ends a pod if recipe dies.
+The create request already names the pod with the installation's mark, so a lost reply loses no pod.
+Prime has no boot scripts.  A pod's host key is therefore trusted on first use, and no timer ends a
+pod if recipe dies.
 """
 
 from __future__ import annotations
@@ -291,7 +293,10 @@ class Prime(cloud.RentingDriver[PrimeClient]):
         return found
 
     async def _alive(self, lease: Lease) -> PrimePod:
-        """Return Prime's record of a pod. Raises HostLost if it no longer exists or cannot start."""
+        """Return Prime's record of a pod.
+
+        Raises HostLost if it no longer exists or cannot start.
+        """
         found = await harmless(self._wire.show(lease.id))
         if found is None:
             raise HostLost(f"the pod {lease.id} no longer exists at Prime")

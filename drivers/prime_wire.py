@@ -210,7 +210,10 @@ def config(name: str) -> str:
 
 
 def api_key() -> str:
-    """Return the account's API key.  Raises Denied with the searched locations if no key is found."""
+    """Return the account's API key.
+
+    Raises Denied with the searched locations if no key is found.
+    """
     if key := os.environ.get("PRIME_API_KEY", "").strip() or config("api_key"):
         return key
     raise Denied(

@@ -57,7 +57,8 @@ Files outside the volume are wiped when the pod restarts.
 """
 STARTS: Final = timedelta(minutes=2)
 """How long to wait for a started pod to get its GPUs again."""
-# The container's command, which then runs the image's own /start.sh. Third-party images have no SSH server and no /start.sh.
+# The container's command, which then runs the image's own /start.sh. Third-party images have no SSH
+# server and no /start.sh.
 _COMMAND: Final = "bash -c 'echo {script} | base64 -d | sh; [ -x /start.sh ] && exec /start.sh; exec sleep infinity'"
 _SERVER: Final = """[ -n "$RECIPE_SSHD_KEYS" ] || command -v sshd || { apt-get update && apt-get install -y openssh-server; }
 """
@@ -356,7 +357,10 @@ def _disks(disk: int, volume: int, *, runs: bool) -> float:
 
 
 def _price(found: RunpodPod) -> float | None:
-    """Return a pod's price in US dollars per hour, disks included.  None if the price cannot be read."""
+    """Return a pod's price in US dollars per hour, disks included.
+
+    None if the price cannot be read.
+    """
     if found.price is None:
         return None
     return found.price + _disks(found.disk, found.volume, runs=found.status not in STOPPED)

@@ -166,7 +166,10 @@ class RunpodClient:
 
 
 def api_key() -> str:
-    """Return the account's API key.  Raises Denied with the searched locations if no key is found."""
+    """Return the account's API key.
+
+    Raises Denied with the searched locations if no key is found.
+    """
     if key := os.environ.get("RUNPOD_API_KEY", "").strip():
         return key
     raise Denied(

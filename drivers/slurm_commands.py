@@ -548,7 +548,8 @@ def begins(said: str, now: datetime) -> str:
 def why_ended(
     job: str, said: str, recorded: str = "", name: Callable[[str], str] = str
 ) -> DriverError:
-    """Return an error that explains why a job has finished, from the output of `story` and `record`.
+    """Return an error that explains why a job has finished, from the output of `story` and
+    `record`.
 
     Denied if the next job would end the same way.  `name` maps a user id to a user name.
     """

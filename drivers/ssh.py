@@ -62,7 +62,8 @@ ADDRESS = re.compile(
 # Added to the question about a server's hardware: the slots in use.
 TAKEN = 'for place in "$root"/leases/slot.*; do [ -f "$place" ] && echo "lease=$place"; done'
 
-# $1: shell lines to run before a command, in a login shell, where modules can be loaded.  Their input and output is kept apart from the command's.
+# $1: shell lines to run before a command, in a login shell, where modules can be loaded.  Their
+# input and output is kept apart from the command's.
 SETUP = """\
 exec 3<&0 4>&1 </dev/null >&2
 shell=$(command -v bash) || shell=/bin/sh
@@ -73,9 +74,10 @@ exec <&3 >&4 3<&- 4>&-
 exec \\"\\$@\\"" sh "$@"
 """
 
-# The script for all verbs on slots.  A slot is a file `slot.N` with three lines: when the lease ends, the lease's id, the lease.
-# $1 root, $2 verb, $3 id, $4 duration in seconds, $5 number of slots, $6 the lease.  Only the server's own clock counts: ours may differ.
-# A complete file is linked to a slot's name, which succeeds for one process only.
+# The script for all verbs on slots.  A slot is a file `slot.N` with three lines: when the lease
+# ends, the lease's id, the lease. $1 root, $2 verb, $3 id, $4 duration in seconds, $5 number of
+# slots, $6 the lease.  Only the server's own clock counts: ours may differ. A complete file is
+# linked to a slot's name, which succeeds for one process only.
 PLACES = r"""
 set -eu
 umask 077

@@ -125,7 +125,8 @@ def _ask_client(program: str, home: Path, name: str, user: str, port: int) -> _V
     account = Path(pwd.getpwuid(os.getuid()).pw_dir)
     if home == account:
         return _run_client([program, "-G", *words, "--", name])
-    # The client ignores $HOME and reads the account's home; the rest of recipe, like most programs, follows $HOME.
+    # The client ignores $HOME and reads the account's home; the rest of recipe, like most programs,
+    # follows $HOME.
     with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
         file.writelines(f'Include "{each}"\n' for each in (home / ".ssh" / "config", SYSTEM))
         file.flush()

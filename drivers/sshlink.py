@@ -57,7 +57,8 @@ CIPHERS = (
     "aes128-ctr",
     "chacha20-poly1305@openssh.com",
 )
-# Added after the known key types of a host.  A key of another type is then reported and rejected, instead of a failed key exchange.
+# Added after the known key types of a host.  A key of another type is then reported and rejected,
+# instead of a failed key exchange.
 HOST_KEYS = "+ssh-ed25519,ecdsa-sha2-nistp256,ecdsa-sha2-nistp384,ecdsa-sha2-nistp521,rsa-sha2-512,rsa-sha2-256"
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
 # Characters that every shell passes on unchanged between single quotes: csh expands "!", fish "\\".
@@ -510,7 +511,8 @@ class _Session(asyncssh.SSHClientSession[bytes]):
         self._may_write.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # Some servers close a channel without an end of output before it; a connection that we close looks the same.
+        # Some servers close a channel without an end of output before it; a connection that we
+        # close looks the same.
         self.whole = self.whole or (exc is None and not self._room.left)
         self.note_closed()
 

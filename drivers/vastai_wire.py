@@ -205,7 +205,10 @@ def key_file() -> Path:
 
 
 def api_key() -> str:
-    """Return the account's API key.  Raises Denied with the searched locations if no key is found."""
+    """Return the account's API key.
+
+    Raises Denied with the searched locations if no key is found.
+    """
     if key := os.environ.get("VAST_API_KEY", "").strip():
         return key
     try:

@@ -38,7 +38,10 @@ _LINE_END: Final = re.compile(rb"[\r\n]")
 
 
 class Secret:
-    """A value that is never shown in text forms. Invalid UTF-8 is represented as in `os.environ`."""
+    """A value that is never shown in text forms.
+
+    Invalid UTF-8 is represented as in `os.environ`.
+    """
 
     __slots__ = ("name", "reveal")
 

@@ -219,7 +219,10 @@ NOTHING: Final = Config()
 
 
 def load(root: Path, environ: Mapping[str, str]) -> Config:
-    """Load the settings of the workspace at `root`. Raises Invalid with all problems of both files."""
+    """Load the settings of the workspace at `root`.
+
+    Raises Invalid with all problems of both files.
+    """
     problems: list[Problem] = []
     found = [_read(Path(path), problems) for path in settings_files(root, environ)]
     if problems:

@@ -86,7 +86,7 @@ class Account(Generic[M]):
         self._ordered = 0
         self._due: list[tuple[float, int, str, str]] = []
 
-    # -- time --------------------------------------------------------------------------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------------------
 
     def advance(self, now: float) -> None:
         """Advance the simulated time to `now`, executing each due transition at its own time."""
@@ -122,7 +122,7 @@ class Account(Generic[M]):
         self._ordered += 1
         heapq.heappush(self._due, (self.now + seconds, self._ordered, machine.id, what))
 
-    # -- machines and money ------------------------------------------------------------------------------------------------------------------------
+    # -- machines and money ------------------------------------------------------------------------
 
     def enter(self, machine: M, luck: Luck | None = None) -> M:
         """Add a machine created now, with faults drawn from `luck`."""

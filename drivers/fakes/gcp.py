@@ -607,7 +607,7 @@ class Gcp(World[Instance]):
                 0,
             )
 
-    # -- its own words -----------------------------------------------------------------------------------------------------------------------------
+    # -- its own words -----------------------------------------------------------------------------
 
     def problem(self, status: int, code: str, message: str) -> Reply:
         reasons = {
@@ -738,7 +738,7 @@ class Gcp(World[Instance]):
             machine, gpu=list_price(machine) if machine.up else 0.0, disk=machine.disk * DISK
         )
 
-    # -- instances ---------------------------------------------------------------------------------------------------------------------------------
+    # -- instances ---------------------------------------------------------------------------------
 
     def create(self, call: Call) -> Reply:
         if (before := self.asked.replay(call)) is not None:

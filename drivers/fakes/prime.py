@@ -162,7 +162,7 @@ class Prime(World[Pod]):
         for n in range(int(self.amount("foreign"))):
             self._make_pod(self.shop.market[0], {"name": f"theirs-{n}"}, FOREIGN, None)
 
-    # -- its own words -----------------------------------------------------------------------------------------------------------------------------
+    # -- its own words -----------------------------------------------------------------------------
 
     def problem(self, status: int, code: str, message: str) -> Reply:
         return Reply(status, {"detail": message})
@@ -202,7 +202,7 @@ class Prime(World[Pod]):
         machine.status = "TERMINATED"
         self.account.end(machine, by)
 
-    # -- pods --------------------------------------------------------------------------------------------------------------------------------------
+    # -- pods --------------------------------------------------------------------------------------
 
     def create(self, call: Call) -> Reply:
         body, provider = call.inner("pod"), document(call.fields.get("provider")).get("type")
@@ -368,7 +368,7 @@ class Prime(World[Pod]):
         ]  # fmt: skip
         return self._page(call, rows)
 
-    # -- keys, money -------------------------------------------------------------------------------------------------------------------------------
+    # -- keys, money -------------------------------------------------------------------------------
 
     def keys(self, call: Call) -> Reply:
         return self._page(call, self.public_keys)

@@ -2,10 +2,11 @@
 
 usage: python -m drivers.fakes.sshd DIR ADDRESS PORT
 
-DIR/keys and DIR/home/.ssh/authorized_keys contain the public keys that may log in.  DIR/env is the environment as JSON, with
-the login name as USER.  DIR/boot is executed at the start.  The server generates a host key.  If the boot script writes a host
-key to $RECIPE_SSHD_KEYS, which stands for the directory /etc/ssh, the server changes to that key.  It prints its port.
-When stdin closes, the server and all processes started on the machine end.
+DIR/keys and DIR/home/.ssh/authorized_keys contain the public keys that may log in.  DIR/env is the
+environment as JSON, with the login name as USER.  DIR/boot is executed at the start.  The server
+generates a host key.  If the boot script writes a host key to $RECIPE_SSHD_KEYS, which stands for
+the directory /etc/ssh, the server changes to that key.  It prints its port. When stdin closes, the
+server and all processes started on the machine end.
 """
 
 from __future__ import annotations

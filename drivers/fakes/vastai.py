@@ -342,7 +342,7 @@ class Vastai(World[Instance]):
                     by=FOREIGN,
                 )
 
-    # -- its own words -----------------------------------------------------------------------------------------------------------------------------
+    # -- its own words -----------------------------------------------------------------------------
 
     def problem(self, status: int, code: str, message: str, **more: int) -> Reply:
         return Reply(status, {"success": False, "error": code, "msg": message, **more})
@@ -421,7 +421,7 @@ class Vastai(World[Instance]):
     def own_keys(self, machine: str) -> tuple[str, ...]:
         return (f"instance-{machine}",) if machine in self.account.machines else ()
 
-    # -- offers ------------------------------------------------------------------------------------------------------------------------------------
+    # -- offers ------------------------------------------------------------------------------------
 
     def search(self, call: Call) -> Reply:
         asked = call.inner("q") if "q" in call.fields else call.fields
@@ -455,7 +455,7 @@ class Vastai(World[Instance]):
         ]
         return Reply(200, {"offers": shown})
 
-    # -- instances ---------------------------------------------------------------------------------------------------------------------------------
+    # -- instances ---------------------------------------------------------------------------------
 
     def create(self, call: Call) -> Reply:
         ask = self.asks.get(_id(call.names["id"]))

@@ -1,7 +1,7 @@
 """Common base of all fake providers: requests and replies as values, and request handling.
 
-A World uses no clock, disk or network.  Equal seeds, faults and requests at equal times give equal replies and an equal ledger.
-A copy (`copy.deepcopy`) is independent of its original.
+A World uses no clock, disk or network.  Equal seeds, faults and requests at equal times give equal
+replies and an equal ledger. A copy (`copy.deepcopy`) is independent of its original.
 """
 
 from __future__ import annotations
@@ -147,9 +147,9 @@ class Boot(NamedTuple):
 class World(ABC, Generic[M]):
     """Base of fake providers, each with one account.
 
-    A provider defines `routes`, a method for each operation, its own error format, and three steps of its
-    machines: `begin` creates the first ones, the account calls `happen` when a transition is due, and `halt`
-    when the credit is used up.
+    A provider defines `routes`, a method for each operation, its own error format, and three steps
+    of its machines: `begin` creates the first ones, the account calls `happen` when a transition is
+    due, and `halt` when the credit is used up.
     """
 
     routes: ClassVar[tuple[Route, ...]]
@@ -171,7 +171,7 @@ class World(ABC, Generic[M]):
         self._last: dict[str, float] = {}
         self.begin()
 
-    # -- defined by each provider --------------------------------------------------------------------------------------------------------------------
+    # -- defined by each provider ------------------------------------------------------------------
 
     def boot(self, machine: M) -> Boot | None:
         """Return the boot data of a running machine, or None if it never runs as a real process.
@@ -215,7 +215,7 @@ class World(ABC, Generic[M]):
         """Add the headers common to all replies of the provider."""
         return reply
 
-    # -- one request -------------------------------------------------------------------------------------------------------------------------------
+    # -- one request -------------------------------------------------------------------------------
 
     def handle(self, request: Request, now: float) -> Reply:
         """Answer one request at Unix time `now`. Time never goes backwards."""

@@ -39,8 +39,9 @@ OF_ORCHESTRATOR: Final = ("time/wait_for_policy", "time/wait_for_ckpt", "time/ge
 """Times that only prime-rl's orchestrator reports; its steps overlap with the trainer's."""
 TRAINING: Final = ("model", "optimizer", "communication")
 TOOL, DATA, WORK = 0.50, 0.30, 0.80
-"""Thresholds as fractions of a step: tools above TOOL are LATENCY-BOUND, data above DATA is DATA-BOUND,
-generation plus training above WORK is THROUGHPUT-BOUND."""
+"""Thresholds as fractions of a step: tools above TOOL are LATENCY-BOUND, data above DATA is
+DATA-BOUND, generation plus training above WORK is THROUGHPUT-BOUND.
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Estimate the GPU memory, time and cost of training steps.
 
 Sources are the model's config.json, recipes/hardware.yaml and the metrics of earlier runs. Only
-`fetch_config` uses the network. Steps that do not train on GPUs get no estimate, and a missing fact is
-reported in `unknown`, not raised.
+`fetch_config` uses the network. Steps that do not train on GPUs get no estimate, and a missing fact
+is reported in `unknown`, not raised.
 """
 
 from __future__ import annotations

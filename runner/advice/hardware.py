@@ -33,7 +33,10 @@ class GpuModel:
         return self.capability >= 8.0
 
     def has_memory(self, size: int, *, tolerance: float = 0.03) -> bool:
-        """Return True if the GPU's nominal memory is about `size` bytes. `tolerance` is a fraction."""
+        """Return True if the GPU's nominal memory is about `size` bytes.
+
+        `tolerance` is a fraction.
+        """
         return abs(self.memory * 1e9 - size) <= tolerance * size
 
 

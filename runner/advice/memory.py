@@ -39,9 +39,10 @@ _OPTIMIZERS: Final = {
     "adafactor": 0.0,
     "sgd": 0.0,
 }
-"""Bytes of optimizer state on the GPU per trained weight.  Paged optimizers use managed memory, which
-PyTorch does not count and CUDA can evict.  Adafactor's state is negligible.  Fused AdamW needs no
-scratch space."""
+"""Bytes of optimizer state on the GPU per trained weight.  Paged optimizers use managed memory,
+which PyTorch does not count and CUDA can evict.  Adafactor's state is negligible.  Fused AdamW
+needs no scratch space.
+"""
 
 
 class UnknownConfig(ValueError):

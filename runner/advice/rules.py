@@ -146,8 +146,9 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "kept": ("checkpoint", "newest", "processes", "max_steps", "torch", "said"),
     "memory": ("verdict", "low", "high", "usable", "gpu", "terms"),
 }
-"""Fields of each namespace; other fields in a rule are errors.  inputs, settings and environment have
-arbitrary names."""
+"""Fields of each namespace; other fields in a rule are errors.  inputs, settings and environment
+have arbitrary names.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,9 @@ class Finding(NamedTuple):
     step: str
     fix: Mapping[str, Mapping[str, object]]
     origins: Mapping[str, Origin] = {}
-    """Sources of the settings that the rule reads or changes, for the location and the proposed fix."""
+    """Sources of the settings that the rule reads or changes, for the location and the proposed
+    fix.
+    """
 
 
 class UncheckedRule(NamedTuple):
@@ -307,7 +310,10 @@ def judge(all: Iterable[Rule], facts: Mapping[str, object], step: str = "") -> R
 
 
 def merge(verdicts: Iterable[RuleFindings]) -> RuleFindings:
-    """Merge verdicts. Each rule and message is kept once, for the first step, in order of severity."""
+    """Merge verdicts.
+
+    Each rule and message is kept once, for the first step, in order of severity.
+    """
     findings: dict[tuple[str, str], Finding] = {}
     unchecked: dict[tuple[str, str], UncheckedRule] = {}
     for verdict in verdicts:

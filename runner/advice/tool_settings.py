@@ -47,7 +47,8 @@ class Setting(NamedTuple):
 class ToolSettings(Mapping[str, object]):
     """Settings of a program by name or alias. Declared settings take precedence over guesses.
 
-    An unset setting is null. Reading a setting without a value before the run raises UnknownSetting.
+    An unset setting is null. Reading a setting without a value before the run raises
+    UnknownSetting.
     """
 
     def __init__(self, settings: Iterable[Setting], names: Mapping[str, Sequence[str]]) -> None:

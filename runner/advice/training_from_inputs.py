@@ -22,10 +22,11 @@ LOGITS: Final[Mapping[str, Literal["none", "fused", "plain"]]] = {
     "dpo": "fused",
     "orpo": "plain",
 }
-"""Logits computation per recipe.  Reward models, classifiers and embedding models have a few outputs
-per sequence instead of a vocabulary.  TRL 1.16 computes chunked log-probabilities for SFT, DPO and
-generation (`trl/kernels/chunked_logprob.py`).  ORPO holds all logits, and those of the chosen half
-twice, in 32 bits."""
+"""Logits computation per recipe.  Reward models, classifiers and embedding models have a few
+outputs per sequence instead of a vocabulary.  TRL 1.16 computes chunked log-probabilities for SFT,
+DPO and generation (`trl/kernels/chunked_logprob.py`).  ORPO holds all logits, and those of the
+chosen half twice, in 32 bits.
+"""
 STAGES: Final[Mapping[str, Literal[0, 2, 3]]] = {"none": 0, "zero2": 2, "zero3": 3, "fsdp": 3}
 """ZeRO stage of each `sharding` value; FSDP full sharding equals stage 3."""
 DIFFUSION: Final = {
@@ -35,13 +36,16 @@ DIFFUSION: Final = {
     "stable-diffusion-v1": "sd",
     "sd1": "sd",
 }
-"""Text in the address of a diffusion model or in a recipe's name -> family in recipes/hardware.yaml."""
+"""Text in the address of a diffusion model or in a recipe's name -> family in
+recipes/hardware.yaml.
+"""
 ADAPTED: Final = {"flux": 4_085_760, "sdxl": 2_616_320}
 """Weights of a rank-1 LoRA: the sum of inputs and outputs over the adapted layers."""
 
 KEPT: Final = {"adamw": 8, "adamw_8bit": 2, "adafactor": 0, "prodigy": 16}
-"""Optimizer bytes per 32-bit weight.  AdamW has two moments of 32 or 8 bits, Prodigy four of 32 bits.
-Adafactor's row and column sums are negligible."""
+"""Optimizer bytes per 32-bit weight.  AdamW has two moments of 32 or 8 bits, Prodigy four of 32
+bits. Adafactor's row and column sums are negligible.
+"""
 
 BLOCKS: Final = {
     "flux": (*[339_830_784] * 19, *[141_591_552] * 38),

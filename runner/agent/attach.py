@@ -23,7 +23,9 @@ ROOM = 1 << 16
 
 
 def main(root: str, part: str) -> None:
-    """Greet the client with the path of the existing directory `root`, and serve it until it disconnects."""
+    """Greet the client with the path of the existing directory `root`, and serve it until it
+    disconnects.
+    """
     os.umask(0o077)
     # Mark this program as used, see `objects.sweep`.
     os.utime(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))

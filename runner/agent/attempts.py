@@ -1,9 +1,9 @@
 """Attempt directories on a host: create, inspect and delete them.
 
 All functions run in the root and may be repeated. `attempts/NAME` is the directory. Next to it are
-`NAME.sh`, `NAME.metrics`, `NAME.in` and `NAME.marks`. `NAME.in` lists the inputs and is written after
-them, so an object with a newer timestamp has changed. `NAME.marks` has the marks of the copied inputs.
-`NAME.out` is touched before outputs are hashed.
+`NAME.sh`, `NAME.metrics`, `NAME.in` and `NAME.marks`. `NAME.in` lists the inputs and is written
+after them, so an object with a newer timestamp has changed. `NAME.marks` has the marks of the
+copied inputs. `NAME.out` is touched before outputs are hashed.
 """
 
 from __future__ import annotations
@@ -372,7 +372,9 @@ def look(request: AgentRequest, path: str) -> tuple[list[tuple[str, int, int, bo
 
 
 def release(request: AgentRequest, name: str, path: str) -> None:
-    """Move an object to `path` in a state directory, and make it writable and independent of objects."""
+    """Move an object to `path` in a state directory, and make it writable and independent of
+    objects.
+    """
     at, aside = (
         objects.place(name),
         f"states/.arriving-{hashlib.sha256(path.encode('utf-8', 'surrogateescape')).hexdigest()[:16]}",

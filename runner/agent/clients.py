@@ -140,7 +140,8 @@ def _is_valid(fields: list[bytes]) -> bool:
 
 
 def _is_valid_start(fields: list[bytes]) -> bool:
-    """Return True if a `start` message has valid limits, locks, arguments and environment variables.
+    """Return True if a `start` message has valid limits, locks, arguments and environment
+    variables.
 
     Raises ValueError for fields that are missing or not numbers.
     """

@@ -81,7 +81,9 @@ class Contact:
             written.write(f"{seconds}")
 
     def next_look(self) -> float | None:
-        """Return the monotonic time when the dead-man timer may end a job, or None without timer or jobs."""
+        """Return the monotonic time when the dead-man timer may end a job, or None without timer or
+        jobs.
+        """
         if self._patience is None or not self._jobs:
             return None
         return min(job.word for job in self._jobs.values()) + self._patience

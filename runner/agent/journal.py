@@ -99,5 +99,6 @@ def open_journal(over: dict[bytes, bytes], remembered: int) -> tuple[int, dict[b
     fd = os.open("journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     if data and not data.endswith(b"\n"):
         os.write(fd, b"\n")
-    # The working directory changes with every job, so relative paths must be opened before the first job.
+    # The working directory changes with every job, so relative paths must be opened before the
+    # first job.
     return fd, open_jobs

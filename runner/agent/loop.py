@@ -53,7 +53,9 @@ class Poller:
         self.stirred = True
 
     def run_once(self, patience: float | None) -> None:
-        """Wait at most `patience` seconds (None: indefinitely), and call the functions of ready descriptors."""
+        """Wait at most `patience` seconds (None: indefinitely), and call the functions of ready
+        descriptors.
+        """
         for fd, _ in self._poll.poll(patience):
             act = self._acts.get(fd)
             if act is not None:

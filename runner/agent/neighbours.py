@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 def meet(request: AgentRequest, note: str, word: str) -> tuple[bool, str]:
-    """Return whether the client's file `note` contains `word` here, and a new local file with `word`."""
+    """Return whether the client's file `note` contains `word` here, and a new local file with
+    `word`.
+    """
     try:
         with open(note, encoding="ascii") as file:
             read = file.read(len(word) + 1) == word

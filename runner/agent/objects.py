@@ -99,7 +99,9 @@ def have(request: AgentRequest, names: Sequence[str]) -> list[str]:
 
 
 def begin(request: AgentRequest, names: Sequence[str]) -> dict[str, object]:
-    """Return the state of these objects, other senders of them, free bytes, and recently used trees."""
+    """Return the state of these objects, other senders of them, free bytes, and recently used
+    trees.
+    """
     request.make_arriving(request.partial)
     how: dict[str, str] = {}
     theirs: dict[str, list[str]] = {}
@@ -140,7 +142,9 @@ def adopt(request: AgentRequest, sender: str, names: Sequence[str]) -> list[str]
 
 
 def retract(request: AgentRequest, name: str) -> None:
-    """Move a corrupt object back to the partial uploads, so that only its wrong files are sent again."""
+    """Move a corrupt object back to the partial uploads, so that only its wrong files are sent
+    again.
+    """
     trees.remove(f"seals/{name}")
     at, here = place(name), f"{request.partial}/{name}"
     if os.path.lexists(at):
@@ -190,7 +194,9 @@ def base(
 def alike(
     request: AgentRequest, least: int, size: int, blocks: Sequence[int]
 ) -> dict[str, list[str]]:
-    """Return at most four recently used files larger than `least` bytes, with digests of some blocks."""
+    """Return at most four recently used files larger than `least` bytes, with digests of some
+    blocks.
+    """
     found: dict[str, list[str]] = {}
     for name in [name for name in _latest()[: 2 * LATEST] if not name.endswith(".t")]:
         try:
@@ -299,7 +305,10 @@ def write(
 
 
 def survey(request: AgentRequest, folder: str, names: Sequence[str]) -> list[list[str]]:
-    """Return the kind and digest of each file, or empty texts for missing ones. Raises ObjectGone."""
+    """Return the kind and digest of each file, or empty texts for missing ones.
+
+    Raises ObjectGone.
+    """
     _require_directory(folder)
     found = []
     for name in names:

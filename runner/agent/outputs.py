@@ -40,7 +40,9 @@ def look_at_output(top: str, path: str, inside: Iterable[str]) -> tuple[str, os.
 
 
 def _leads_out(top: str, path: str, inside: Iterable[str]) -> bool:
-    """Return True if a directory above an output is a link out of `top` and the directories `inside`."""
+    """Return True if a directory above an output is a link out of `top` and the directories
+    `inside`.
+    """
     at, has_links = top, False
     for part in path.split("/")[:-1]:
         at = f"{at}/{part}"
@@ -57,7 +59,9 @@ def mark_of(found: os.stat_result) -> Mark:
 
 
 def find_changed_copies(marks: Mapping[str, Mark], top: str) -> list[str]:
-    """Return the staged copies in the attempt directory `top` that are missing or have another mark."""
+    """Return the staged copies in the attempt directory `top` that are missing or have another
+    mark.
+    """
     return [name for name, mark in marks.items() if find_mark(f"{top}/{name}") != mark]
 
 

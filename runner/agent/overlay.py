@@ -130,7 +130,9 @@ def _show_file(system: ctypes.CDLL, source: str, target: str) -> None:
 
 
 def _keep_one_capability(system: ctypes.CDLL) -> None:
-    """Drop all capabilities except access to the user's own files of any mode, also for the command."""
+    """Drop all capabilities except access to the user's own files of any mode, also for the
+    command.
+    """
     only = 1 << _WRITE_ANYWAY
     head = (ctypes.c_uint32 * 2)(_CAPABILITIES_VERSION, 0)
     sets = (ctypes.c_uint32 * 6)(only, only, only, 0, 0, 0)

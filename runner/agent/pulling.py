@@ -47,7 +47,8 @@ class PullRefused(Exception):
 def pull(
     request: AgentRequest, name: str, items: Sequence[tuple[str, int, str, str]], needed: int
 ) -> None:
-    """Download items: path in the directory (empty for a single file), size, ETag if known, and URL.
+    """Download items: path in the directory (empty for a single file), size, ETag if known, and
+    URL.
 
     Sends lines of JSON: `["bytes", COUNT]` as progress, `["file", PATH, SHA-256]` for each file,
     and `["problem", WORDS]`. If fewer than `needed` bytes are available, including existing files,

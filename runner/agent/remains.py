@@ -91,7 +91,9 @@ class Remains:
         return self.sweep()
 
     def _has_no_leftovers(self) -> bool:
-        """Return True if all children belong to running jobs, so that ended jobs left nothing behind."""
+        """Return True if all children belong to running jobs, so that ended jobs left nothing
+        behind.
+        """
         if self._children is None:
             return False
         for child in os.pread(self._children, 1 << 16, 0).split():

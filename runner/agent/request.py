@@ -25,7 +25,9 @@ class AgentRequest:
     def __init__(self, root: str, boot: str) -> None:
         self.root, self.boot, self.partial = root, boot, ""
         self._lock = os.open("partial.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        """Held during every request, because other requests may use the same directories of arriving objects."""
+        """Held during every request, because other requests may use the same directories of
+        arriving objects.
+        """
         self._held = memoryview(b"")
         self._whole = True
         self._out: list[bytes] = []
@@ -48,7 +50,10 @@ class AgentRequest:
         return str(asked[0]), asked[1:]
 
     def into(self, view: memoryview) -> int:
-        """Read the next incoming bytes into `view`. Return their number, or 0 at the end of the data."""
+        """Read the next incoming bytes into `view`.
+
+        Return their number, or 0 at the end of the data.
+        """
         while not self._held:
             if self._whole:
                 return 0

@@ -63,7 +63,9 @@ class Sampler:
         self._network = (0.0, 0, 0)
 
     def look(self, jobs: Iterable[tuple[bytes, bytes, bytes, bytes, bytes]]) -> None:
-        """Write a sample for each job: name, log, names of locks (including GPUs), total steps, and PATH."""
+        """Write a sample for each job: name, log, names of locks (including GPUs), total steps, and
+        PATH.
+        """
         now = time.time()
         for name, *about in jobs:
             if name not in self._watched:
@@ -171,7 +173,9 @@ class Sampler:
     # --- processors and network
 
     def _processors(self) -> dict[str, float]:
-        """Return the CPU utilization since the last sample, relative to the cgroup's quota if there is one."""
+        """Return the CPU utilization since the last sample, relative to the cgroup's quota if there
+        is one.
+        """
         try:
             quota, group = cgroups.processors()
             if group:

@@ -192,7 +192,9 @@ def _setting(name: str) -> str:
 
 
 def _map_users(pid: int) -> None:
-    """Map users to themselves in the user namespace: all users for root, otherwise the current user."""
+    """Map users to themselves in the user namespace: all users for root, otherwise the current
+    user.
+    """
     uid, gid = os.getuid(), os.getgid()
     if uid == 0:
         try:

@@ -71,7 +71,9 @@ class Agent:
     """The agent of one root directory, which starts, supervises and ends jobs."""
 
     def __init__(self, listener: int, first: int, *, blind: bool = False) -> None:
-        """With `blind`, jobs of the previous agent may be processes that this one cannot see or signal."""
+        """With `blind`, jobs of the previous agent may be processes that this one cannot see or
+        signal.
+        """
         self._blind = blind
         self._jobs: dict[bytes, Job] = {}
         self._timed: set[Job] = set()  # jobs with a deadline
@@ -502,8 +504,9 @@ def main(root: str, lock: int, listener: int, first: int, blind: int = 0) -> Non
     `lock` is the held lock of the root, `listener` its socket, `first` the client that started this
     process. `blind` is as in `Agent`.
     """
-    # Close inherited descriptors, such as a pipe that another process reads to its end. Otherwise this process and all jobs would
-    # keep them open. The limit of descriptors may be 10^9 in a container, so only the existing ones are closed.
+    # Close inherited descriptors, such as a pipe that another process reads to its end. Otherwise
+    # this process and all jobs would keep them open. The limit of descriptors may be 10^9 in a
+    # container, so only the existing ones are closed.
     kept = (lock, listener, first)
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) not in kept:

@@ -41,7 +41,10 @@ class Slots:
         self._all: int | None = None
 
     def for_every_job(self) -> int:
-        """Return the locked descriptor of the file `jobs`, which every job inherits. Raises OSError."""
+        """Return the locked descriptor of the file `jobs`, which every job inherits.
+
+        Raises OSError.
+        """
         if self._all is None:
             fd = self._open(f"../{ALL}")
             try:
@@ -66,7 +69,8 @@ class Slots:
             self._free.remove(number)
 
     def take(self) -> tuple[int, int]:
-        """Lock a free slot, and return its number and the lock's descriptor, which is not inheritable.
+        """Lock a free slot, and return its number and the lock's descriptor, which is not
+        inheritable.
 
         Raises OSError.
         """

@@ -80,7 +80,8 @@ def _program(name: bytes, env: dict[bytes, bytes]) -> bytes:
 
 
 def explain_failure(log: bytes, program: bytes, cwd: bytes, error: OSError) -> tuple[int, bytes]:
-    """Return a shell's exit code and a message for a failed start, and write the message to the log.
+    """Return a shell's exit code and a message for a failed start, and write the message to the
+    log.
 
     posix_spawn does not tell which part failed.
     """

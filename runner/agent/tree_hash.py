@@ -179,7 +179,8 @@ def hash_file(path: str) -> str:
 
 
 def hash_open(fd: int, size: int, count: Callable[[int], None] = lambda _: None) -> str:
-    """Return the SHA-256 of the first `size` bytes of an open file, or of all bytes of a shorter file.
+    """Return the SHA-256 of the first `size` bytes of an open file, or of all bytes of a shorter
+    file.
 
     Holes of a sparse file are hashed as zeros without reading. `count` receives the number of bytes
     of each block.

@@ -36,7 +36,9 @@ class Difference(NamedTuple):
 
 
 class StepDifference(NamedTuple):
-    """The differences of one step between runs A and B. `only` is A or B if the other lacks the step."""
+    """The differences of one step between runs A and B. `only` is A or B if the other lacks the
+    step.
+    """
 
     id: str
     states: tuple[str, str]

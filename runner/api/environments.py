@@ -138,7 +138,8 @@ def _locks(attempts: Iterable[AttemptRow]) -> list[Facts]:
 
 
 def read_inputs(ws: Workspace, row: RunRow) -> Facts:
-    """Return the inputs of a run, with each default value, and whether the caller or a preset set them.
+    """Return the inputs of a run, with each default value, and whether the caller or a preset set
+    them.
 
     `words` says if the recipe cannot be read or has changed since the run.
     """

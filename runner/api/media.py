@@ -88,7 +88,8 @@ def is_text(data: bytes) -> bool:
 
 
 def step_of(path: str) -> int | None:
-    """Return the training step in a path, for example 250 in `samples/step-000250/cat.png`, or None.
+    """Return the training step in a path, for example 250 in `samples/step-000250/cat.png`, or
+    None.
 
     If several path components contain a step, the last one counts.
     """

@@ -130,7 +130,8 @@ def resume(ws: Workspace, run: str, *, queue: bool = True) -> Outcome:
 def retry(
     ws: Workspace, run: str, begin: str | None = None, *, reach: Sequence[str] | None = None
 ) -> Outcome:
-    """Submit the request of a finished run as a new run with the same user, priority, labels and webhooks.
+    """Submit the request of a finished run as a new run with the same user, priority, labels and
+    webhooks.
 
     `begin` is the first step to rerun regardless of the cache. `reach` lists the hosts and buckets
     that the new run may read. None keeps those of the finished run.
@@ -172,7 +173,10 @@ def is_left(row: RunRow, *, live: bool) -> bool:
 
 
 def _wait_for(ws: Workspace, run: str, state: str, patience: float) -> bool:
-    """Wait until a run reaches `state` or finishes. Return False on timeout or if its worker died."""
+    """Wait until a run reaches `state` or finishes.
+
+    Return False on timeout or if its worker died.
+    """
     deadline = time.monotonic() + patience
     while True:
         row = ws.store.runs.get(run)

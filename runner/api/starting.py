@@ -180,7 +180,8 @@ def _of_sweep(start: Start, swept: Sweep, file: str) -> Request:
 def command_line(
     recipe: Recipe, start: Start, driver: str = "local", cost: float | None = None
 ) -> str | None:
-    """Return the equivalent shell command, quoted, or None if no command line can express the request.
+    """Return the equivalent shell command, quoted, or None if no command line can express the
+    request.
 
     `cost` is the cost limit in US dollars.
     """

@@ -53,7 +53,8 @@ class QueueSettings(NamedTuple):
     reports_to: Mapping[str, object] = {}
     # Hosts and buckets that a run of a server may read. None: no restriction.
     reach: Sequence[str] | None = None
-    # With a shared database, only workers of this workspace may take the run. They read its current files.
+    # With a shared database, only workers of this workspace may take the run. They read its current
+    # files.
     here: bool = False
 
 

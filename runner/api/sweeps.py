@@ -373,7 +373,10 @@ def _parts(text: str) -> list[object]:
 
 
 def _axis(spec: Input, texts: Sequence[object], problems: list[Problem]) -> list[Tree]:
-    """Convert the values of a sweep axis to the input's type. Problems are appended to `problems`."""
+    """Convert the values of a sweep axis to the input's type.
+
+    Problems are appended to `problems`.
+    """
     if not texts or any(text == "" for text in texts):
         what = "has an empty value in its list" if texts else "has no values"
         problems.append(

@@ -4,12 +4,15 @@ This program runs alone on a host and imports nothing of recipe.
 
 python -I builder.py HOME REQUIREMENTS [UV]
 
-If REQUIREMENTS is empty, the environment has no packages of its own and sees the packages of the base Python.  If UV is given and runs on this host,
-uv installs the packages by hard links from the user's uv cache.  Otherwise pip installs them.  A lock file in HOME allows one builder at a time.
-A builder whose caller was killed continues, and the next builder finds its environment.  Files of a killed builder are deleted.
-Downloads never go to /tmp, which is often memory and too small: uv has its cache, pip a directory below HOME.
+If REQUIREMENTS is empty, the environment has no packages of its own and sees the packages of the
+base Python.  If UV is given and runs on this host, uv installs the packages by hard links from the
+user's uv cache.  Otherwise pip installs them.  A lock file in HOME allows one builder at a time. A
+builder whose caller was killed continues, and the next builder finds its environment.  Files of a
+killed builder are deleted. Downloads never go to /tmp, which is often memory and too small: uv has
+its cache, pip a directory below HOME.
 
-The output is JSON lines: {"says": progress}, and as the last line {"done": ...} or {"wrong": one sentence, "fix": the remedy}.
+The output is JSON lines: {"says": progress}, and as the last line {"done": ...} or {"wrong": one
+sentence, "fix": the remedy}.
 """
 
 from __future__ import annotations
@@ -57,7 +60,10 @@ ELSEWHERE = (
     ),
     *("UV_EXCLUDE_NEWER", "UV_TARGET", "UV_PREFIX", "UV_NO_VERIFY_HASHES", "UV_TORCH_BACKEND"),
 )
-"""Environment variables that change the install target or the package selection.  The installer does not inherit them."""
+"""Environment variables that change the install target or the package selection.
+
+The installer does not inherit them.
+"""
 OF_PIP = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -121,7 +127,8 @@ class Pip:
         self.faults: list[str] = []
 
     def argv(self, requirements: str) -> list[str]:
-        # The lock names all packages, so no dependencies and extras are resolved: pip could not match an extra with its pin.
+        # The lock names all packages, so no dependencies and extras are resolved: pip could not
+        # match an extra with its pin.
         return [
             *self.command,
             "install",
@@ -366,7 +373,10 @@ def _pin_exactly(line: str) -> str:
 def install_insistently(
     installer: Callable[[], Pip | Uv], home: str, requirements: str, lock: int
 ) -> int:
-    """Install the packages, with a new attempt after a broken connection.  Returns the number of packages."""
+    """Install the packages, with a new attempt after a broken connection.
+
+    Returns the number of packages.
+    """
     for left in range(TRIES - 1, -1, -1):
         try:
             return install(installer(), home, requirements, lock)
@@ -392,7 +402,10 @@ def _can_run(uv: str) -> bool:
 
 
 def _find_pip(home: str) -> list[str]:
-    """Return the command of a pip that can install into the environment.  The pip of this Python saves seconds.  Raises BuildError."""
+    """Return the command of a pip that can install into the environment.
+
+    The pip of this Python saves seconds.  Raises BuildError.
+    """
     from importlib import metadata
 
     python = f"{home}/bin/python"
@@ -413,9 +426,13 @@ def _find_pip(home: str) -> list[str]:
 
 
 def install(installer: Pip | Uv, home: str, requirements: str, lock: int) -> int:
-    """Run an installer and report its progress.  Returns the number of packages.  Raises BuildError, OSError."""
+    """Run an installer and report its progress.
+
+    Returns the number of packages.  Raises BuildError, OSError.
+    """
     over = threading.Event()
-    # The installer inherits the lock: after a kill of its builder, no other builder starts while it works.
+    # The installer inherits the lock: after a kill of its builder, no other builder starts while it
+    # works.
     with subprocess.Popen(
         installer.argv(requirements),
         env=installer.env,
@@ -434,7 +451,8 @@ def install(installer: Pip | Uv, home: str, requirements: str, lock: int) -> int
         teller.join()
     if process.returncode:
         raise installer.find_error()
-    # Only the packages of the lock were installed, so the version check reports what the lock forgot.
+    # Only the packages of the lock were installed, so the version check reports what the lock
+    # forgot.
     if forgotten := installer.find_unpinned():
         raise BuildError(
             f"the lock does not pin {'; nor '.join(forgotten)}",
@@ -475,7 +493,10 @@ def _uv_env(home: str) -> dict[str, str]:
 
 
 def translate_pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """Translate pip's settings (files and variables) to uv's variables.  Local paths that do not exist are left out, as pip does."""
+    """Translate pip's settings (files and variables) to uv's variables.
+
+    Local paths that do not exist are left out, as pip does.
+    """
     settings = _read_pip_settings(environ)
     found = {}
     for name, variable in OF_PIP.items():
@@ -488,7 +509,10 @@ def translate_pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def no_index_option(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Translate pip's `no-index` to uv's option, for which uv has no variable.  Empty if uv has an index of its own in `environ`."""
+    """Translate pip's `no-index` to uv's option, for which uv has no variable.
+
+    Empty if uv has an index of its own in `environ`.
+    """
     if any(environ.get(name) for name in INDEXES_OF_UV):
         return ()
     value = _read_pip_settings(environ).get("no-index", "").lower()
@@ -530,7 +554,10 @@ def _is_there(place: str) -> bool:
 
 
 def _index_fix(variables: Sequence[str], files: str) -> str:
-    """Return the remedy for an unreachable index.  It names only settings that reach this installer."""
+    """Return the remedy for an unreachable index.
+
+    It names only settings that reach this installer.
+    """
     place = ", ".join(name for name in variables if os.environ.get(name))
     return f"check the network and the package index in {place or f'{files} of the machine'}, then run again"
 
@@ -561,7 +588,10 @@ def _count_installed(home: str) -> int:
 
 
 def _hash_error(package: str, expected: str, got: str, output: str) -> BuildError:
-    """Return the error for a file with other hashes than in the lock.  The patterns find the digests in the installer's output."""
+    """Return the error for a file with other hashes than in the lock.
+
+    The patterns find the digests in the installer's output.
+    """
     wanted, found = re.search(expected, output), re.search(got, output)
     what = f"{package} has other hashes than the lock (expected {wanted[1] if wanted else '?'}…, got {found[1] if found else '?'}…)"
     return BuildError(

@@ -26,7 +26,10 @@ class EarlyConnection:
         threading.Thread(target=self._run, daemon=True).start()
 
     def wait_for_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the event loop once the driver has connected or failed.  Meanwhile, load the agent program and the transfer code."""
+        """Return the event loop once the driver has connected or failed.
+
+        Meanwhile, load the agent program and the transfer code.
+        """
         from .link.stream import agent_program
         from .transfer import host_store as transfer  # noqa: F401
 

@@ -2,8 +2,9 @@
 
 pyxis uses Enroot to run images.  The module `containers` calls this module.
 
-These engines need no daemon and no root.  A container is an ordinary child process in the host's process namespace and the job's cgroups,
-so it ends with the processes of the job.  Apptainer starts an image file (SIF), Enroot a named root file system.  Both are created once per image.
+These engines need no daemon and no root.  A container is an ordinary child process in the host's
+process namespace and the job's cgroups, so it ends with the processes of the job.  Apptainer starts
+an image file (SIF), Enroot a named root file system.  Both are created once per image.
 """
 
 from __future__ import annotations
@@ -28,14 +29,21 @@ KINDS: Final = ("apptainer", "enroot")
 BENEATH: Final = {"pyxis": "enroot"}
 """Alternative engine names -> the program.  pyxis is the plugin of srun that calls Enroot."""
 SETTINGS: Final = ("ENROOT_", "APPTAINER_", "SINGULARITY_")
-"""Prefixes of the variables that configure an engine, such as its image cache or registry credentials.
+"""Prefixes of the variables that configure an engine, such as its image cache or registry
+credentials.
 
 A user or a site sets these variables.
 """
 _FINDS: Final = ("PATH", "HOME")
-"""Variables with which the engine finds its programs.  All other variables of Apptainer come from the step."""
+"""Variables with which the engine finds its programs.
+
+All other variables of Apptainer come from the step.
+"""
 _OWN: Final = ("APPTAINER", "SINGULARITY", "LD_", "PATH")
-"""Prefixes of variables that Apptainer or its loader reads or drops.  A step's variables with these prefixes are passed with `APPTAINERENV_`."""
+"""Prefixes of variables that Apptainer or its loader reads or drops.
+
+A step's variables with these prefixes are passed with `APPTAINERENV_`.
+"""
 _HIDDEN: Final = "RECIPE_IN_"
 """Prefix of a step's variables while Enroot's client runs."""
 
@@ -169,7 +177,7 @@ def explain(code: int | None, last: str, image: str) -> str:
     return ""
 
 
-# -- what runs on the host ---------------------------------------------------------------------------------------------------------------------------
+# -- what runs on the host -------------------------------------------------------------------------
 
 LOOK: Final = r"""
 kind=$1 name=$2 from=$3; shift 3
@@ -184,7 +192,10 @@ case $kind in
 esac
 :
 """
-"""Script: print the `image` for `wrap` if it is stored.  Arguments: the engine kind, the image name, its address, the engine command."""
+"""Script: print the `image` for `wrap` if it is stored.
+
+Arguments: the engine kind, the image name, its address, the engine command.
+"""
 
 FETCH: Final = r"""
 kind=$1 name=$2 from=$3; shift 3
@@ -220,7 +231,8 @@ hooks() {
 Their values may contain line breaks.
 """
 
-# Arguments: engine kind, directory for this script, the step's directory, Enroot's script, the command
+# Arguments: engine kind, directory for this script, the step's directory, Enroot's script, the
+# command
 _RUN: Final = r"""
 kind=$1 box=$2 conf=$4; export RECIPE_CWD="$3"; shift 4
 rm -rf "$box"; mkdir -m 700 "$box" || exit 125

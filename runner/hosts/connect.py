@@ -44,9 +44,10 @@ if TYPE_CHECKING:
 TELL = 5.0
 """Seconds between two progress messages of a transfer."""
 
-# Prints the login's PATH, the Python, the login's variables, and the GPUs.  Many systems have a python3 and no python,
-# or an older one of that name: then a directory below the root gets a program `python`, unless the disk is mounted noexec.
-# $1: the Python or its environment, $2: the root, $3: path of a fallback Python below it, $4: programs known to hang.
+# Prints the login's PATH, the Python, the login's variables, and the GPUs.  Many systems have a
+# python3 and no python, or an older one of that name: then a directory below the root gets a
+# program `python`, unless the disk is mounted noexec. $1: the Python or its environment, $2: the
+# root, $3: path of a fallback Python below it, $4: programs known to hang.
 _ASK = (
     machine.SMI
     + r"""PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin
@@ -102,9 +103,12 @@ class HostConnection(NamedTuple):
 
 
 class Connector:
-    """Connects to the hosts of one run.  `name` is the driver, `named` the Python for steps without a lock.
+    """Connects to the hosts of one run.
 
-    `given` are contents that the first steps need.  Each host is asked for them as soon as it is connected.
+    `name` is the driver, `named` the Python for steps without a lock.
+
+    `given` are contents that the first steps need.  Each host is asked for them as soon as it is
+    connected.
     """
 
     def __init__(
@@ -133,7 +137,10 @@ class Connector:
         return Place(ws, "local", local, ws.machine(), find_devices, shell)
 
     def _choose_python(self) -> str:
-        """Return the interpreter of this machine.  A Python that was set for remote hosts need not exist here.  Raises CannotRun."""
+        """Return the interpreter of this machine.
+
+        A Python that was set for remote hosts need not exist here.  Raises CannotRun.
+        """
         named = "" if self._name != "local" and self._named != interpreters.CURRENT else self._named
         return interpreters.choose_python(named, self._ws.root, self._ws.environ)
 
@@ -149,7 +156,8 @@ class Connector:
     ) -> HostConnection:
         """Start to connect to a host, and ask for the facts for `create_place`.
 
-        `root` replaces the root directory of the host.  `hung` names programs that are known to hang there.
+        `root` replaces the root directory of the host.  `hung` names programs that are known to
+        hang there.
         """
         from .link.stream import OWN, PROGRAM
         from .link.wire import Wire
@@ -172,7 +180,10 @@ class Connector:
     async def begin_connections(
         self, driver: Driver, want: int
     ) -> AsyncIterator[dict[str, HostConnection]]:
-        """Connect to the hosts in parallel while their offers are read.  On exit, close the connections that the caller has not taken out."""
+        """Connect to the hosts in parallel while their offers are read.
+
+        On exit, close the connections that the caller has not taken out.
+        """
         hosts = driver.connected_hosts()
         some = hosts if len(hosts) <= want else {}  # with more hosts, some may not be needed
         found = {
@@ -236,7 +247,10 @@ class Connector:
 
 
 async def _receive_facts(reached: HostConnection, name: str) -> str:
-    """Return the output of `_ASK`.  Closes the connection after a failure.  Raises CannotRun, DriverError."""
+    """Return the output of `_ASK`.
+
+    Closes the connection after a failure.  Raises CannotRun, DriverError.
+    """
     try:
         answer, _ = await reached.answers
     except BaseException as error:
@@ -284,7 +298,9 @@ async def check_as_sold(offer: Offer, need: Need, host: Host, image: str, cuda: 
 
 
 async def check_same_packages(places: Iterable[Place]) -> None:
-    """Check that the Python of each host has the packages of this Python, which are part of the cache key.  Raises CannotRun."""
+    """Check that the Python of each host has the packages of this Python, which are part of the
+    cache key.  Raises CannotRun.
+    """
     for place in places:
         if not isinstance(place, RemotePlace):
             continue

@@ -1,16 +1,18 @@
 """Run a step's command in a container: find an engine on a host, pull the image, wrap the command.
 
-This module covers Docker and Podman.  The module `cluster_containers` covers the engines of clusters.
+This module covers Docker and Podman.  The module `cluster_containers` covers the engines of
+clusters.
 
-A wrapped Command is an ordinary Command: any host starts it, waits for it and stops it.  It runs a small supervisor script (POSIX sh, `_RUN`) and,
-in a session of its own, a guard script (`_GUARD`):
+A wrapped Command is an ordinary Command: any host starts it, waits for it and stops it.  It runs a
+small supervisor script (POSIX sh, `_RUN`) and, in a session of its own, a guard script (`_GUARD`):
 
     stop        The supervisor receives SIGTERM and sends one SIGTERM to each process in the container, as a host does for a job without a container.
                 This works with an init process of the engine (`Engine.init`) and without one.
     kill -9     If the supervisor or its process group is killed, the guard notices and kills the container.
     kill -9     If the guard is killed too, the container keeps its label, and `sweep` removes it before the next run.
 
-The command sees its directory and the targets of the symbolic links in it, at the same absolute paths, and runs as the host's user.
+The command sees its directory and the targets of the symbolic links in it, at the same absolute
+paths, and runs as the host's user.
 """
 
 from __future__ import annotations
@@ -107,14 +109,19 @@ _CLIENT_PREFIXES = (
     "GO",
     "_CONTAINERS_",
 )
-"""Prefixes of variables that the client or its loader reads.  A step's variables with these prefixes are passed as `--env NAME=value`."""
+"""Prefixes of variables that the client or its loader reads.
+
+A step's variables with these prefixes are passed as `--env NAME=value`.
+"""
 
 
 class Containers:
-    """The containers of one run on one host, with attempt directories below `attempts`.  The engine and each image are looked up once.
+    """The containers of one run on one host, with attempt directories below `attempts`.
 
-    `settings` are the driver's `container_engine` (for Slurm `container`), `engine_args` (before the engine's verb) and
-    `container_args` (after it).
+    The engine and each image are looked up once.
+
+    `settings` are the driver's `container_engine` (for Slurm `container`), `engine_args` (before
+    the engine's verb) and `container_args` (after it).
     """
 
     def __init__(
@@ -132,7 +139,10 @@ class Containers:
         self._alone = asyncio.Lock()
 
     async def provide_image(self, name: str) -> Image:
-        """Return an image, pulled if necessary.  The first call finds the engine and removes leftover containers.  Raises CannotRun."""
+        """Return an image, pulled if necessary.
+
+        The first call finds the engine and removes leftover containers.  Raises CannotRun.
+        """
         async with self._alone:
             engine = self._engine or await self._find_engine()
             if name not in self._images:
@@ -172,7 +182,10 @@ class Containers:
         return wrap(command, image, self._engine, mounts, gpus, needed=needed, network=network)
 
     async def clean_up(self, attempt: str, exit: Exit) -> None:
-        """Remove the container of a job that was killed or stopped.  `attempt` is the path of its directory."""
+        """Remove the container of a job that was killed or stopped.
+
+        `attempt` is the path of its directory.
+        """
         if exit.signal is not None or exit.reason != "exit":
             with suppress(CannotRun):  # without an engine there is no container
                 async with self._alone:
@@ -180,7 +193,7 @@ class Containers:
                 await remove_container(self._host, engine, attempt)
 
 
-# -- the host ----------------------------------------------------------------------------------------------------------------------------------------
+# -- the host --------------------------------------------------------------------------------------
 
 
 async def detect(
@@ -195,8 +208,8 @@ async def detect(
 
     `engine` is a name or a path; without it, the first of `ENGINES` that works is used.
 
-    `flags` precede the engine's verb, `args` follow `run`, and `environ` adds variables for the client.  Raises CannotRun with the missing part, and
-    DriverError if the host cannot be asked.
+    `flags` precede the engine's verb, `args` follow `run`, and `environ` adds variables for the
+    client.  Raises CannotRun with the missing part, and DriverError if the host cannot be asked.
     """
     names = cluster_containers.BENEATH.get(engine, engine) or "\n".join(ENGINES)
     output = await _call(host, ["sh", "-c", _DETECT, "detect", names, *flags], environ or {})
@@ -225,7 +238,10 @@ async def detect(
 
 
 def _read_info(kind: str, rest: str, facts: Mapping[str, str]) -> Engine | str:
-    """Parse one output line of `_DETECT`: program path, TAB, output of `info`.  Returns an error message if the engine does not work."""
+    """Parse one output line of `_DETECT`: program path, TAB, output of `info`.
+
+    Returns an error message if the engine does not work.
+    """
     path, _, text = rest.partition("\t")
     if kind in cluster_containers.KINDS:
         return _read_cluster_info(kind, path, text, facts)
@@ -360,7 +376,9 @@ def _image_commands(engine: Engine, image: str) -> tuple[list[str], list[str]]:
 
 
 def _find_reason(message: str) -> str:
-    """Return the last line of an engine's message that looks like an error, otherwise the last line."""
+    """Return the last line of an engine's message that looks like an error, otherwise the last
+    line.
+    """
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     for line in reversed(lines):
         if "rror" in line or "denied" in line:
@@ -384,7 +402,10 @@ def _parse_image(image: str, output: str) -> Image:
 
 
 async def sweep(host: Client, engine: Engine, attempts: str) -> list[str]:
-    """Remove the containers of finished jobs below `attempts`.  Returns the names of their attempts.  Raises DriverError."""
+    """Remove the containers of finished jobs below `attempts`.
+
+    Returns the names of their attempts.  Raises DriverError.
+    """
     if engine.kind in cluster_containers.KINDS:
         return []  # containers of these engines are processes of their job
     listed = await _call(
@@ -410,7 +431,9 @@ async def sweep(host: Client, engine: Engine, attempts: str) -> list[str]:
 
 
 async def remove_container(host: Client, engine: Engine, attempt: str) -> None:
-    """Remove the container of an attempt directory in any state; a missing container is no error.  Raises DriverError.
+    """Remove the container of an attempt directory in any state; a missing container is no error.
+
+    Raises DriverError.
 
     Call this after a killed job: the host may have killed the supervisor and the guard.
     """
@@ -423,7 +446,10 @@ async def remove_container(host: Client, engine: Engine, attempt: str) -> None:
 
 
 async def _call(host: Client, argv: Sequence[str], env: Mapping[str, str]) -> str:
-    """Run `argv` on a host.  The variables travel by stdin, because a proxy URL may contain a password."""
+    """Run `argv` on a host.
+
+    The variables travel by stdin, because a proxy URL may contain a password.
+    """
 
     async def lines() -> AsyncIterator[bytes]:
         for name, value in env.items():
@@ -450,11 +476,14 @@ def _full_name(image: str) -> str:
     return f"docker.io/{image}" if slash else f"docker.io/library/{image}"
 
 
-# -- the command -------------------------------------------------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 
 
 def base_env(login: Mapping[str, str]) -> dict[str, str]:
-    """Return the inherited environment of a step in a container.  PATH, locale and time zone come from the image."""
+    """Return the inherited environment of a step in a container.
+
+    PATH, locale and time zone come from the image.
+    """
     return {"HOME": HOME, "PYTHONUNBUFFERED": "1", **variables.container_variables(login)}
 
 
@@ -463,7 +492,8 @@ def find_mounts(command: Command, objects: str, writable: Iterable[str] = ()) ->
 
     These are its directory, its script, its metrics, and the targets of its links.
 
-    `objects` is the directory of stored objects.  `writable` are the state directories that the step may change.
+    `objects` is the directory of stored objects.  `writable` are the state directories that the
+    step may change.
     """
     states = tuple(os.path.realpath(path) for path in writable)
     found = [Mount(command.cwd, True), *(Mount(path, True) for path in states)]
@@ -477,7 +507,9 @@ def find_mounts(command: Command, objects: str, writable: Iterable[str] = ()) ->
 
 
 def link_targets(folder: str, objects: str, others: Sequence[str] = ()) -> Sequence[str]:
-    """Return the targets of the symbolic links below `folder`, without targets in the directories `others`."""
+    """Return the targets of the symbolic links below `folder`, without targets in the directories
+    `others`.
+    """
     targets: set[str] = set()
     for target in _walk_links(folder, os.path.realpath(objects), others, targets):
         targets.add(target)
@@ -487,9 +519,11 @@ def link_targets(folder: str, objects: str, others: Sequence[str] = ()) -> Seque
 def _walk_links(
     folder: str, store: str, others: Sequence[str], known: Collection[str]
 ) -> Iterator[str]:
-    """Yield the targets of the symbolic links below `folder`, and of the links below these targets, that are not `known`.
+    """Yield the targets of the symbolic links below `folder`, and of the links below these targets,
+    that are not `known`.
 
-    For a link into the store, yield the store, because stored objects contain no links that leave the store.
+    For a link into the store, yield the store, because stored objects contain no links that leave
+    the store.
     """
     pending, walked = [folder], {folder}
     while pending:
@@ -557,10 +591,13 @@ def wrap(
     needed: bool = False,
     network: bool = True,
 ) -> Command:
-    """Return `command`, changed to run in a container of `image`.  Variables are passed by name, so that no secret is part of an argv.
+    """Return `command`, changed to run in a container of `image`.
 
-    `gpus` are the visible GPUs, None for all of the host.  If the engine cannot pass GPUs, the command sees none.  Raises CannotRun if GPUs are
-    `needed` but cannot be passed, if the engine does not accept a name or path, or if it cannot switch off the `network`.
+    Variables are passed by name, so that no secret is part of an argv.
+
+    `gpus` are the visible GPUs, None for all of the host.  If the engine cannot pass GPUs, the
+    command sees none.  Raises CannotRun if GPUs are `needed` but cannot be passed, if the engine
+    does not accept a name or path, or if it cannot switch off the `network`.
     """
     if gpus and needed and not engine.gpus:
         raise CannotRun(
@@ -635,7 +672,9 @@ def _network_flags(engine: Engine, *, network: bool) -> list[str]:
 
 
 def _gpu_flags(gpus: Sequence[Device] | None, engine: Engine) -> list[str]:
-    """Return the GPU flags: by UUID if the engine accepts UUIDs, otherwise by the number in nvidia-smi (CDI)."""
+    """Return the GPU flags: by UUID if the engine accepts UUIDs, otherwise by the number in
+    nvidia-smi (CDI).
+    """
     if engine.gpus == "gpus":
         if gpus is None:
             return ["--gpus", "all"]
@@ -657,8 +696,9 @@ def _container_name(attempt: str) -> str:
 def _environment(command: Command, engine: Engine) -> tuple[dict[str, str], list[str]]:
     """Return the client's environment and the arguments of `--env`.
 
-    An argument is a name, whose value the client takes from its environment.  A variable that the client
-    itself reads is `NAME=value` instead, so that the step's value does not change the client.
+    An argument is a name, whose value the client takes from its environment.  A variable that the
+    client itself reads is `NAME=value` instead, so that the step's value does not change the
+    client.
     """
     own = {name: value for name, value in engine.env.items() if name in _CLIENT}
     env, named = dict(own), []
@@ -730,7 +770,7 @@ def explain(exit: Exit, tail: bytes, image: str) -> str:
     return f"the image {image} cannot run {program}: {reason}"
 
 
-# -- what runs on the host ---------------------------------------------------------------------------------------------------------------------------
+# -- what runs on the host -------------------------------------------------------------------------
 
 _DETECT = r"""
 env | sed 's/^/env /'
@@ -779,7 +819,8 @@ rm -rf "$box"
 :
 """
 
-# Arguments: guard script, engine kind, "init" or "", container name, own directory, word count of the engine command, these words, `run ...`
+# Arguments: guard script, engine kind, "init" or "", container name, own directory, word count of
+# the engine command, these words, `run ...`
 _RUN = r"""
 guard=$1 kind=$2 init=$3 name=$4 box=$5 n=$6; shift 6
 rm -rf "$box"; mkdir -m 700 "$box" && mkfifo "$box/tell" || exit 125

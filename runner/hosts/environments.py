@@ -1,6 +1,9 @@
-"""Python environments from a lock, a Python version, or both.  Each is created once per host by the program `_builder.py`.
+"""Python environments from a lock, a Python version, or both.
 
-The host gets a requirements file with hashes.  A pylock.toml (PEP 751) or a uv.lock is converted first, because few versions of pip read these files.
+Each is created once per host by the program `_builder.py`.
+
+The host gets a requirements file with hashes.  A pylock.toml (PEP 751) or a uv.lock is converted
+first, because few versions of pip read these files.
 """
 
 from __future__ import annotations
@@ -100,7 +103,10 @@ async def is_built(place: Place, wanted: EnvironmentSpec) -> bool:
 
 
 async def provide_python(hooks: Hooks, wanted: EnvironmentSpec, say: Callable[[str], None]) -> str:
-    """Return the interpreter of an environment, built if necessary.  `say` receives the progress.  Raises CannotRun."""
+    """Return the interpreter of an environment, built if necessary.
+
+    `say` receives the progress.  Raises CannotRun.
+    """
     place = hooks.place
     home = _environment_folder(place, wanted)
     if wanted.lock is None and await find_python(place, wanted.version) == place.python:
@@ -118,7 +124,10 @@ async def provide_python(hooks: Hooks, wanted: EnvironmentSpec, say: Callable[[s
 
 
 def _environment_folder(place: Place, wanted: EnvironmentSpec) -> str:
-    """Return the environment's directory below the root.  On another host, workspaces with the same Python share the directory."""
+    """Return the environment's directory below the root.
+
+    On another host, workspaces with the same Python share the directory.
+    """
     return (
         wanted.name
         if place.folder.root == str(place.ws.home)
@@ -127,7 +136,10 @@ def _environment_folder(place: Place, wanted: EnvironmentSpec) -> str:
 
 
 async def _wait_for_lock(hooks: Hooks, name: str, say: Callable[[str], None]) -> Lock:
-    """Lock the environment against `gc` and other local runs.  Raises CannotRun if the installation is stopped while it waits."""
+    """Lock the environment against `gc` and other local runs.
+
+    Raises CannotRun if the installation is stopped while it waits.
+    """
     locks = hooks.place.ws.locks
     lock = locks.try_hold(f"env-{name}")
     if lock is None:
@@ -148,7 +160,8 @@ async def _build(
     installer = (
         await find_python(hooks.place, wanted.version) if wanted.version else hooks.place.installer
     )
-    # Index, proxy, certificates and cache come from the user's environment; they do not change the installed packages.
+    # Index, proxy, certificates and cache come from the user's environment; they do not change the
+    # installed packages.
     inherited = list(os.environ) if hooks.place.folder.root == str(hooks.place.ws.home) else []
     files = {"builder.py": _PROGRAM.read_bytes(), "requirements.txt": text}
     last: dict[str, Any] = {}
@@ -216,7 +229,10 @@ def _requirements_of(lock: Path) -> bytes:
 
 
 def _export_requirements(lock: Path) -> bytes:
-    """Return the dependencies of a uv project without the project and its development group.  Raises CannotRun."""
+    """Return the dependencies of a uv project without the project and its development group.
+
+    Raises CannotRun.
+    """
     words = (
         "--frozen",
         "--no-emit-workspace",
@@ -245,7 +261,10 @@ def _export_requirements(lock: Path) -> bytes:
 
 
 def _requirements(lock: Path) -> str:
-    """Return a pylock.toml as a requirements file with hashes.  Raises CannotRun if it is damaged or pins a package without a version."""
+    """Return a pylock.toml as a requirements file with hashes.
+
+    Raises CannotRun if it is damaged or pins a package without a version.
+    """
     try:
         packages = tomllib.loads(_read_lock(lock).decode())["packages"]
         return "".join(_requirement(package) for package in packages)

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class StackHead:
-    """The head of one run.  It needs no lease, runs one step at a time, and runs no single-node steps.
+    """The head of one run.
+
+    It needs no lease, runs one step at a time, and runs no single-node steps.
 
     `named` is the Python for steps without a lock.
     """
@@ -54,7 +56,9 @@ class StackHead:
         return select_disjoint(could, spec.resources.gpus or 0) if spec.node_count > 1 else could
 
     def choose_places(self, spec: StepSpec, places: Sequence[Place]) -> Sequence[Place]:
-        """Return the places of a step by rank: the head, if the step uses it, then workers.  Empty if there are too few.
+        """Return the places of a step by rank: the head, if the step uses it, then workers.
+
+        Empty if there are too few.
 
         Without a head, all nodes are in one zone.
         """
@@ -67,7 +71,9 @@ class StackHead:
         return [*self.places, *workers] if len(workers) == count else []
 
     async def open(self, traits: Traits, *, unused: bool) -> None:
-        """Connect to the head, for workers of a driver with these traits.  If `unused`, check that its port is free.
+        """Connect to the head, for workers of a driver with these traits.
+
+        If `unused`, check that its port is free.
 
         Raises Infrastructure if the head cannot be used or its port is taken; Invalid, CannotRun.
         """

@@ -1,4 +1,7 @@
-"""Choose the Python of a step without a lock on this machine.  The interpreter that runs recipe is used only by `--python current`."""
+"""Choose the Python of a step without a lock on this machine.
+
+The interpreter that runs recipe is used only by `--python current`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,8 @@ def choose_python(asked: str, root: Path, environ: Mapping[str, str]) -> str:
 
     The order is `asked`, `.venv` in the root, `$VIRTUAL_ENV`, and `python3` in PATH.
 
-    `asked` is a path, the directory of a virtual environment, a program name, or `current`.  Returns "python3" if none is found.  Raises CannotRun.
+    `asked` is a path, the directory of a virtual environment, a program name, or `current`.
+    Returns "python3" if none is found.  Raises CannotRun.
     """
     if asked == CURRENT:
         return sys.executable
@@ -63,7 +67,10 @@ def choose_python(asked: str, root: Path, environ: Mapping[str, str]) -> str:
 
 
 def command_path(python: str, home: Path, environ: Mapping[str, str]) -> str:
-    """Return a PATH on which `python` and `python3` are this interpreter.  If necessary, its directory or one below `home` comes first."""
+    """Return a PATH on which `python` and `python3` are this interpreter.
+
+    If necessary, its directory or one below `home` comes first.
+    """
     path = environ.get("PATH") or os.defpath
     if "/" not in python or _resolves_to(path, python):
         return path
@@ -100,7 +107,10 @@ def ask_version(python: str) -> None:
 
 
 def find_version(python: str) -> tuple[str, str]:
-    """Return the real path of an interpreter and its version, empty if unknown.  Runs the interpreter only if necessary."""
+    """Return the real path of an interpreter and its version, empty if unknown.
+
+    Runs the interpreter only if necessary.
+    """
     if number := _known_version(python):
         return python, number
     if (known := _recall_answer(python)) is not None:
@@ -167,7 +177,10 @@ def _resolves_to(path: str, python: str) -> bool:
 
 
 def _is_same_program(a: str, b: str) -> bool:
-    """Return whether two programs in one directory are the same.  In different directories, they may belong to different virtual environments."""
+    """Return whether two programs in one directory are the same.
+
+    In different directories, they may belong to different virtual environments.
+    """
     return os.path.dirname(a) == os.path.dirname(b) and os.path.realpath(a) == os.path.realpath(b)
 
 

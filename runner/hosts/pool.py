@@ -1,6 +1,9 @@
-"""The places of a run: this machine, and hosts with leases.  The pool knows resources and needs, but no steps.
+"""The places of a run: this machine, and hosts with leases.
 
-Free places are acquired before the run, as many as it can use.  A paid machine is rented when a step needs it, and released when no step does.
+The pool knows resources and needs, but no steps.
+
+Free places are acquired before the run, as many as it can use.  A paid machine is rented when a
+step needs it, and released when no step does.
 """
 
 from __future__ import annotations
@@ -147,7 +150,8 @@ class HostPool:
     inventory: Inventory = field(default_factory=Inventory)
     """The remote places of the run."""
     moves: list[tuple[str, LeaseRow]] = field(default_factory=list)
-    """State changes of leases that the run has not recorded yet: the previous state, and the lease."""
+    """State changes of leases that the run has not recorded yet: the previous state, and the lease.
+    """
     lost: list[str] = field(default_factory=list)
     """Reasons for the loss of places."""
     _local_places: dict[Path, Place] = field(default_factory=dict)
@@ -260,7 +264,8 @@ class HostPool:
         )
 
     async def open(self, *, want: int, wish: Callable[[], Wish] = Wish) -> None:
-        """Take over the leases of an earlier worker of this run, and acquire up to `want` places if places cost nothing.
+        """Take over the leases of an earlier worker of this run, and acquire up to `want` places if
+        places cost nothing.
 
         The places are on as many hosts as `wish` needs nodes, or on all available hosts.
         Raises Busy if all slots are in use, NoHost if no host can be used, DriverError.
@@ -315,10 +320,12 @@ class HostPool:
         )
 
     async def _acquire_free(self, taken_over: dict[str, list[LeaseRow]]) -> None:
-        """Acquire free places until the run has enough places and hosts, first on hosts with leases.
+        """Acquire free places until the run has enough places and hosts, first on hosts with
+        leases.
 
-        A host that cannot be opened is skipped if another works, unless it has leases: a step may run there.
-        Slow hosts are waited for only if the others are too few; otherwise `add_late_hosts` adds them.
+        A host that cannot be opened is skipped if another works, unless it has leases: a step may
+        run there. Slow hosts are waited for only if the others are too few; otherwise
+        `add_late_hosts` adds them.
         """
         driver = self._require_leases().driver
         if driver.traits.allocates:
@@ -343,7 +350,10 @@ class HostPool:
         reached: dict[str, HostConnection],
         trouble: list[str],
     ) -> None:
-        """Acquire places on offered hosts while they are useful.  Leases in `taken_over` are used first, and removed from it."""
+        """Acquire places on offered hosts while they are useful.
+
+        Leases in `taken_over` are used first, and removed from it.
+        """
         offers = sorted(await self._offers(wish), key=lambda offer: offer.id not in taken_over)
         names = {place.name for place in self.places}
         for offer in offers:
@@ -409,7 +419,8 @@ class HostPool:
     async def find_offered(self, needs: Mapping[Need, StepTotals]) -> set[Need]:
         """Return the needs for which a machine is running or offered.  Rents nothing.
 
-        Raises DriverError, Invalid if the cost limit does not cover the cheapest offer, and Busy if a dead run may use the persistent machine.
+        Raises DriverError, Invalid if the cost limit does not cover the cheapest offer, and Busy if
+        a dead run may use the persistent machine.
         """
         if self.leases is None:  # all steps run on this machine
             return set()
@@ -439,7 +450,9 @@ class HostPool:
         return found
 
     async def rent(self, need: Need, ready: Callable[[Place], Awaitable[object]]) -> Place | None:
-        """Rent a machine for this need, and prepare it with `ready`; None if none is available.  A machine that fails is released.
+        """Rent a machine for this need, and prepare it with `ready`; None if none is available.
+
+        A machine that fails is released.
 
         Raises CannotRun, DriverError, and the errors of `ready`.
         """
@@ -483,7 +496,10 @@ class HostPool:
     async def _untried_offers(
         self, need: Need, requested: Container[tuple[str, str]]
     ) -> Sequence[Offer]:
-        """Return the present offers that were not requested yet.  Earlier offers may be gone, or more expensive."""
+        """Return the present offers that were not requested yet.
+
+        Earlier offers may be gone, or more expensive.
+        """
         offers = [
             offer
             for offer in await self._offers(wish_for(need, self.step_totals, self.where))
@@ -587,7 +603,10 @@ class HostPool:
         return self._local_places[root]
 
     async def release(self, place: Place, reason: str) -> bool:
-        """Release the leases of a place.  Returns False if a release is not confirmed yet.  Raises DriverError."""
+        """Release the leases of a place.
+
+        Returns False if a release is not confirmed yet.  Raises DriverError.
+        """
         rows, with_it = self.inventory.drop(place)
         self._releasing |= {row.key for row in rows}
         for each in with_it:
@@ -612,7 +631,10 @@ class HostPool:
         return gone
 
     async def replace(self, lost: Place) -> Sequence[Place]:
-        """Acquire places in exchange for a lost one, if available.  A paid machine is rented again when a step needs it."""
+        """Acquire places in exchange for a lost one, if available.
+
+        A paid machine is rented again when a step needs it.
+        """
         self.lost.append(f"{lost.name}: {lost.lost}")
         _log.info("%s lost: %s", lost.name, lost.lost)
         if lost in self.head.places:
@@ -637,7 +659,10 @@ class HostPool:
         return ()
 
     async def close(self, *, leave: bool = False) -> None:
-        """Release everything.  With `leave`, keep paid machines and their jobs for the worker that resumes the run."""
+        """Release everything.
+
+        With `leave`, keep paid machines and their jobs for the worker that resumes the run.
+        """
         leases = self.leases
         if leases is not None:
             await self._upkeep.aclose()
@@ -658,7 +683,10 @@ class HostPool:
         leases.ledger.close()
 
     def _begin_closing(self) -> tuple[asyncio.Future[list[None]], asyncio.Future[list[None]]]:
-        """Start to close all places.  Returns a future for the places in use, and another for lost places."""
+        """Start to close all places.
+
+        Returns a future for the places in use, and another for lost places.
+        """
         places = [*self._opened, *self.head.places, *self.inventory.places]
         closing_lost = asyncio.gather(*(place.aclose() for place in places if place.lost))
         closing = asyncio.gather(*(place.aclose() for place in places if not place.lost))
@@ -787,7 +815,8 @@ class HostPool:
         ready: Callable[[Place], Awaitable[object]] | None = None,
         reached: HostConnection | None = None,
     ) -> Sequence[Place]:
-        """Acquire free slots on one machine until there are `want`, counting the leases in `taken_over`; empty if none is free.
+        """Acquire free slots on one machine until there are `want`, counting the leases in
+        `taken_over`; empty if none is free.
 
         Raises CannotRun if the host is reachable but unusable.
         """
@@ -824,9 +853,11 @@ class HostPool:
         ready: Callable[[Place], Awaitable[object]] | None = None,
         reached: HostConnection | None = None,
     ) -> Sequence[Place]:
-        """Wait for the machines of leases and return their places; empty if they are lost and released.
+        """Wait for the machines of leases and return their places; empty if they are lost and
+        released.
 
-        A new machine that cannot be used is released too, and its offer counts as failed.  Raises CannotRun, and the errors of `ready`.
+        A new machine that cannot be used is released too, and its offer counts as failed.  Raises
+        CannotRun, and the errors of `ready`.
         """
         places: list[Place] = []
         leases = self._require_leases().of_driver(offer.driver)
@@ -881,7 +912,10 @@ class HostPool:
         await self._require_leases().close({row.key for row in rows}, str(error), failure)
 
     def _register(self, place: Place, host: Host, offer: Offer, rows: Sequence[LeaseRow]) -> None:
-        """Add a new place to the inventory.  A preemption notice or the end of its time is watched."""
+        """Add a new place to the inventory.
+
+        A preemption notice or the end of its time is watched.
+        """
         leases = self._require_leases().of_driver(offer.driver)
         traits = leases.driver.traits
         place.image = need_of(rows[0]).image
@@ -937,7 +971,10 @@ def driver_for(ws: Workspace, name: str, hosts: Sequence[str], python: str) -> D
 
 
 def _ledger_path(ws: Workspace, run: str, name: str, driver: Driver) -> Path:
-    """Return the path of the ledger for a run's leases: the user's if they cost money.  An existing allocation stays in its ledger."""
+    """Return the path of the ledger for a run's leases: the user's if they cost money.
+
+    An existing allocation stays in its ledger.
+    """
     user, workspace = ledger.of_user(ws.environ), ledger.of_workspace(ws.home)
     usual, other = (
         (user, workspace) if driver.traits.priced or driver.traits.billed else (workspace, user)

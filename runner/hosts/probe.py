@@ -2,7 +2,8 @@
 
 The output of one shell script is parsed into findings.
 
-The script needs only `Host.call`.  Its output is untrusted: invalid lines are ignored, and shown text is made printable.
+The script needs only `Host.call`.  Its output is untrusted: invalid lines are ignored, and shown
+text is made printable.
 """
 
 from __future__ import annotations
@@ -102,7 +103,10 @@ _WANTED: Final = {
 
 
 class ProbeLine(NamedTuple):
-    """One line of the report.  `missing` means that something does not work without it.  `host` is empty for this machine."""
+    """One line of the report.
+
+    `missing` means that something does not work without it.  `host` is empty for this machine.
+    """
 
     state: Literal["ok", "note", "missing"]
     what: str
@@ -112,7 +116,10 @@ class ProbeLine(NamedTuple):
 
 
 async def examine(driver: Driver) -> list[ProbeLine]:
-    """Check all hosts of `driver`.  An unreachable host and a driver without hosts are findings too."""
+    """Check all hosts of `driver`.
+
+    An unreachable host and a driver without hosts are findings too.
+    """
     found: list[ProbeLine] = []
     if driver.console:
         return await _examine_account(driver)

@@ -46,7 +46,10 @@ class Sandboxes:
         self._refusals: dict[str, str] = {}
 
     async def check(self, place: Place) -> None:
-        """Check that a host supports sandboxes.  Raises CannotRun if it does not, and DriverError."""
+        """Check that a host supports sandboxes.
+
+        Raises CannotRun if it does not, and DriverError.
+        """
         async with self._alone:
             if place.name not in self._refusals:
                 self._refusals[place.name] = await _find_refusal(place)

@@ -39,7 +39,9 @@ def wait_for_stack(
     say: Callable[[str], None],
     leave: Callable[[], bool] = lambda: False,
 ) -> Lock | None:
-    """Wait until no other run of this user holds the stack, and lock it.  Returns None if `leave` returns True while waiting.
+    """Wait until no other run of this user holds the stack, and lock it.
+
+    Returns None if `leave` returns True while waiting.
 
     Raises Busy if another run holds the stack and `queue` is false.
     """
@@ -72,7 +74,10 @@ def hold_stack(stack: Stack, environ: Mapping[str, str]) -> Iterator[None]:
 
 
 class StackState(NamedTuple):
-    """The state of a stack's machine.  `stands` is the provider's answer, empty if the provider was not asked."""
+    """The state of a stack's machine.
+
+    `stands` is the provider's answer, empty if the provider was not asked.
+    """
 
     machine: LeaseRow | None
     uses: Sequence[LeaseRow] = ()
@@ -81,7 +86,10 @@ class StackState(NamedTuple):
 
 @asynccontextmanager
 async def open_leases(ws: Workspace, stack: Stack) -> AsyncIterator[StackLeases]:
-    """Open the leases of a stack with a persistent machine, outside of a run.  Raises CannotRun if the stack has none."""
+    """Open the leases of a stack with a persistent machine, outside of a run.
+
+    Raises CannotRun if the stack has none.
+    """
 
     from .renting.stack_leases import StackLeases
 
@@ -105,7 +113,10 @@ async def open_leases(ws: Workspace, stack: Stack) -> AsyncIterator[StackLeases]
 
 
 async def read_state(leases: StackLeases) -> StackState:
-    """Return a stack's machine, its uses, and the provider's answer about it.  Raises DriverError."""
+    """Return a stack's machine, its uses, and the provider's answer about it.
+
+    Raises DriverError.
+    """
     if (machine := leases.find_machine()) is None:
         return StackState(None)
     return StackState(
@@ -118,7 +129,8 @@ async def read_state(leases: StackLeases) -> StackState:
 async def start_machine(leases: StackLeases, say: Callable[[str], None]) -> LeaseRow:
     """Start the stack's machine outside of a run, until its time is over; rent it if necessary.
 
-    Raises Infrastructure if no machine is available, Busy if a run uses the machine, CannotRun, DriverError.
+    Raises Infrastructure if no machine is available, Busy if a run uses the machine, CannotRun,
+    DriverError.
     """
     from .connect import check_as_sold
 
@@ -149,7 +161,10 @@ async def start_machine(leases: StackLeases, say: Callable[[str], None]) -> Leas
 
 
 async def ensure(ws: Workspace, stack: Stack, leases: StackLeases) -> list[str]:
-    """Create missing resources of a stack, such as networks, and its store's bucket.  Returns descriptions of the new resources."""
+    """Create missing resources of a stack, such as networks, and its store's bucket.
+
+    Returns descriptions of the new resources.
+    """
     made = [*await leases.call(leases.driver.ensure)]
     if (store := _bucket(ws, stack)) is not None and await asyncio.to_thread(store.make):
         made.append(f"the store {store.url}")
@@ -157,7 +172,10 @@ async def ensure(ws: Workspace, stack: Stack, leases: StackLeases) -> list[str]:
 
 
 async def drop(ws: Workspace, stack: Stack, leases: StackLeases) -> list[str]:
-    """Delete the resources that `ensure` created, except the store with its results.  Returns descriptions of deleted and remaining resources."""
+    """Delete the resources that `ensure` created, except the store with its results.
+
+    Returns descriptions of deleted and remaining resources.
+    """
     dropped = [*await leases.call(leases.driver.drop)]
     store = _bucket(ws, stack)
     return (
@@ -179,7 +197,10 @@ def _bucket(ws: Workspace, stack: Stack) -> Bucket | None:
 
 
 def export_program(ws: Workspace, stack: Stack) -> str:
-    """Return the stack's resources as a Pulumi program, without asking a provider.  Raises CannotRun if the driver cannot export, Invalid."""
+    """Return the stack's resources as a Pulumi program, without asking a provider.
+
+    Raises CannotRun if the driver cannot export, Invalid.
+    """
     ws.on(stack.name)
     given = ws.config.driver(stack.driver)
     driver = None
@@ -225,7 +246,10 @@ async def stop_machine(leases: StackLeases, reason: str) -> bool:
 
 
 async def terminate_machine(leases: StackLeases) -> bool:
-    """Terminate the stack's machine and its disk.  Returns True once the end is confirmed.  Raises DriverError."""
+    """Terminate the stack's machine and its disk.
+
+    Returns True once the end is confirmed.  Raises DriverError.
+    """
     if not await stop_machine(leases, "the stack was taken down"):
         return False
     machine = leases.find_machine()

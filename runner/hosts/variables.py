@@ -2,7 +2,8 @@
 
 Most come from the login on its machine, and three have fixed values.
 
-None of them is part of a cache key.  Variables that look like tokens are never inherited; those are `secrets`.
+None of them is part of a cache key.  Variables that look like tokens are never inherited; those are
+`secrets`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ def inherit_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def container_variables(login: Mapping[str, str]) -> dict[str, str]:
-    """Return the login variables for a container on the same machine.  GPU numbers and paths are left out, because they differ there."""
+    """Return the login variables for a container on the same machine.
+
+    GPU numbers and paths are left out, because they differ there.
+    """
     return {
         name: value
         for name, value in login.items()

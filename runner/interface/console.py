@@ -1,10 +1,13 @@
-"""Listeners that display a run: a live display on a terminal, plain lines in a pipe, JSON for programs.
+"""Listeners that display a run: a live display on a terminal, plain lines in a pipe, JSON for
+programs.
 
-Each is an `execution.terms.Listener` and receives the same events.  Progress goes to stderr, results to stdout.  A listener never stops a run: after
-a failed write, it stops writing to the stream.
+Each is an `execution.terms.Listener` and receives the same events.  Progress goes to stderr,
+results to stdout.  A listener never stops a run: after a failed write, it stops writing to the
+stream.
 
-With `--json`, stdout has one object per line.  The first is `{"subject": "plan", …}`, the last `{"subject": "summary", …}`.  Between them are the
-events as stored, `{"seq", "at", "subject", "id", "before", "after", "reason", "data"}`, and notes for the user, `{"subject": "note", "text"}`.
+With `--json`, stdout has one object per line.  The first is `{"subject": "plan", …}`, the last
+`{"subject": "summary", …}`.  Between them are the events as stored, `{"seq", "at", "subject", "id",
+"before", "after", "reason", "data"}`, and notes for the user, `{"subject": "note", "text"}`.
 """
 
 from __future__ import annotations
@@ -77,7 +80,9 @@ class _ListenerDefaults:
 
 
 class Plain(_ListenerDefaults):
-    """A listener for pipes and files: a line per finished step, failures with the end of their log, and a summary."""
+    """A listener for pipes and files: a line per finished step, failures with the end of their log,
+    and a summary.
+    """
 
     def __init__(
         self,
@@ -174,9 +179,11 @@ class JsonLines(_ListenerDefaults):
 
 
 class Live(_ListenerDefaults):
-    """A listener with a display that is redrawn in place: a progress bar and a line per running step.  Finished steps scroll above the display.
+    """A listener with a display that is redrawn in place: a progress bar and a line per running
+    step.  Finished steps scroll above the display.
 
-    After each write, the cursor is visible and below the display, and lines wrap.  So the terminal stays usable if this process is killed.
+    After each write, the cursor is visible and below the display, and lines wrap.  So the terminal
+    stays usable if this process is killed.
     """
 
     def __init__(
@@ -290,7 +297,9 @@ class Live(_ListenerDefaults):
         self._above, self._drawn, self._frame = [], used, frame
 
     def _home(self, columns: int) -> str:
-        """Return the escape sequence that moves the cursor to the top of the display, allowing for lines wrapped by a narrower terminal."""
+        """Return the escape sequence that moves the cursor to the top of the display, allowing for
+        lines wrapped by a narrower terminal.
+        """
         up = sum(max(1, -(-cells // max(columns, 1))) for cells in self._drawn)
         return f"\r\x1b[{up}A" if up else ""
 
@@ -414,7 +423,9 @@ class _Row:
         return said
 
     def _describe_left(self, left: float, now: float) -> str:
-        """Return the remaining time, with an approximate percentage if estimated from the earlier duration."""
+        """Return the remaining time, with an approximate percentage if estimated from the earlier
+        duration.
+        """
         if self._metrics is not None and self._metrics.left(now) is not None:
             return f"  ETA {span(left)}"
         passed = now - self._started
@@ -634,7 +645,10 @@ class _RunText:
         return [(f"{name}: retry {number}{most} ({_why(event)})", "odd")]
 
     def failure_lines(self, summary: Summary) -> list[Line]:
-        """Return the failures with the end of their logs.  Log lines start with the step's name, so output cannot imitate recipe's messages."""
+        """Return the failures with the end of their logs.
+
+        Log lines start with the step's name, so output cannot imitate recipe's messages.
+        """
         lines: list[Line] = []
         for failure in islice(summary.failed, _REPORTS):
             lines += self._failure(failure)
@@ -665,7 +679,9 @@ class _RunText:
         return report
 
     def summary_lines(self, summary: Summary) -> list[Line]:
-        """Return the summary, such as `12 steps: 3 ran, 9 fresh, 0 failed in 4.3s`, and the command that compares the instances of a matrix."""
+        """Return the summary, such as `12 steps: 3 ran, 9 fresh, 0 failed in 4.3s`, and the command
+        that compares the instances of a matrix.
+        """
         counts = summary.counts
         total = sum(counts.values()) or self.run.total
         steps = f"{total} step{'' if total == 1 else 's'}"
@@ -756,7 +772,10 @@ def _head_of(summary: Summary) -> str:
 
 
 def _write_results(out: _Stream, summary: Summary) -> None:
-    """Write a line `name  path` for each result.  Paths are escaped on a terminal and raw in a pipe."""
+    """Write a line `name  path` for each result.
+
+    Paths are escaped on a terminal and raw in a pipe.
+    """
     wide = max((len(name) for name, _ in summary.results), default=0)
     out.write(
         "".join(

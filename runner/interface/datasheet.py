@@ -23,7 +23,9 @@ UNKNOWN: Final = "unknown until a first complete run"
 
 @dataclass(frozen=True, slots=True)
 class RunDurations:
-    """Durations of complete uncached runs in seconds, oldest first, and the peak memory of one process in bytes."""
+    """Durations of complete uncached runs in seconds, oldest first, and the peak memory of one
+    process in bytes.
+    """
 
     seconds: tuple[float, ...]
     memory: int = 0
@@ -39,7 +41,10 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """The facts of a datasheet.  Keys of `took` are preset names, None for runs without a preset."""
+    """The facts of a datasheet.
+
+    Keys of `took` are preset names, None for runs without a preset.
+    """
 
     recipe: Recipe
     took: Mapping[str | None, RunDurations]
@@ -50,7 +55,7 @@ class Sheet:
     """Lines with the estimated training time per GPU model, by preset."""
 
 
-# -- the facts --------------------------------------------------------------------------------------------------------------------------------------
+# -- the facts -------------------------------------------------------------------------------------
 
 
 def results(recipe: Recipe) -> list[tuple[str, str, Output | None]]:
@@ -176,7 +181,7 @@ def _greater(a: Resources, b: Resources) -> Resources:
     return Resources(**pick, gpu=a.gpu or b.gpu, pools=pools)
 
 
-# -- as JSON ----------------------------------------------------------------------------------------------------------------------------------------
+# -- as JSON ---------------------------------------------------------------------------------------
 
 
 def describe_sheet(sheet: Sheet) -> Mapping[str, object]:
@@ -243,7 +248,7 @@ def _input_facts(spec: Input) -> Mapping[str, object]:
     }
 
 
-# -- as text ----------------------------------------------------------------------------------------------------------------------------------------
+# -- as text ---------------------------------------------------------------------------------------
 
 
 def text(sheet: Sheet, width: int) -> list[str]:
@@ -263,7 +268,9 @@ def text(sheet: Sheet, width: int) -> list[str]:
 
 
 def _row(name: str, head: str, more: Sequence[str], name_width: int, width: int) -> list[str]:
-    """Return the lines of a row, with the wrapped description and the further texts beside the name."""
+    """Return the lines of a row, with the wrapped description and the further texts beside the
+    name.
+    """
     indent = " " * (name_width + 4)
     lines = _wrap(head, width, indent, indent) or [""]
     if len(name) > name_width:
@@ -283,7 +290,7 @@ def _wrap(words: str, width: int, first: str, others: str) -> list[str]:
     )
 
 
-# -- sections: a title and rows of a name, a description and further texts ---------------------------------------------------------------------------
+# -- sections: a title and rows of a name, a description and further texts -------------------------
 
 _LONG: Final = "time and cost"
 BARE: Final = "no preset"

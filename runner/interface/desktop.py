@@ -9,7 +9,10 @@ from collections.abc import Sequence
 
 
 def notify(title: str, text: str) -> bool:
-    """Show a notification.  Returns False if the notification program is missing or cannot be run."""
+    """Show a notification.
+
+    Returns False if the notification program is missing or cannot be run.
+    """
     command = _command(title, text)
     if not command or shutil.which(command[0]) is None:
         return False

@@ -1,6 +1,8 @@
-"""Format problems as text with the source line and a caret, as JSON, as GitHub annotations or as SARIF.
+"""Format problems as text with the source line and a caret, as JSON, as GitHub annotations or as
+SARIF.
 
-File content is never sent to a terminal unchanged: control, bidirectional and invisible characters are shown as escapes.
+File content is never sent to a terminal unchanged: control, bidirectional and invisible characters
+are shown as escapes.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ _COLOURS = {"error": "31", "warning": "33", "note": "36"}
 def render(
     problems: Iterable[Problem], format: Format, color: bool = False, *, unchecked: int = 0
 ) -> str:
-    """Format `problems`, sorted by location.  Any output ends with a line feed.  `unchecked` is the number of rules that lacked information."""
+    """Format `problems`, sorted by location.
+
+    Any output ends with a line feed.  `unchecked` is the number of rules that lacked information.
+    """
     ordered = sorted(dict.fromkeys(problems), key=_place)
     if format == "json":
         return json.dumps([_plain(problem) for problem in ordered], indent=2) + "\n"
@@ -84,7 +89,9 @@ def _paragraph(problem: Problem, color: bool) -> str:
 
 
 def _excerpt(where: Location) -> tuple[str, int, int]:
-    """Return the displayed source line, the number of columns before the caret, and the width of the underline."""
+    """Return the displayed source line, the number of columns before the caret, and the width of
+    the underline.
+    """
     text, first = where.text, min(where.column - 1, len(where.text))
     # For a long line, show the text around the location.
     begin = 0 if first + where.length <= _WIDEST else max(0, first - _WIDEST // 4)
@@ -160,7 +167,8 @@ def _annotation(problem: Problem) -> str:
 
 
 def _data(text: str) -> str:
-    # GitHub ends a command at a raw line break and decodes these three escapes.  Unescaped text could inject commands.
+    # GitHub ends a command at a raw line break and decodes these three escapes.  Unescaped text
+    # could inject commands.
     escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return "".join(
         char if char == "\t" or (char >= " " and char != "\x7f") else _show_char(char)

@@ -17,7 +17,9 @@ _MEASURES = ("seconds", "cpu", "peak_memory")
 
 
 def lines(change: Difference) -> list[str]:
-    """Format one difference as text: the part with both values, or only the changed lines of a long value."""
+    """Format one difference as text: the part with both values, or only the changed lines of a long
+    value.
+    """
     part, before, after = change.part, change.before, change.after
     name = safe_ids(part)
     if is_tree(before) and is_tree(after):
@@ -43,7 +45,9 @@ def text(part: str, value: object) -> str:
 
 
 def _plain(part: str, value: object) -> str:
-    """Format a value with the unit of its part: durations for seconds, megabytes for memory, else JSON or a bare word."""
+    """Format a value with the unit of its part: durations for seconds, megabytes for memory, else
+    JSON or a bare word.
+    """
     if isinstance(value, str):
         return value if _is_bare_word(value) else json.dumps(value, ensure_ascii=False)
     if part in ("seconds", "cpu") and isinstance(value, (int, float)):
@@ -77,7 +81,10 @@ def _file_lines(files: Mapping[str, str] | None) -> list[str]:
 
 
 def _inside(before: object, after: object) -> list[str]:
-    """List the changed lines of a script, words of a command or entries of a mapping.  Empty for values that are shown whole."""
+    """List the changed lines of a script, words of a command or entries of a mapping.
+
+    Empty for values that are shown whole.
+    """
     if isinstance(before, dict) and isinstance(after, dict):
         changes = map(without_files, diff_mappings(before, after))
         return [line for change in changes for line in lines(change)]

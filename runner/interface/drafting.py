@@ -222,7 +222,7 @@ def _note_disabled_output(option: Option, names: dict[str, str]) -> str:
     )
 
 
-# -- names ------------------------------------------------------------------------------------------------------------------------------------------
+# -- names -----------------------------------------------------------------------------------------
 
 
 def _names(script: Script) -> dict[str, str]:
@@ -257,7 +257,7 @@ def plain_name(word: str) -> str:
     return name if name[0].isalpha() else f"n{name}"
 
 
-# -- inputs -----------------------------------------------------------------------------------------------------------------------------------------
+# -- inputs ----------------------------------------------------------------------------------------
 
 
 def _input(option: Option, default: str | None, script: Script, kind: Callable[[str], str]) -> str:
@@ -350,7 +350,7 @@ def _smoke_length(option: Option, default: str | None) -> int | None:
     return min(few, int(default)) if default is not None and default.isdecimal() else few
 
 
-# -- the step ---------------------------------------------------------------------------------------------------------------------------------------
+# -- the step --------------------------------------------------------------------------------------
 
 
 def _command(start: EntryPoint, script: Script, names: dict[str, str]) -> Iterator[str]:
@@ -474,7 +474,7 @@ def _output_name(path: str) -> str:
     return re.sub(r"[^a-z0-9_]+", "_", base.rpartition(".")[0] or base).strip("_")
 
 
-# -- YAML -------------------------------------------------------------------------------------------------------------------------------------------
+# -- YAML ------------------------------------------------------------------------------------------
 
 
 def _yaml(text: str) -> str:

@@ -22,7 +22,9 @@ class Box(NamedTuple):
 
 
 def layers(needs: Mapping[str, Sequence[str]]) -> list[list[str]]:
-    """Group steps into layers by their longest path to a root step.  Within a layer, steps are sorted to stay near their dependencies.
+    """Group steps into layers by their longest path to a root step.
+
+    Within a layer, steps are sorted to stay near their dependencies.
 
     `needs` maps steps to their dependencies, in topological order.
     """
@@ -52,7 +54,9 @@ def _centre(needed: Sequence[str], place: Mapping[str, int]) -> float:
 
 
 def boxes(needs: Mapping[str, Sequence[str]]) -> tuple[list[Box], int, int]:
-    """Return a box for each step, with layers from left to right, and the width and height of the picture in pixels."""
+    """Return a box for each step, with layers from left to right, and the width and height of the
+    picture in pixels.
+    """
     rows = layers(needs)
     found = [
         Box(step, n * (WIDTH + ACROSS) + 2, m * (HEIGHT + DOWN) + 2)
@@ -68,7 +72,8 @@ def boxes(needs: Mapping[str, Sequence[str]]) -> tuple[list[Box], int, int]:
 
 
 def critical_path(needs: Mapping[str, Sequence[str]], ended: Mapping[str, float]) -> list[str]:
-    """Return the critical path of a run: the last step to end, preceded each time by the latest-ending dependency, in order of execution.
+    """Return the critical path of a run: the last step to end, preceded each time by the
+    latest-ending dependency, in order of execution.
 
     Dependencies that did not run, such as a `select`, are replaced by their own dependencies.
     """
@@ -126,7 +131,10 @@ Curve = Sequence[tuple[float, float]]
 
 
 def smooth(curve: Curve, weight: float) -> list[tuple[float, float]]:
-    """Smooth a curve with a bias-corrected exponential moving average.  A `weight` of 0 means no smoothing."""
+    """Smooth a curve with a bias-corrected exponential moving average.
+
+    A `weight` of 0 means no smoothing.
+    """
     if not weight:
         return list(curve)
     found, mean, share = [], 0.0, 1.0
@@ -140,7 +148,11 @@ def smooth(curve: Curve, weight: float) -> list[tuple[float, float]]:
 def align_curves(
     curves: Sequence[Curve], most: int = POINTS
 ) -> tuple[list[float], list[list[float | None]]]:
-    """Resample curves to common x values.  With too many points, keep the minimum and maximum of each interval, so that spikes stay visible."""
+    """Resample curves to common x values.
+
+    With too many points, keep the minimum and maximum of each interval, so that spikes stay
+    visible.
+    """
     xs = sorted({x for curve in curves for x, _ in curve})
     if len(xs) <= most:
         index = {x: n for n, x in enumerate(xs)}
@@ -177,7 +189,9 @@ def _extremes(curve: Curve, low: float, width: float, parts: int) -> Iterable[tu
 
 
 def frame(curves: Iterable[Curve]) -> tuple[float, float] | None:
-    """Return the y range to show: without the top and bottom 0.2 % of the values, but with the first value of each curve.  None without values."""
+    """Return the y range to show: without the top and bottom 0.2 % of the values, but with the
+    first value of each curve.  None without values.
+    """
     every = list(curves)
     values = sorted(y for curve in every for _, y in curve)
     if not values:

@@ -1,6 +1,7 @@
 """Convert a DVC pipeline or a SkyPilot task to a recipe, without reading files.
 
-Formats: https://doc.dvc.org/user-guide/project-structure/dvcyaml-files, https://docs.skypilot.co/en/latest/reference/yaml-spec.html
+Formats: https://doc.dvc.org/user-guide/project-structure/dvcyaml-files,
+https://docs.skypilot.co/en/latest/reference/yaml-spec.html
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def text_of(made: ImportedRecipe, origin: str) -> str:
     return "\n".join(head) + yaml_text.block(made.recipe, indented=True, width=140)
 
 
-# -- DVC ------------------------------------------------------------------------------------------------------------------------------------------
+# -- DVC -------------------------------------------------------------------------------------------
 
 
 def from_dvc(
@@ -135,7 +136,9 @@ class _Dvc:
         return self._text(str(values), {})
 
     def _code_and_deps(self, body: Value, at: Callable[[str], str]) -> Table:
-        """Return the dependencies of a stage: Python files and folders under `code`, others under `deps`."""
+        """Return the dependencies of a stage: Python files and folders under `code`, others under
+        `deps`.
+        """
         code: list[str] = []
         deps: list[str] = []
         for each in _several(body.get("deps")):
@@ -284,7 +287,7 @@ def _name_of_file(path: str) -> str:
     return plain_name(stem)
 
 
-# -- SkyPilot -------------------------------------------------------------------------------------------------------------------------------------
+# -- SkyPilot --------------------------------------------------------------------------------------
 
 
 _SKY_KEYS: Final = frozenset(
@@ -404,7 +407,10 @@ def _add_mounts(mounts: Value, base: str, step: Table, inputs: Table, look: list
 
 
 def _sky_resources(asked: Value, look: list[str], gpus: set[str]) -> Table:
-    """Convert the `resources` of a task.  Append notes on the parts without a counterpart to `look`."""
+    """Convert the `resources` of a task.
+
+    Append notes on the parts without a counterpart to `look`.
+    """
     found: Table = {}
     if accelerators := _list_accelerators(asked.get("accelerators")):
         first, *others = accelerators
@@ -464,7 +470,7 @@ def _sky_gpus(accelerator: str, look: list[str], gpus: set[str]) -> Table:
     return found
 
 
-# -- words ----------------------------------------------------------------------------------------------------------------------------------------
+# -- words -----------------------------------------------------------------------------------------
 
 
 def _mapping(value: object) -> Value:

@@ -66,7 +66,10 @@ class Raw:
 
 
 class Safe:
-    """A writer for a terminal: removes control sequences.  Lines that end with a carriage return, such as progress bars, are overwritten."""
+    """A writer for a terminal: removes control sequences.
+
+    Lines that end with a carriage return, such as progress bars, are overwritten.
+    """
 
     def __init__(self, out: TextIO, columns: int) -> None:
         self._out, self._columns = out, columns
@@ -132,7 +135,10 @@ def show(
 
 
 class LogOutput(NamedTuple):
-    """Output of a followed attempt, or a notice `said` about the attempt.  `is_last` marks the end of its log."""
+    """Output of a followed attempt, or a notice `said` about the attempt.
+
+    `is_last` marks the end of its log.
+    """
 
     attempt: LogPosition
     data: bytes = b""
@@ -141,7 +147,10 @@ class LogOutput(NamedTuple):
 
 
 def _is_idle(now: Status, patience_is_over: bool) -> bool:
-    """Return True if a run has finished, is paused, or has no worker.  A queued run counts as idle only after `PATIENCE` seconds."""
+    """Return True if a run has finished, is paused, or has no worker.
+
+    A queued run counts as idle only after `PATIENCE` seconds.
+    """
     is_unclaimed = now.waits is not None and now.waits.kind == WaitKind.SUBMITTER
     is_left = is_unclaimed and (now.state != "QUEUED" or patience_is_over)
     return now.over or is_left or now.state == "PAUSED"
@@ -175,10 +184,13 @@ class LogFollower:
         self._current: LogPosition | None = None
 
     def follow(self, step: str) -> Status:
-        """Write new output until the run or `step` has finished, or the run is paused or has no worker.  Returns the last status of the run."""
+        """Write new output until the run or `step` has finished, or the run is paused or has no
+        worker.  Returns the last status of the run.
+        """
         give_up_at = time.monotonic() + PATIENCE
         while True:
-            # Read the status before the events: a finished or abandoned run has stored all its events.
+            # Read the status before the events: a finished or abandoned run has stored all its
+            # events.
             now: Status = next(drive(self._transport, core.ask(lambda there: there.run(self._run))))
             self._hear()
             step_is_over = step != "" and self._states.get(step) in STEP_FINAL
@@ -197,7 +209,10 @@ class LogFollower:
         self._writer.end()
 
     def _hear(self) -> None:
-        """Read new events and start reading new attempts.  Logs of finished attempts are written before logs of later attempts."""
+        """Read new events and start reading new attempts.
+
+        Logs of finished attempts are written before logs of later attempts.
+        """
         before = len(self._found)
         for event in drive(self._transport, core.events(self._run, self._seen, False)):
             self._seen = event.seq
@@ -211,7 +226,10 @@ class LogFollower:
             self._write_ended()
 
     def _begin_reading(self) -> bool:
-        """Start a reader thread for each waiting attempt, up to `READERS`.  Return True if any attempt is being read."""
+        """Start a reader thread for each waiting attempt, up to `READERS`.
+
+        Return True if any attempt is being read.
+        """
         while self._waiting and len(self._reading) < READERS:
             self._reading.append(self._waiting.pop(0))
             args = (self._reading[-1],)
@@ -224,7 +242,10 @@ class LogFollower:
             self._write_next(POLL)
 
     def _read(self, attempt: LogPosition) -> None:
-        """Read the log of an attempt until the attempt has finished.  If the stream ends early, because the server stopped, open it again."""
+        """Read the log of an attempt until the attempt has finished.
+
+        If the stream ends early, because the server stopped, open it again.
+        """
         part = LogPart(attempt.step, attempt.number, 0, False, self._node)
         try:
             self._tell_hidden(part, attempt)
@@ -250,7 +271,10 @@ class LogFollower:
             self._printed.put(LogOutput(attempt, said=_explain_hidden(part.step, error)))
 
     def _write_next(self, patience: float) -> None:
-        """Wait up to `patience` seconds for output and write it.  With several logs, write only complete lines."""
+        """Wait up to `patience` seconds for output and write it.
+
+        With several logs, write only complete lines.
+        """
         try:
             attempt, data, said, is_last = self._printed.get(timeout=patience)
         except queue.Empty:

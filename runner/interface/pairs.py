@@ -19,7 +19,10 @@ def parse_pairs(
     wrong: str = '"{}" is not INPUT=VALUE',
     fix: str = "write inputs as name=value",
 ) -> dict[str, str]:
-    """Parse NAME=VALUE words into a mapping.  Raises Invalid with a problem for each invalid word."""
+    """Parse NAME=VALUE words into a mapping.
+
+    Raises Invalid with a problem for each invalid word.
+    """
     if bad := [word for word in words if "=" not in word]:
         raise Invalid(Problem("bad-input", wrong.format(word), fix=fix) for word in bad)
     return dict(word.split("=", 1) for word in words)

@@ -1,4 +1,7 @@
-"""Read recipe inputs from the environment variables of a platform's pod.  A pod is recognised by `JOB_ID`."""
+"""Read recipe inputs from the environment variables of a platform's pod.
+
+A pod is recognised by `JOB_ID`.
+"""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def _is_typer_command(decorators: Sequence[ast.Call]) -> bool:
     return any(_owner(each.func) != "click" for each in decorators)
 
 
-# -- dataclasses ------------------------------------------------------------------------------------------------------------------------------------
+# -- dataclasses -----------------------------------------------------------------------------------
 
 
 def fields(
@@ -178,7 +178,7 @@ def _field(value: ast.expr | None) -> tuple[ast.expr | None, str]:
     return _keyword_value(value, "default"), words
 
 
-# -- functions --------------------------------------------------------------------------------------------------------------------------------------
+# -- functions -------------------------------------------------------------------------------------
 
 
 class _Parameter(NamedTuple):
@@ -290,7 +290,9 @@ def _flags(parameter: _Parameter, kind: str) -> tuple[str, str]:
 def _options_of_lightning(
     call: ast.Call, classes: Mapping[str, ast.ClassDef], notes: list[str]
 ) -> Iterator[DeclaredOption]:
-    """Yield LightningCLI's options for its model and data classes, with two required trainer options first."""
+    """Yield LightningCLI's options for its model and data classes, with two required trainer
+    options first.
+    """
     named = {
         "model": _keyword_value(call, "model_class"),
         "data": _keyword_value(call, "datamodule_class"),
@@ -386,13 +388,15 @@ def _note_repeated(line: int, flag: str) -> str:
     return f"line {line}: {flag} keeps its default, because the option is repeated for each value: add the options that you need to `run`"
 
 
-# -- words ------------------------------------------------------------------------------------------------------------------------------------------
+# -- words -----------------------------------------------------------------------------------------
 
 
 def _parse_annotation(node: ast.expr | None) -> tuple[str, bool, tuple[str, ...]]:
-    """Return an annotation's type, whether the option takes several values, and the choices of a Literal.
+    """Return an annotation's type, whether the option takes several values, and the choices of a
+    Literal.
 
-    The type is empty if no command-line word can express the annotation. A missing annotation counts as str.
+    The type is empty if no command-line word can express the annotation. A missing annotation
+    counts as str.
     """
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         node = ast.parse(node.value, mode="eval").body

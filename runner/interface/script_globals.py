@@ -1,4 +1,6 @@
-"""Read absl flags and the globals set by nanoGPT's `configurator.py` from a script's syntax tree, without running the script."""
+"""Read absl flags and the globals set by nanoGPT's `configurator.py` from a script's syntax tree,
+without running the script.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,10 @@ _EXECUTED: Final = re.compile(r"open\(\s*['\"][^'\"]+\.py['\"]")
 
 
 def of_globals(tree: ast.Module, notes: list[str]) -> Iterator[DeclaredOption]:
-    """Yield the absl flags, then the `configurator.py` globals.  Append a note for each skipped option to `notes`."""
+    """Yield the absl flags, then the `configurator.py` globals.
+
+    Append a note for each skipped option to `notes`.
+    """
     yield from _flags(tree, notes)
     yield from _find_globals(tree, notes)
 
@@ -95,7 +100,9 @@ def _argument(call: ast.Call, keyword: str, position: int | None) -> ast.expr | 
 
 
 def _find_globals(tree: ast.Module, notes: list[str]) -> Iterator[DeclaredOption]:
-    """Yield the global constants above `exec(open("configurator.py").read())`, which are set with `--NAME=VALUE`."""
+    """Yield the global constants above `exec(open("configurator.py").read())`, which are set with
+    `--NAME=VALUE`.
+    """
     for name, value in _globals_before_exec(tree).items():
         if not isinstance(value, (ast.Constant, ast.UnaryOp, ast.List, ast.Tuple, ast.Dict)):
             continue  # computed: not an option

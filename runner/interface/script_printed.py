@@ -1,4 +1,6 @@
-"""Derive a metrics pattern from the print, logging and tqdm calls in a script's syntax tree, without running the script."""
+"""Derive a metrics pattern from the print, logging and tqdm calls in a script's syntax tree,
+without running the script.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _Piece = str | ast.expr
 
 
 def find_loss_pattern(tree: ast.AST) -> str | bool:
-    """Return a regular expression for the script's printed loss line, or False if no such line is found."""
+    """Return a regular expression for the script's printed loss line, or False if no such line is
+    found.
+    """
     best: tuple[int, str] = (0, "")
     for pieces in _lines(tree):
         pattern, names = _as_pattern(pieces)
@@ -47,7 +51,9 @@ def _word(node: ast.expr) -> str:
 
 
 def _lines(tree: ast.AST) -> Iterator[list[_Piece]]:
-    """Yield the message of each print, logging and progress bar call, as literal texts and value expressions."""
+    """Yield the message of each print, logging and progress bar call, as literal texts and value
+    expressions.
+    """
     texts = _named_texts(tree)
     for call in _calls(tree):
         word = _word(call.func)
@@ -61,7 +67,9 @@ def _lines(tree: ast.AST) -> Iterator[list[_Piece]]:
 
 
 def _named_texts(tree: ast.AST) -> dict[str, ast.expr]:
-    """Map each name assigned once to a text, such as `f"loss {loss}"`, or another constant to its expression."""
+    """Map each name assigned once to a text, such as `f"loss {loss}"`, or another constant to its
+    expression.
+    """
     found: dict[str, list[ast.expr]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:

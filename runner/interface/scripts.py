@@ -291,13 +291,14 @@ def _calls(tree: ast.AST) -> Iterator[ast.Call]:
     yield from (node for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
-# -- options ----------------------------------------------------------------------------------------------------------------------------------------
+# -- options ---------------------------------------------------------------------------------------
 
 
 def _option(call: ast.Call, notes: list[str]) -> Option | None:
     """Return the option of an `add_argument` call.
 
-    None for other calls, for `--help` and `--version`, and for options that this module cannot read.
+    None for other calls, for `--help` and `--version`, and for options that this module cannot
+    read.
     """
     if not _is_method(call, "add_argument"):
         return None
@@ -448,7 +449,7 @@ def _source_of_literal(node: ast.AST | None) -> str | None:
     return ast.unparse(node) if value is not None else None
 
 
-# -- roles of paths --------------------------------------------------------------------------------------------------------------------------------
+# -- roles of paths --------------------------------------------------------------------------------
 
 
 @dataclass
@@ -780,7 +781,9 @@ def _is_data_path(option: Option) -> bool:
 
 
 def _as_data_input(option: Option, touched: _Touched) -> Option:
-    """Return the option as an input, with a guessed role if only a name without `file` or `dir` says so."""
+    """Return the option as an input, with a guessed role if only a name without `file` or `dir`
+    says so.
+    """
     has_location = bool(option.words & _LOCATION_WORDS)
     folder = _has_folder(option, touched) or bool(option.words & _DATA_WORDS)
     is_guess = not touched.read and not has_location

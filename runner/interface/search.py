@@ -1,4 +1,7 @@
-"""Propose the next input values of a search, with Optuna's tree-structured Parzen estimator.  Keeps no state between calls."""
+"""Propose the next input values of a search, with Optuna's tree-structured Parzen estimator.
+
+Keeps no state between calls.
+"""
 
 from __future__ import annotations
 

@@ -48,7 +48,9 @@ UNKNOWN: Final = "the run time on {} is unknown; its offers are listed last"
 
 
 class OfferRequest(NamedTuple):
-    """A request for offers for a step: the requirements `wish`, and `on`, the estimated hours by GPU type."""
+    """A request for offers for a step: the requirements `wish`, and `on`, the estimated hours by
+    GPU type.
+    """
 
     wish: Wish
     on: HoursOn | None = None
@@ -57,7 +59,8 @@ class OfferRequest(NamedTuple):
 def wishes(
     ws: Workspace, found: Survey, asked: str, stack: str = "", *, cluster: bool = False
 ) -> dict[str, OfferRequest]:
-    """Return the machine requirements of the steps that will run, by the first step with each requirement.
+    """Return the machine requirements of the steps that will run, by the first step with each
+    requirement.
 
     For a cluster, return a single requirement for all steps together.
     """
@@ -110,7 +113,9 @@ def on_market_of(ws: Workspace, driver: str, wish: Wish) -> Wish:
 
 
 def offers_of_driver(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf]:
-    """Return a driver's offers for the steps that will run, by step.  Empty for a driver without rentals.
+    """Return a driver's offers for the steps that will run, by step.
+
+    Empty for a driver without rentals.
 
     Raises Invalid, or Infrastructure if the provider cannot be reached.
     """
@@ -128,14 +133,18 @@ def offers_of_driver(ws: Workspace, found: Survey, name: str) -> dict[str, Shelf
 
 
 def pricing_of(ws: Workspace, asked: Iterable[OfferRequest]) -> dict[Need, CostModel]:
-    """Return the cost model of each need, from run time estimates and the ledger of earlier rentals.  Needs have the market "any"."""
+    """Return the cost model of each need, from run time estimates and the ledger of earlier
+    rentals.  Needs have the market "any".
+    """
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
         history = History.from_rows(ledger.since(0), time.time())
     return {replace(each.wish.need, market="any"): CostModel(history, each.on) for each in asked}
 
 
 def format_offers(step: str, shelves: Sequence[Shelf], most: int) -> list[str]:
-    """Format the offers of drivers for a step as one table of at most `most` rows, cheapest run first."""
+    """Format the offers of drivers for a step as one table of at most `most` rows, cheapest run
+    first.
+    """
     ranked = rank_offers(shelves)
     whose = f" for {step}" if step else ""
     heads = [_head(shelf, whose) for shelf in shelves]
@@ -182,7 +191,9 @@ def _left_out(shelf: Shelf, *, several: bool) -> str:
 
 
 def _time_notes(ranked: Sequence[tuple[Shelf, Offer]]) -> list[str]:
-    """Return the notes on run times: the basis of estimates, and the GPUs without an estimate if others have one."""
+    """Return the notes on run times: the basis of estimates, and the GPUs without an estimate if
+    others have one.
+    """
     bases: set[str] = set()
     unknown: set[str] = set()
     without: set[str] = set()
@@ -231,7 +242,9 @@ def _more(hours: Hours | None) -> str:
 
 
 def describe_choice(found: Mapping[str, Sequence[Shelf]]) -> list[str]:
-    """Return the lines of `recipe plan` about rentals: the chosen offer of each step and its runners-up."""
+    """Return the lines of `recipe plan` about rentals: the chosen offer of each step and its
+    runners-up.
+    """
     return [line for step, shelves in found.items() for line in _describe_rental(step, shelves)]
 
 
@@ -288,7 +301,10 @@ def rank_for_programs(step: str, shelves: Sequence[Shelf]) -> list[dict[str, obj
 def as_json(
     step: str, shelf: Shelf, ranks: Mapping[tuple[str, str], int] = {}
 ) -> dict[str, object]:
-    """Return the offers of a driver for a step as JSON data.  `ranks` maps driver and offer id to the rank among all drivers, from 1."""
+    """Return the offers of a driver for a step as JSON data.
+
+    `ranks` maps driver and offer id to the rank among all drivers, from 1.
+    """
     wish = shelf.wish
     offers = [
         {

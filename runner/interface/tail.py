@@ -1,7 +1,8 @@
 """Follow the log and the metrics of a running step, and make text safe for terminals.
 
-Output of a step never acts on the terminal.  Escape sequences (colours, cursor moves, titles) and invisible or bidirectional characters are removed.
-Other control characters are shown in caret notation, such as `^[`; C1 characters as their two-character equivalents.
+Output of a step never acts on the terminal.  Escape sequences (colours, cursor moves, titles) and
+invisible or bidirectional characters are removed. Other control characters are shown in caret
+notation, such as `^[`; C1 characters as their two-character equivalents.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ def safe_ids(text: str) -> str:
 
 
 class SafeTerminal:
-    """A terminal stream that writes only printable text, line ends and the colours of recipe.  Other methods belong to the wrapped stream."""
+    """A terminal stream that writes only printable text, line ends and the colours of recipe.
+
+    Other methods belong to the wrapped stream.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -65,12 +69,17 @@ class SafeTerminal:
 
 
 def canvas(stream: TextIO) -> TextIO:
-    """Return the unguarded stream, for code that draws on the terminal and makes its text safe itself."""
+    """Return the unguarded stream, for code that draws on the terminal and makes its text safe
+    itself.
+    """
     return stream.stream if isinstance(stream, SafeTerminal) else stream
 
 
 def lines(data: bytes) -> list[str]:
-    """Return the lines of a step's output, safe for a terminal.  For an overwritten line (a progress bar), return its last version."""
+    """Return the lines of a step's output, safe for a terminal.
+
+    For an overwritten line (a progress bar), return its last version.
+    """
     found = []
     for line in data.rstrip().split(b"\n"):
         last = line.rstrip(b"\r").rpartition(b"\r")[2]
@@ -138,7 +147,9 @@ class MaskedTail:
 
 
 class MetricsTail:
-    """The training metrics of a running step so far, from JSON lines or from log lines that match a pattern."""
+    """The training metrics of a running step so far, from JSON lines or from log lines that match a
+    pattern.
+    """
 
     __slots__ = (
         "_first",
@@ -212,7 +223,9 @@ class MetricsTail:
         return max(0.0, (most - self._last[0]) * pace - (now - self._last[1]))
 
     def text(self, bars: bool) -> str:
-        """Return the known metrics as text, such as `step 120/1000  loss 2.134 ▇▅▃▂▁  eval_loss 2.2  1.2k tokens/s`."""
+        """Return the known metrics as text, such as `step 120/1000  loss 2.134 ▇▅▃▂▁  eval_loss 2.2
+        1.2k tokens/s`.
+        """
         parts = (self._position(), self._main_value(bars), self._eval_loss(), self._rate())
         return "  ".join(part for part in parts if part)
 
@@ -321,7 +334,8 @@ def _last(data: bytes) -> str:
 def _read(path: str, start: int, most: int, known: int) -> tuple[bytes, int, int] | None:
     """Read a file from `start`, but at most its last `most` bytes.
 
-    Returns the bytes with their begin and end offsets; None if the file cannot be read or still has the size `known`.
+    Returns the bytes with their begin and end offsets; None if the file cannot be read or still has
+    the size `known`.
     """
     try:
         # A step may have created a pipe at this path: do not block on it.

@@ -279,7 +279,8 @@ def _role_of_name(before: str, word: CommandWord, takes: str, options: str) -> R
 def _restrict_option_value(
     command: Sequence[CommandWord], option: str
 ) -> Iterator[ValueRestriction]:
-    """Yield the restrictions of `printf -v` and `wait -p`, whose option argument is a variable name.
+    """Yield the restrictions of `printf -v` and `wait -p`, whose option argument is a variable
+    name.
 
     No operand may become this option.
     """

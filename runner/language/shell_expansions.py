@@ -40,7 +40,9 @@ class Expansions:
         self.spans = values.spans
 
     def dollar(self, at: int, frame: Frame, *, quoted: bool, heredoc: bool = False) -> int:
-        """Parse the expansion that begins with the dollar sign at `at`, and return the index after the expansion."""
+        """Parse the expansion that begins with the dollar sign at `at`, and return the index after
+        the expansion.
+        """
         text = self.text
         if text.startswith("$((", at) and self.ends_twice(at + 3):
             return self.arithmetic(at + 3, frame)

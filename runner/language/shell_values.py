@@ -215,7 +215,8 @@ class Values:
         ]
 
     def _read_offsets(self) -> list[tuple[int, int]]:
-        """Return sorted pairs: an offset at which an expression is read, and the expression's offset.
+        """Return sorted pairs: an offset at which an expression is read, and the expression's
+        offset.
 
         An expression in a here-document is also read at the offset of its command.
         """
@@ -243,7 +244,9 @@ class Values:
         return end
 
     def _check_before(self, at: int) -> None:
-        """Report a template expression after a backslash, or after the dollar of another tool's syntax."""
+        """Report a template expression after a backslash, or after the dollar of another tool's
+        syntax.
+        """
         before = self.text[at - 1 : at]
         if before == "\\" and self._backslashes_before(at) % 2:
             self.refuse(

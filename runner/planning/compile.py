@@ -193,17 +193,20 @@ class _Compiler:
             for path, _ in draft.outputs.values()
         )
 
-    # -- one recipe ------------------------------------------------------------------------------------------------------------------------------
+    # -- one recipe --------------------------------------------------------------------------------
 
     def add(
         self, recipe: Recipe, values: Mapping[str, Tree], *, prefix: str, preset: str | None, variables: Mapping[str, str] | None = None,
         asked: Resources = _UNSAID, named: bool = False,
     ) -> Scope:  # fmt: skip
-        """Add the steps of a recipe to the plan, and return its scope.  Recipes of `uses` steps are added in turn.
+        """Add the steps of a recipe to the plan, and return its scope.
 
-        `values` are the input values, `prefix` begins all step IDs of a used recipe, and `variables` are the
-        environment variables of its secrets.  `asked` are the resources of the `uses` step.  With `named`,
-        the step names the preset itself, so that `asked` overrides the preset's resources.
+        Recipes of `uses` steps are added in turn.
+
+        `values` are the input values, `prefix` begins all step IDs of a used recipe, and
+        `variables` are the environment variables of its secrets.  `asked` are the resources of the
+        `uses` step.  With `named`, the step names the preset itself, so that `asked` overrides the
+        preset's resources.
         """
         home = recipe.home or posixpath.dirname(recipe.document.name) or "."
         if home not in self.sketch.homes:
@@ -302,7 +305,7 @@ class _Compiler:
         else:
             self._add_command_step(scope, step, chosen)
 
-    # -- steps with a command --------------------------------------------------------------------------------------------------------------------
+    # -- steps with a command ----------------------------------------------------------------------
 
     def _add_command_step(self, scope: Scope, step: Step, chosen: Preset | None) -> None:
         recipe = scope.recipe

@@ -16,7 +16,8 @@ T = TypeVar("T")
 def dag(dependencies: Mapping[T, Iterable[T]]) -> nx.DiGraph[T]:
     """Build a graph with an edge from each dependency to its dependent.
 
-    Nodes keep the order of `dependencies`, and edges into a node keep the order of its dependencies.
+    Nodes keep the order of `dependencies`, and edges into a node keep the order of its
+    dependencies.
     """
     graph: nx.DiGraph[T] = nx.DiGraph()
     graph.add_nodes_from(dependencies)

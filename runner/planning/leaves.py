@@ -213,7 +213,8 @@ class LeafReader:
             value = None
         self.outputs.setdefault(id, {})[name] = plain_value(value)
         if mention.in_key:
-            # The key includes the paths and their order, because contents alone do not tell which file is which.
+            # The key includes the paths and their order, because contents alone do not tell which
+            # file is which.
             self.reads[f"steps.{id}.{name}"] = value
             add_files(self._draft, value)
         elif value is not None:

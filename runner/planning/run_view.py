@@ -624,7 +624,7 @@ def _trains(steps: Mapping[str, StepView], planned: PlannedSteps) -> str:
     return max(reporting, key=rank).id
 
 
-# -- progress --------------------------------------------------------------------------------------------------------------------------------------
+# -- progress --------------------------------------------------------------------------------------
 
 
 def progress_of(run: ProgressInput) -> Progress:

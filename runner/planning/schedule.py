@@ -619,8 +619,8 @@ class _Board:
     def _admit(self, node: _Node, moves: list[Move]) -> State:
         """Move a WAITING step with finished dependencies to READY or SKIPPED.
 
-        The step is SKIPPED if a step in `required` is skipped.  This waits for all of them, because the
-        result must not depend on the order of a skip and a failure.
+        The step is SKIPPED if a step in `required` is skipped.  This waits for all of them, because
+        the result must not depend on the order of a skip and a failure.
         """
         for dependency in node.task.required:
             if self.nodes[dependency].state is _S.SKIPPED:

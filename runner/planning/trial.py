@@ -180,7 +180,7 @@ def _file_faults(path: str, tree: Any, scene: Scene) -> Iterator[tuple[Where, Te
         )
 
 
-# -- one part of a step ----------------------------------------------------------------------------------------------------------------------------
+# -- one part of a step ----------------------------------------------------------------------------
 
 
 def _try_part(
@@ -284,7 +284,7 @@ def _suspect(leaf: object) -> bool:
     return isinstance(leaf, str) and ("{{" in leaf or "\0" in leaf)
 
 
-# -- rendering as in an attempt --------------------------------------------------------------------------------------------------------------------
+# -- rendering as in an attempt --------------------------------------------------------------------
 
 
 def _script(text: str, bash: bool, names: Mapping[str, Any]) -> None:

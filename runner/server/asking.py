@@ -63,7 +63,8 @@ class BackgroundRequests:
             with suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(settle)
 
-        # A daemon thread, so the server can exit without waiting. The claim is then released, and the run is NEEDS_RECOVERY as before.
+        # A daemon thread, so the server can exit without waiting. The claim is then released, and
+        # the run is NEEDS_RECOVERY as before.
         threading.Thread(target=work, name=f"{verb} {run}", daemon=True).start()
         return pending
 

@@ -48,7 +48,8 @@ KEPT: Final = 10_000
 LINGER: Final = 60.0
 """Seconds for which all runs are still read after their last follower has left."""
 SPAN: Final = 60.0
-"""Seconds of earlier events that are repeated to a reconnecting client if its position is unknown."""
+"""Seconds of earlier events that are repeated to a reconnecting client if its position is unknown.
+"""
 BUDGET: Final = 0.1
 """Maximum number of seconds per read for metrics and logs.
 
@@ -545,7 +546,9 @@ class AllRuns:
             self._progress.pop(run, None)
 
     def fail(self, error: Exception) -> None:
-        """Report a read error to the waiting followers, and reset, so that the next follower reads from the beginning."""
+        """Report a read error to the waiting followers, and reset, so that the next follower reads
+        from the beginning.
+        """
         if not self.ready.done():
             self.ready.set_exception(error)
         self._reset()

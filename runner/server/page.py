@@ -111,7 +111,8 @@ def compressed_response(request: Request, text: str, media_type: str) -> Respons
     """Return a text response, compressed if it is large and the client accepts gzip."""
     data, headers = text.encode(), {"vary": "accept-encoding"}
     if len(data) >= SMALL and accepts_gzip(request):
-        # The fastest level compresses JSON lines to a third, in a tenth of the time of the best level.
+        # The fastest level compresses JSON lines to a third, in a tenth of the time of the best
+        # level.
         data, headers["content-encoding"] = gzip.compress(data, 1, mtime=0), "gzip"
     return Response(data, media_type=media_type, headers=headers)
 

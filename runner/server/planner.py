@@ -1,8 +1,8 @@
 """Compute plans and previews in child processes, with limits of time, memory and number.
 
-Clients can request arbitrarily large plans and files, and a process that reads them answers no other
-request. A fork server with all modules imported therefore forks a child for each of them within
-milliseconds. The child frees all its memory when it exits.
+Clients can request arbitrarily large plans and files, and a process that reads them answers no
+other request. A fork server with all modules imported therefore forks a child for each of them
+within milliseconds. The child frees all its memory when it exits.
 """
 
 from __future__ import annotations

@@ -58,8 +58,9 @@ class Layout:
 def recognize_layout(names: Collection[str], *, folder: str = "") -> Layout:
     """Return the layout of a checkpoint, from its relative file names and its directory name.
 
-    The files of the outermost library decide.  The transformers trainer uses accelerate, so that its
-    checkpoint may also have files of accelerate, and both may have the shards of DeepSpeed or torch.
+    The files of the outermost library decide.  The transformers trainer uses accelerate, so that
+    its checkpoint may also have files of accelerate, and both may have the shards of DeepSpeed or
+    torch.
     """
     ranks = _numbers(RANKED, names)
     zero_shards = _numbers(ZERO, names)

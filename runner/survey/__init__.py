@@ -1,1 +1,4 @@
-"""I/O for planning: read files, traces and stores into Facts, and compute verdicts. Runs nothing."""
+"""I/O for planning: read files, traces and stores into Facts, and compute verdicts.
+
+Runs nothing.
+"""

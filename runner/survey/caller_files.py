@@ -34,7 +34,10 @@ class GlobMatcher:
         self._names: dict[str, list[str]] = {}
 
     def matches(self, pattern: str) -> list[str]:
-        """Return the sorted paths that match the glob `pattern`. `**` matches any number of directories."""
+        """Return the sorted paths that match the glob `pattern`.
+
+        `**` matches any number of directories.
+        """
         folder, name = os.path.split(pattern)
         if glob.has_magic(folder) or not glob.has_magic(name) or name == "**":
             return self._search(pattern)

@@ -1,4 +1,7 @@
-"""Globs without matches. A typing error in a glob would otherwise silently produce an empty result."""
+"""Globs without matches.
+
+A typing error in a glob would otherwise silently produce an empty result.
+"""
 
 from __future__ import annotations
 

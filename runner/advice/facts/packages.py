@@ -36,7 +36,10 @@ def read_lock(path: Path) -> dict[str, object]:
 
 
 def find_folders(python: str) -> Sequence[str] | None:
-    """Return the package folders of a Python interpreter. None if finding them requires running it."""
+    """Return the package folders of a Python interpreter.
+
+    None if finding them requires running it.
+    """
     if os.path.dirname(os.path.dirname(python)) == sys.prefix:
         return sys.path
     prefix = Path(python).parent.parent

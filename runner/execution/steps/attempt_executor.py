@@ -47,7 +47,8 @@ class AttemptExecutor:
             return
         if self._schedule.make_room(id):
             self._running.make_room(id)
-            # The event loop launches the other attempt, and then the task of that attempt sends its command.
+            # The event loop launches the other attempt, and then the task of that attempt sends its
+            # command.
             for _ in range(2):
                 await asyncio.sleep(0)
 

@@ -279,7 +279,8 @@ class GroupCommit:
     ) -> None:
         """Add the row of an ended attempt to the next group, with secrets masked.
 
-        `saved` means that the trainer saved a checkpoint and exited on request.  `image` is the content of the cache key in its stored form.
+        `saved` means that the trainer saved a checkpoint and exited on request.  `image` is the
+        content of the cache key in its stored form.
         """
         ended: dict[str, object] = (
             {"code": exit.code, "cpu": exit.cpu, "peak_memory": exit.peak_memory} if exit else {}

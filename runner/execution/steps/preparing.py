@@ -156,7 +156,9 @@ class Preparer:
         states: Sequence[StateFolder],
         resumed_from: Mapping[str, checkpoints.Newest],
     ) -> tuple[Command, bytes | None]:
-        """Create the directory of one node, stage its inputs and build its command, once its checkpoints are known."""
+        """Create the directory of one node, stage its inputs and build its command, once its
+        checkpoints are known.
+        """
         directory = seat.directory
         directory.folder.begin(self._scrap)
         crashpoint("attempt-made")

@@ -1,7 +1,8 @@
 """Start, wait for and stop jobs on a host through its agent, and read their logs.
 
-A start is one message, and the end of a job arrives as one line that completes the waiting future.  Nothing is polled.  If the agent is killed or the
-connection breaks, the next connection repeats unconfirmed messages.  This is safe because an agent starts each job name only once.
+A start is one message, and the end of a job arrives as one line that completes the waiting future.
+Nothing is polled.  If the agent is killed or the connection breaks, the next connection repeats
+unconfirmed messages.  This is safe because an agent starts each job name only once.
 
 A `Line` is the connection to an agent: a socket on this machine, or a `Stream` to another host.
 """
@@ -52,7 +53,9 @@ BEATS = 9
 FOREVER = 1e8
 """Seconds.  Longer waits get no alarm."""
 ROOM = 1 << 15
-"""Bytes per read of a socket, few enough that their memory is reused instead of mapped and unmapped each time."""
+"""Bytes per read of a socket, few enough that their memory is reused instead of mapped and unmapped
+each time.
+"""
 REMEMBERED = 10_000
 """Finished jobs that a client remembers."""
 SIGN = 5.0
@@ -68,7 +71,10 @@ SILENCE = 20.0
 
 
 class AgentConnection(Protocol):
-    """A connection to one agent.  Calls `on_data` with received bytes, and `on_loss` with the reason when the connection ends."""
+    """A connection to one agent.
+
+    Calls `on_data` with received bytes, and `on_loss` with the reason when the connection ends.
+    """
 
     patience: float
     """Seconds without a connection after which waiting callers get Unreachable."""
@@ -114,7 +120,10 @@ class AgentConnection(Protocol):
 
 
 class Client:
-    """Jobs on one host.  They outlive the connection and this process.  A client belongs to one event loop at a time."""
+    """Jobs on one host.
+
+    They outlive the connection and this process.  A client belongs to one event loop at a time.
+    """
 
     def __init__(self, line: AgentConnection) -> None:
         self._line = line
@@ -166,7 +175,10 @@ class Client:
                 self._connect()
 
     async def start(self, command: Command, key: str) -> Job:
-        """Start `command`.  The same key finds the same job.  A start never queues and waits for no lock."""
+        """Start `command`.
+
+        The same key finds the same job.  A start never queues and waits for no lock.
+        """
         self._bind_loop()
         name = file_name(key)
         job = Job(key, {"log": await self._line.log_path(command.log, name)})
@@ -181,7 +193,10 @@ class Client:
         return job
 
     async def find_free_locks(self, locks: Sequence[str]) -> Sequence[str]:
-        """Return the locks that no job of this login on the machine holds.  Raises Denied if locks do not work, and Unreachable."""
+        """Return the locks that no job of this login on the machine holds.
+
+        Raises Denied if locks do not work, and Unreachable.
+        """
         self._bind_loop()
         self._questions += 1
         number = self._questions
@@ -213,7 +228,10 @@ class Client:
         return over
 
     async def _wait_for_news(self, name: str, now: float, give_up_at: float) -> None:
-        """Wait for a message about a job, or until `give_up_at`.  Raises the error of the connection."""
+        """Wait for a message about a job, or until `give_up_at`.
+
+        Raises the error of the connection.
+        """
         loop = asyncio.get_running_loop()
         woken: asyncio.Future[None] = loop.create_future()
         waiter = (woken, give_up_at)
@@ -247,7 +265,10 @@ class Client:
         return file_name(job.key) not in self._printed
 
     async def stop(self, job: Job, grace: timedelta) -> None:
-        """Send SIGTERM to the process group, and SIGKILL after `grace`.  Idempotent.  `wait` then returns an Exit."""
+        """Send SIGTERM to the process group, and SIGKILL after `grace`.
+
+        Idempotent.  `wait` then returns an Exit.
+        """
         self._bind_loop()
         name = file_name(job.key)
         if name not in self._over:
@@ -269,7 +290,10 @@ class Client:
     # --- the connection
 
     def _forget_requests(self) -> None:
-        """Forget the requests and running jobs of the present event loop.  Exits of finished jobs stay known."""
+        """Forget the requests and running jobs of the present event loop.
+
+        Exits of finished jobs stay known.
+        """
         self._until_greeted.clear()
         self._going.clear()
         self._pending.clear()
@@ -300,7 +324,10 @@ class Client:
             self._line.write(message)
 
     def _connect(self) -> None:
-        """Connect to the agent.  An agent that is exiting still holds the lock but does not answer, so try again."""
+        """Connect to the agent.
+
+        An agent that is exiting still holds the lock but does not answer, so try again.
+        """
         self._retry = None
         try:
             self._connected = self._line.open(self._receive, self._handle_loss)
@@ -316,7 +343,9 @@ class Client:
             self._line.write(bytes(self._until_greeted))
 
     def _beat(self, deadman: float) -> None:
-        """Send a heartbeat now and periodically, because the connection of a stopped process stays open."""
+        """Send a heartbeat now and periodically, because the connection of a stopped process stays
+        open.
+        """
         assert self._loop is not None
         self._line.write(_message("arm", f"{deadman}", "beats"))
         self._beats = self._loop.call_later(deadman / BEATS, self._beat, deadman)
@@ -346,7 +375,9 @@ class Client:
             self._connect()
 
     def _fail(self, error: DriverError, now: float | None) -> None:
-        """Raise `error` in all waiting callers, or, with the time `now`, in callers whose patience has ended."""
+        """Raise `error` in all waiting callers, or, with the time `now`, in callers whose patience
+        has ended.
+        """
         for waiting in self._waiting.values():
             for woken, give_up_at in waiting:
                 if (now is None or give_up_at <= now) and not woken.done():
@@ -372,7 +403,10 @@ class Client:
         self._received.clear()
 
     def _handle_loss(self, error: DriverError | None) -> None:
-        """Handle a lost connection.  The next connection repeats messages that the agent may not have received."""
+        """Handle a lost connection.
+
+        The next connection repeats messages that the agent may not have received.
+        """
         greeted = self._greeted
         self._disconnect()
         if error is not None and not isinstance(error, Unreachable):
@@ -386,7 +420,9 @@ class Client:
             self._schedule_retry(error)
 
     def _repeat_messages(self, error: DriverError) -> None:
-        """Queue the messages of all unfinished jobs for the next connection, and fail questions about locks."""
+        """Queue the messages of all unfinished jobs for the next connection, and fail questions
+        about locks.
+        """
         self._going.clear()
         for answer in self._asked.values():
             if not answer.done():
@@ -398,7 +434,10 @@ class Client:
         self._until_greeted += b"".join(self._stops.values())
 
     def _receive(self, data: bytes) -> None:
-        """Handle the complete lines of the received data.  The first line of a connection is the agent's greeting."""
+        """Handle the complete lines of the received data.
+
+        The first line of a connection is the agent's greeting.
+        """
         self._received += data
         *lines, rest = self._received.split(b"\n")
         self._received = bytearray(rest)
@@ -455,9 +494,12 @@ class Client:
 
 
 class SocketLine:
-    """The connection to the agent of a root directory on this machine.  Starts the agent if necessary.
+    """The connection to the agent of a root directory on this machine.
 
-    `context` is the identity of this process.  With `own`, only an agent with the same identity is accepted.
+    Starts the agent if necessary.
+
+    `context` is the identity of this process.  With `own`, only an agent with the same identity is
+    accepted.
     """
 
     patience = 10.0
@@ -581,7 +623,10 @@ class SocketLine:
 
 
 class StreamLine:
-    """The connection to the agent of another machine, over a stream.  Logs are read through `wire`."""
+    """The connection to the agent of another machine, over a stream.
+
+    Logs are read through `wire`.
+    """
 
     patience = 60.0
     pauses: Sequence[float] = (0.1, 0.3, 1.0, 3.0)
@@ -656,7 +701,8 @@ class StreamLine:
                     async with asyncio.timeout(SILENCE):
                         payload = await stream.receive()
                     if payload[:1] == b"d":
-                        # An empty answer, because some connections delay small packets until the other side answers.
+                        # An empty answer, because some connections delay small packets until the
+                        # other side answers.
                         await stream.send(b"d")
                         on_data(payload[1:])
                     if self._exchanging is not asyncio.current_task():
@@ -671,7 +717,9 @@ class StreamLine:
                 on_loss(error)
 
     async def _send_queued(self, stream: Stream) -> None:
-        """Send queued messages as they come, and a heartbeat after `SIGN` seconds without a message."""
+        """Send queued messages as they come, and a heartbeat after `SIGN` seconds without a
+        message.
+        """
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(SIGN):
@@ -687,7 +735,10 @@ class StreamLine:
 
 
 def connect_own(home: Path, deadman: float | None = None) -> Client:
-    """Return a client for jobs on this machine with the limits and namespaces of this process.  `home` is the workspace's `.recipe`."""
+    """Return a client for jobs on this machine with the limits and namespaces of this process.
+
+    `home` is the workspace's `.recipe`.
+    """
     context = process_identity()
     return _wake_client(
         SocketLine(LocalHost(choose_root(home, context)), context, own=True), deadman
@@ -697,7 +748,8 @@ def connect_own(home: Path, deadman: float | None = None) -> Client:
 def connect_local(root: Path, deadman: float | None = None) -> Client:
     """Return a client for jobs on this machine, and start the agent of `root` if necessary.
 
-    `deadman` is the time without a client, in seconds, after which the agent stops its jobs, because another machine may start them.
+    `deadman` is the time without a client, in seconds, after which the agent stops its jobs,
+    because another machine may start them.
     """
     return _wake_client(SocketLine(LocalHost(root), process_identity()), deadman)
 

@@ -24,7 +24,10 @@ class HostContact:
     """Contact with this machine or a machine with the same disk, which always answers."""
 
     silent = False
-    """Whether the host does not answer now.  Its jobs may continue, but new jobs should start elsewhere."""
+    """Whether the host does not answer now.
+
+    Its jobs may continue, but new jobs should start elsewhere.
+    """
 
     @property
     def silent_for(self) -> float:
@@ -37,7 +40,9 @@ class HostContact:
 
 
 class RemoteContact(HostContact):
-    """Contact with a remote host, which may be unreachable for a while without a failure of its jobs."""
+    """Contact with a remote host, which may be unreachable for a while without a failure of its
+    jobs.
+    """
 
     def __init__(self, name: str, say: Callable[[str], None]) -> None:
         self.name, self._say = name, say
@@ -48,7 +53,10 @@ class RemoteContact(HostContact):
         return time.monotonic() - self._silent_since if self.silent else 0.0
 
     async def insist(self, ask: Callable[[], Awaitable[_T]]) -> _T:
-        """Repeat a request while the host is unreachable.  Raises HostLost after `LOST_AFTER` seconds."""
+        """Repeat a request while the host is unreachable.
+
+        Raises HostLost after `LOST_AFTER` seconds.
+        """
 
         async def once() -> _T:
             try:
@@ -78,7 +86,8 @@ class RemoteContact(HostContact):
 def retry_policy(tries: float = math.inf) -> Policy:
     """Return a policy for at most `tries` attempts of a driver call or a request to a host.
 
-    After throttling, the provider sets the wait, and the attempts are not limited.  Otherwise the wait grows with each attempt.
+    After throttling, the provider sets the wait, and the attempts are not limited.  Otherwise the
+    wait grows with each attempt.
     """
 
     def policy(error: Exception, tried: int) -> float | None:
@@ -92,7 +101,10 @@ def retry_policy(tries: float = math.inf) -> Policy:
 
 
 async def ask_program(call: Callable[[Argv], AsyncIterator[bytes]], argv: Argv) -> bytes:
-    """Run a program through `call` and return its output.  After a broken connection it runs again.  Raises the errors of `Host.call`."""
+    """Run a program through `call` and return its output.
+
+    After a broken connection it runs again.  Raises the errors of `Host.call`.
+    """
 
     async def once() -> bytes:
         return b"".join([data async for data in call(argv)])

@@ -1,4 +1,7 @@
-"""Requests to a running training program, by the file that `$RECIPE_CONTROL` names.  A shell on the host writes the file."""
+"""Requests to a running training program, by the file that `$RECIPE_CONTROL` names.
+
+A shell on the host writes the file.
+"""
 
 from __future__ import annotations
 

@@ -2,12 +2,14 @@
 
 The agent has the same limits, groups and namespaces as the process that executes the run.
 
-A job inherits most limits from its agent, because a start message cannot contain them.  So each workspace has these entries below `.recipe/local`:
+A job inherits most limits from its agent, because a start message cannot contain them.  So each
+workspace has these entries below `.recipe/local`:
 
     IDENTITY/          the root of the agent for all processes with the same inherited limits
     claims/RUN.FENCE   a link whose target names the agent root of the jobs of this claim
 
-A process that resumes a run asks the agents of earlier claims for their jobs, and starts new jobs with its own agent.
+A process that resumes a run asks the agents of earlier claims for their jobs, and starts new jobs
+with its own agent.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ _NAMESPACES: Final = (
     *("time", "time_for_children"),
 )
 _ALLOCATIONS: Final = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
-"""Variables that name a cluster allocation.  At its end the cluster kills all processes of the allocation."""
+"""Variables that name a cluster allocation.
+
+At its end the cluster kills all processes of the allocation.
+"""
 _CLAIMS: Final = "claims"
 _LONGEST: Final = 1 << 18
 """Bytes to read of a file in /proc."""
@@ -85,8 +90,8 @@ def _facts_without_proc() -> list[str]:
 def choose_root(home: Path, ours: str) -> Path:
     """Return the agent root for the identity `ours`; `home` is the workspace's `.recipe`.
 
-    If the agent of a root was killed, a process with another identity may have restarted the agent for its jobs.
-    Then this function chooses another root.
+    If the agent of a root was killed, a process with another identity may have restarted the agent
+    for its jobs. Then this function chooses another root.
     """
     with contextlib.suppress(OSError):
         (home / "local").mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -99,7 +104,10 @@ def choose_root(home: Path, ours: str) -> Path:
 
 
 def note_claim(home: Path, run: str, fence: int, root: str) -> None:
-    """Record the agent root of this claim's jobs on this machine.  Called before the first job starts."""
+    """Record the agent root of this claim's jobs on this machine.
+
+    Called before the first job starts.
+    """
     folder = home / "local" / _CLAIMS
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -107,7 +115,10 @@ def note_claim(home: Path, run: str, fence: int, root: str) -> None:
 
 
 def root_of(home: Path, run: str, fence: str) -> Path:
-    """Return the agent root of a claim's jobs.  Earlier versions had one agent per workspace and recorded nothing."""
+    """Return the agent root of a claim's jobs.
+
+    Earlier versions had one agent per workspace and recorded nothing.
+    """
     try:
         return home / "local" / os.path.basename(os.readlink(_claim_path(home, run, fence)))
     except FileNotFoundError:
@@ -124,7 +135,8 @@ def forget_claims(home: Path, run: str) -> None:
 def is_reachable(root: Path) -> bool:
     """Return whether the agent of `root` answers or has exited.
 
-    False means that the agent lives on another machine, or in a container with sockets that this process cannot reach.
+    False means that the agent lives on another machine, or in a container with sockets that this
+    process cannot reach.
     """
     return not _is_held(root) or answers(str(root))
 

@@ -1,4 +1,6 @@
-"""A stream to the agent of one host over `Host.call`.  The same call uploads the agent's program if it is missing.
+"""A stream to the agent of one host over `Host.call`.
+
+The same call uploads the agent's program if it is missing.
 
 See `agent/attach.py` for the other end.
 """
@@ -46,7 +48,10 @@ PYTHONS = (
 OWN = "python/bin/python3"
 """Path below the root of a Python that a user may have unpacked there.  It is tried last."""
 TOO_OLD = 93
-"""Exit code of the loader under an old Python or another implementation than CPython.  The next interpreter is tried."""
+"""Exit code of the loader under an old Python or another implementation than CPython.
+
+The next interpreter is tried.
+"""
 _FULL = (
     "Permission denied",
     "No space left on device",
@@ -144,7 +149,10 @@ def agent_program() -> Program:
 
 
 class Stream:
-    """One of the agent's two programs, running on a host.  `root` is its absolute root directory there."""
+    """One of the agent's two programs, running on a host.
+
+    `root` is its absolute root directory there.
+    """
 
     def __init__(
         self, call: AsyncGenerator[bytes, None], sent: asyncio.Queue[bytes], received: bytes
@@ -156,9 +164,11 @@ class Stream:
 
     @classmethod
     async def open(cls, host: Host, root: str, part: Part) -> Stream:
-        """Start `part` in `root`, which is created if missing; a relative root starts at the login's home.
+        """Start `part` in `root`, which is created if missing; a relative root starts at the
+        login's home.
 
-        Raises the errors of `Host.call`.  The messages of Denied and Rejected say what the host lacks.
+        Raises the errors of `Host.call`.  The messages of Denied and Rejected say what the host
+        lacks.
         """
         output, program = _LoaderOutput(secrets.token_hex(8)), agent_program()
         argv = _loader_argv(host, root, output.mark, part, program)
@@ -184,11 +194,18 @@ class Stream:
         await self._sent.put(frame(*parts))
 
     async def finish(self) -> None:
-        """Close the sending direction.  The program on the host exits when it has read everything."""
+        """Close the sending direction.
+
+        The program on the host exits when it has read everything.
+        """
         await self._sent.put(b"")
 
     async def receive(self) -> bytes:
-        """Return the next payload.  Raises Unreachable if the stream ended or the data is damaged, and the errors of `Host.call`."""
+        """Return the next payload.
+
+        Raises Unreachable if the stream ended or the data is damaged, and the errors of
+        `Host.call`.
+        """
         while not self._payloads:
             if self._frames.broken:
                 raise Unreachable("the agent's output arrived incomplete")
@@ -291,7 +308,10 @@ class _LoaderOutput:
 
 
 async def _drain_queue(sent: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
-    """Yield the data of the send queue.  Small frames are joined: some connections delay a second small packet by 40 ms."""
+    """Yield the data of the send queue.
+
+    Small frames are joined: some connections delay a second small packet by 40 ms.
+    """
     while data := await sent.get():
         while len(data) < SMALL and not sent.empty():
             if not (more := sent.get_nowait()):
@@ -302,5 +322,7 @@ async def _drain_queue(sent: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
 
 
 def _refusal(words: str) -> Denied | Rejected:
-    """Return Denied if a host's error message says that its disk is full or cannot be written, otherwise Rejected."""
+    """Return Denied if a host's error message says that its disk is full or cannot be written,
+    otherwise Rejected.
+    """
     return Denied(words) if any(word in words for word in _FULL) else Rejected(words)

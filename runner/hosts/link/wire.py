@@ -1,6 +1,7 @@
 """Requests to the agent of one host about files.
 
-A connection may break at any byte, and bytes may be damaged.  An answer counts only if it arrives complete, so each request may run twice.
+A connection may break at any byte, and bytes may be damaged.  An answer counts only if it arrives
+complete, so each request may run twice.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ LANES = 2
 MOST = 14
 """Most streams to a far host.
 
-A server reads ahead few bytes per stream (OpenSSH 2 MiB), so a longer round trip needs more streams.  Fourteen streams and the one for jobs
-fit into two connections with eight streams each.
+A server reads ahead few bytes per stream (OpenSSH 2 MiB), so a longer round trip needs more
+streams.  Fourteen streams and the one for jobs fit into two connections with eight streams each.
 """
 LANE = 4 << 20
 """Bytes that justify another stream to a far host."""
@@ -47,9 +48,15 @@ FEW = 4
 BESIDE = 3
 """Additional streams for requests."""
 PIECE = (128 << 10) - HEAD - 1
-"""Bytes per frame, the loss if a connection breaks.  With their headers, frames fill packets of 32 KiB, which servers accept."""
+"""Bytes per frame, the loss if a connection breaks.
+
+With their headers, frames fill packets of 32 KiB, which servers accept.
+"""
 CHUNK = 8 << 20
-"""Bytes per chunk.  Smaller files are sent together, larger files are compared and sent again in chunks of this size."""
+"""Bytes per chunk.
+
+Smaller files are sent together, larger files are compared and sent again in chunks of this size.
+"""
 LONGEST_ANSWER = 256 << 20
 """Maximum size of an answer in bytes."""
 _T = TypeVar("_T")
@@ -68,7 +75,10 @@ class UploadGone(Exception):
 
 
 def retry_pause(failures: int) -> float:
-    """Return the seconds to wait after `failures` attempts without progress.  The first reconnect is immediate."""
+    """Return the seconds to wait after `failures` attempts without progress.
+
+    The first reconnect is immediate.
+    """
     return pause(failures - 1, 0.2, 6.4) if failures > 1 else 0.0
 
 
@@ -95,7 +105,10 @@ class TransferProgress:
 
 
 class Wire:
-    """Requests to the agent of one host about files below `root`.  A relative root starts at the login's home."""
+    """Requests to the agent of one host about files below `root`.
+
+    A relative root starts at the login's home.
+    """
 
     def __init__(
         self,
@@ -142,7 +155,9 @@ class Wire:
         return self._round_trip > NEAR
 
     def open_lanes(self, size: int, requests: int) -> int:
-        """Return the number of streams for `requests` requests with `size` bytes, and start to open the missing ones of a far host."""
+        """Return the number of streams for `requests` requests with `size` bytes, and start to open
+        the missing ones of a far host.
+        """
         if not self.is_far:
             return LANES
         lanes = max(FEW, size // LANE)
@@ -156,7 +171,8 @@ class Wire:
     ) -> BaseException | None:
         """Run all jobs, `size` bytes together, on several streams.
 
-        After a broken connection or damaged data, no more jobs start, and the first such error is returned.  Other errors are raised.
+        After a broken connection or damaged data, no more jobs start, and the first such error is
+        returned.  Other errors are raised.
         """
         remaining, errors = iter(jobs), list[BaseException]()
 
@@ -194,9 +210,12 @@ class Wire:
         await asyncio.gather(*(stream.leave() for stream in idle))
 
     async def ask(self, function: str, *arguments: object, read: Callable[[Any], _T]) -> _T:
-        """Call a function of `agent.files` and return its answer, parsed by `read`.  The function may run twice.
+        """Call a function of `agent.files` and return its answer, parsed by `read`.
 
-        Raises Gone, Unreachable, Corrupt if no complete answer arrives, and Infrastructure with the host's error message.
+        The function may run twice.
+
+        Raises Gone, Unreachable, Corrupt if no complete answer arrives, and Infrastructure with the
+        host's error message.
         """
         return await self.retry(lambda: self.ask_once(function, *arguments, read=read))
 
@@ -260,7 +279,10 @@ class Wire:
         arguments: tuple[object, ...],
         data: bytes | Iterator[bytes],
     ) -> Exception | None:
-        """Send a request with its data.  Returns the read error of the data, if any, because the host answers even then."""
+        """Send a request with its data.
+
+        Returns the read error of the data, if any, because the host answers even then.
+        """
         # Short data too, because srun delays data longer than 1 KiB.
         is_short = isinstance(data, bytes) and len(data) <= SMALL
         compress = self.is_far or is_short
@@ -275,7 +297,10 @@ class Wire:
         return read_error
 
     def _parse_answer(self, payload: bytes) -> Any:
-        """Return the answer of a payload.  Raises Gone, and Infrastructure with the host's error message."""
+        """Return the answer of a payload.
+
+        Raises Gone, and Infrastructure with the host's error message.
+        """
         kind = payload[:1]
         try:
             answer = json.loads(payload[1:])
@@ -306,7 +331,10 @@ class Wire:
         await self._release_stream(stream)
 
     async def _wait_for_stream(self) -> Stream:
-        """Wait for a stream, new or released by another request.  Some servers allow only a few streams."""
+        """Wait for a stream, new or released by another request.
+
+        Some servers allow only a few streams.
+        """
         if self._closed:
             raise Unreachable(CLOSED)
         turn: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
@@ -359,7 +387,10 @@ class Wire:
             raise
 
     def _finish_opening(self, opening: asyncio.Task[Stream]) -> None:
-        """Hand out a new stream, or give its error to one waiting request.  The other requests try again."""
+        """Hand out a new stream, or give its error to one waiting request.
+
+        The other requests try again.
+        """
         self._opening.discard(opening)
         error = Unreachable(CLOSED) if opening.cancelled() else opening.exception()
         if error is None:
@@ -375,7 +406,10 @@ class Wire:
         self._open_if_wanted()
 
     async def retry(self, what: Callable[[], Awaitable[_T]]) -> _T:
-        """Repeat a request after a broken connection or damaged data, up to `TRIES` times.  Raises Unreachable, or Corrupt."""
+        """Repeat a request after a broken connection or damaged data, up to `TRIES` times.
+
+        Raises Unreachable, or Corrupt.
+        """
         try:
             return await retry_async(
                 what,
@@ -480,7 +514,10 @@ def parse_strings(answer: Any) -> list[str]:
 
 
 def parse_digests(answer: Any) -> tuple[int, list[str]]:
-    """Parse an answer with the size of a file and the digests of its parts.  Raises TypeError, ValueError."""
+    """Parse an answer with the size of a file and the digests of its parts.
+
+    Raises TypeError, ValueError.
+    """
     size, digests = answer
     return int(size), parse_strings(digests)
 
@@ -496,6 +533,9 @@ def process_name() -> str:
 
 
 def process_start_time(pid: int) -> str:
-    """Return the start time of a local process in clock ticks since boot.  Raises OSError if it does not exist."""
+    """Return the start time of a local process in clock ticks since boot.
+
+    Raises OSError if it does not exist.
+    """
     with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         return file.read().rpartition(")")[2].split()[19]

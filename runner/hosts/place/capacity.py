@@ -1,4 +1,7 @@
-"""The processors, memory and GPUs of a place, and their use by steps.  The agent knows which GPUs other runs hold."""
+"""The processors, memory and GPUs of a place, and their use by steps.
+
+The agent knows which GPUs other runs hold.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,17 @@ if TYPE_CHECKING:
     from drivers.devices import Device
 
 SOONEST_LOOK, LATEST_LOOK = 0.1, 1.0
-"""Seconds between checks whether another run has released a GPU: the first and the longest pause."""
+"""Seconds between checks whether another run has released a GPU: the first and the longest pause.
+"""
 LONGEST_QUESTION = 5.0
 """Timeout of such a check in seconds."""
 
 
 class GpuPick(NamedTuple):
-    """GPUs for one attempt.  Without GPUs, the seconds until the next check, and the number of GPUs that other runs hold."""
+    """GPUs for one attempt.
+
+    Without GPUs, the seconds until the next check, and the number of GPUs that other runs hold.
+    """
 
     devices: tuple[Device, ...]
     again: float
@@ -31,7 +38,8 @@ class GpuPick(NamedTuple):
 class Capacity:
     """The capacity of one host.
 
-    `slots` limits concurrent steps, None for no limit.  `free` returns those of the given GPU locks that no run holds.
+    `slots` limits concurrent steps, None for no limit.  `free` returns those of the given GPU locks
+    that no run holds.
     """
 
     def __init__(
@@ -66,11 +74,16 @@ class Capacity:
         return tuple(devices)
 
     def total_of(self, name: str) -> float:
-        """Return the total of `cpus`, `gpus`, or `memory` in bytes.  GPUs are listed on first use."""
+        """Return the total of `cpus`, `gpus`, or `memory` in bytes.
+
+        GPUs are listed on first use.
+        """
         return float(len(self.devices)) if name == "gpus" else self.machine[name]
 
     def template_host(self, share: int | None) -> Mapping[str, int]:
-        """Return the template variable `host` for a step that requests `share` GPUs, None for no request."""
+        """Return the template variable `host` for a step that requests `share` GPUs, None for no
+        request.
+        """
         return _TemplateHost(self, share)
 
     def fits(self, wants: Mapping[str, float]) -> bool:
@@ -94,7 +107,9 @@ class Capacity:
         return self._running > 0
 
     async def pick(self, count: int, but: Sequence[Device] = ()) -> GpuPick:
-        """Pick `count` GPUs that no run holds, or return the time of the next check.  Raises DriverError.
+        """Pick `count` GPUs that no run holds, or return the time of the next check.
+
+        Raises DriverError.
 
         `but` are GPUs of the step's other nodes, which may be the same cards.
         """
@@ -137,7 +152,10 @@ class Capacity:
 
 
 def remove_taken(devices: Sequence[Device], taken: Sequence[Device]) -> list[Device]:
-    """Return the devices that are not in `taken`.  Devices without a UUID are never equal across hosts."""
+    """Return the devices that are not in `taken`.
+
+    Devices without a UUID are never equal across hosts.
+    """
     known = {device.uuid for device in taken if device.uuid}
     return [device for device in devices if device.uuid not in known]
 

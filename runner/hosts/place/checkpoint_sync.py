@@ -2,10 +2,12 @@
 
 They are uploaded to the next host, and old ones are deleted to keep both disks from filling up.
 
-round: list the host's files, download new complete checkpoints to `.incoming`, examine them, list again, rename, delete old ones on both sides
+round: list the host's files, download new complete checkpoints to `.incoming`, examine them, list
+again, rename, delete old ones on both sides
 
-A local checkpoint equals the host's checkpoint if all files have the same sizes and times, so the copy needs no records.  After a kill only files
-in `.incoming` remain, which the next round deletes.  `CheckpointHost` transfers the files.
+A local checkpoint equals the host's checkpoint if all files have the same sizes and times, so the
+copy needs no records.  After a kill only files in `.incoming` remain, which the next round deletes.
+`CheckpointHost` transfers the files.
 """
 
 from __future__ import annotations
@@ -50,7 +52,10 @@ MARGIN = 1.1
 WHOLE = "whole"
 """Name in `.incoming` of a state that is copied as a whole."""
 Listing: TypeAlias = Mapping[str, tuple[int, int]]
-"""Paths below a directory -> size in bytes and modification time in nanoseconds.  A single file has the path "", a link has the size LINK."""
+"""Paths below a directory -> size in bytes and modification time in nanoseconds.
+
+A single file has the path "", a link has the size LINK.
+"""
 LINK = -1
 
 
@@ -82,7 +87,9 @@ class CheckpointHost(Protocol):
         ...
 
     async def list_resumable(self, path: str) -> DirectoryListing:
-        """List the checkpoints that can be resumed: with several nodes, the files that all nodes have."""
+        """List the checkpoints that can be resumed: with several nodes, the files that all nodes
+        have.
+        """
         ...
 
     async def download(self, path: str, target: Path) -> int:
@@ -93,7 +100,10 @@ class CheckpointHost(Protocol):
         ...
 
     async def upload(self, source: Path, path: str) -> int:
-        """Upload and verify a file or directory, and replace the old one atomically.  Returns the number of bytes."""
+        """Upload and verify a file or directory, and replace the old one atomically.
+
+        Returns the number of bytes.
+        """
         ...
 
     async def remove(self, paths: Sequence[str]) -> None:
@@ -123,7 +133,11 @@ class CheckpointSync:
         processes: int | None = None,
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """Prepare the sync.  `tell` receives the result of each round, `processes` is the number of training processes or None for any."""
+        """Prepare the sync.
+
+        `tell` receives the result of each round, `processes` is the number of training processes or
+        None for any.
+        """
         self._host, self._states, self._tell = host, states, tell
         self._processes, self._pause = processes, pause
         self._memory = {state.name: _StateMemory() for state in states}
@@ -131,14 +145,19 @@ class CheckpointSync:
     async def restore(self) -> dict[str, Newest]:
         """Prepare the states on the host before an attempt.
 
-        Downloads the host's newer checkpoints, then uploads the newest checkpoint and all other files of the state.
+        Downloads the host's newer checkpoints, then uploads the newest checkpoint and all other
+        files of the state.
 
-        Returns the checkpoint from which each state resumes.  Raises DriverError and RecipeError if the upload fails.
+        Returns the checkpoint from which each state resumes.  Raises DriverError and RecipeError if
+        the upload fails.
         """
         return {state.name: await self._restore(state) for state in self._states}
 
     async def run(self) -> None:
-        """Run rounds at the interval of the recipe, until cancelled.  A failed round is reported and repeated at the next interval."""
+        """Run rounds at the interval of the recipe, until cancelled.
+
+        A failed round is reported and repeated at the next interval.
+        """
         async with asyncio.TaskGroup() as group:
             for state in self._states:
                 group.create_task(self._run_rounds(state))
@@ -149,7 +168,10 @@ class CheckpointSync:
             await self._run_round(state)
 
     async def finish(self) -> None:
-        """Run a last round for every state after the training has exited, with several attempts.  Raises nothing."""
+        """Run a last round for every state after the training has exited, with several attempts.
+
+        Raises nothing.
+        """
         for state in self._states:
             await self._run_round(state, exited=True, tries=TRIES)
 
@@ -204,7 +226,9 @@ class CheckpointSync:
     async def _upload_changed(
         self, state: StateFolder, newest: Newest, listing: DirectoryListing, result: SyncRound
     ) -> None:
-        """Upload the newest checkpoint and the files that are no checkpoints, unless the host has equal files."""
+        """Upload the newest checkpoint and the files that are no checkpoints, unless the host has
+        equal files.
+        """
         on_host = _split_listing(listing.files, state.pattern)
         local = await asyncio.to_thread(_listings, state.local_path, state.pattern)
         changed = []
@@ -225,7 +249,8 @@ class CheckpointSync:
         for name in changed:
             source, target = _below(state.local_path, name), _join(state.host_path, name)
             result.size += await self._host.upload(source, target)
-        # An upload has new times on the host.  The local files get the same, so that they count as equal.
+        # An upload has new times on the host.  The local files get the same, so that they count as
+        # equal.
         uploaded = _split_listing(
             (await self._host.list_resumable(state.host_path)).files, state.pattern
         )
@@ -235,7 +260,8 @@ class CheckpointSync:
 
 
 class _RoundCopier:
-    """One round of one state: copies new checkpoints from the host, and deletes old ones on both sides.
+    """One round of one state: copies new checkpoints from the host, and deletes old ones on both
+    sides.
 
     `exited` means that the training process has exited, so that its files no longer change.
     """
@@ -258,7 +284,10 @@ class _RoundCopier:
         self._failures: list[Exception] = []
 
     async def run(self, *, only_newer: bool = False) -> None:
-        """Run the round.  With `only_newer`, copy only checkpoints newer than the newest complete local one, and delete nothing.
+        """Run the round.
+
+        With `only_newer`, copy only checkpoints newer than the newest complete local one, and
+        delete nothing.
 
         A failed copy does not prevent others.  The first error is raised at the end.
         """
@@ -291,9 +320,12 @@ class _RoundCopier:
         complete: Mapping[str, Listing],
         floor: tuple[int, int, str] | None,
     ) -> list[str]:
-        """Copy checkpoints, newest first, until there are enough.  Returns those with a complete local copy.
+        """Copy checkpoints, newest first, until there are enough.
 
-        `names` are all checkpoints of the host, newest first.  With `floor`, only newer ones than this age are copied.
+        Returns those with a complete local copy.
+
+        `names` are all checkpoints of the host, newest first.  With `floor`, only newer ones than
+        this age are copied.
         """
         keep = self._state.keep
         backed_up: list[str] = []
@@ -399,9 +431,11 @@ class _RoundCopier:
     async def _delete_old(
         self, names: Sequence[str], backed_up: Sequence[str], listing: DirectoryListing
     ) -> None:
-        """Delete checkpoints beyond the retention limit on both sides, and report a nearly full disk of the host.
+        """Delete checkpoints beyond the retention limit on both sides, and report a nearly full
+        disk of the host.
 
-        `names` are all checkpoints of the host, `backed_up` those with a complete local copy, both newest first.
+        `names` are all checkpoints of the host, `backed_up` those with a complete local copy, both
+        newest first.
         """
         state = self._state
         if state.pattern is None:
@@ -423,7 +457,9 @@ class _RoundCopier:
     def _find_old(
         self, names: Sequence[str], backed_up: Sequence[str], *, short_of_space: bool
     ) -> list[str]:
-        """Return the checkpoints on the host that are no longer necessary, because enough complete ones are copied."""
+        """Return the checkpoints on the host that are no longer necessary, because enough complete
+        ones are copied.
+        """
         keep = self._state.keep
         old: list[str] = []
         if keep is not None and len(backed_up) >= max(1, keep):
@@ -435,7 +471,10 @@ class _RoundCopier:
 
 
 class HostCheckpoints:
-    """`CheckpointHost` on the store of one host.  An uploaded directory arrives as an object and then moves into the state."""
+    """`CheckpointHost` on the store of one host.
+
+    An uploaded directory arrives as an object and then moves into the state.
+    """
 
     partial = False
 
@@ -461,12 +500,18 @@ class HostCheckpoints:
         return await self.list_files(path)
 
     async def hash_path(self, path: str) -> HashedOutput:
-        """Return the digest and manifest of a file or directory on the host.  Raises Vanished if the state directory does not exist."""
+        """Return the digest and manifest of a file or directory on the host.
+
+        Raises Vanished if the state directory does not exist.
+        """
         folder, _, name = self._at(path).rpartition("/")
         return (await self._host_store.hash_outputs(folder, [name])).outputs[name]
 
     async def download_hashed(self, path: str, taken: HashedOutput, target: Path) -> int:
-        """Download a content found by `hash_path`, or a part of it.  Returns the number of bytes."""
+        """Download a content found by `hash_path`, or a part of it.
+
+        Returns the number of bytes.
+        """
         await self._host_store.fetch(self._at(path), taken, str(target))
         await asyncio.to_thread(_make_writable, target)
         return taken.size
@@ -498,7 +543,8 @@ class CheckpointPruner:
 
         The warning appears once until the disk has space again.
 
-        The newest checkpoint counts only if it has not changed since the last call, so an incomplete one never replaces a complete one.
+        The newest checkpoint counts only if it has not changed since the last call, so an
+        incomplete one never replaces a complete one.
         """
         if self._pattern is None or not self._folder.is_dir():
             return [], ""
@@ -568,7 +614,9 @@ def _age_key(name: str, listing: Listing) -> tuple[int, int, str]:
 
 
 def _split_listing(files: Listing, pattern: str | None) -> dict[str, Listing]:
-    """Split a listing into units of transfer: each entry directly below the state, or the whole state."""
+    """Split a listing into units of transfer: each entry directly below the state, or the whole
+    state.
+    """
     if pattern is None:
         return {"": files} if files else {}
     found: dict[str, dict[str, tuple[int, int]]] = {}
@@ -634,7 +682,8 @@ def _complete_checkpoints(state: StateFolder) -> dict[str, Listing]:
 def _clean_incoming(state: StateFolder, going: Collection[str] | None = ()) -> None:
     """Clean `.incoming` after a kill.
 
-    Restores checkpoints that were moved aside, and deletes all but the partial downloads `going` (None: keep all).
+    Restores checkpoints that were moved aside, and deletes all but the partial downloads `going`
+    (None: keep all).
     """
     incoming = _incoming_dir(state)
     incoming.mkdir(parents=True, exist_ok=True)
@@ -660,7 +709,10 @@ def _make_writable(path: Path) -> None:
 
 
 def _publish(source: Path, target: Path, listing: Listing) -> None:
-    """Flush a download to disk, with its original times, and rename it to `target`.  Afterwards the host may delete its copy."""
+    """Flush a download to disk, with its original times, and rename it to `target`.
+
+    Afterwards the host may delete its copy.
+    """
     _set_times(source, listing)
     for path in (source, *source.rglob("*")):
         if not path.is_symlink():

@@ -1,4 +1,6 @@
-"""The directory of recipe on a host: scratch directories, marker files, and the outputs stored there."""
+"""The directory of recipe on a host: scratch directories, marker files, and the outputs stored
+there.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ class Folder:
     async def create_scratch(
         self, name: str, files: Mapping[str, bytes], script: bytes | None
     ) -> Paths:
-        """Create a directory with these files for a command that belongs to no step.  The command's script is beside the directory."""
+        """Create a directory with these files for a command that belongs to no step.
+
+        The command's script is beside the directory.
+        """
         paths = Paths.at(f"{self.root}/attempts/{name}")
         Path(paths.cwd).mkdir(parents=True)
         for path, data in files.items():
@@ -78,7 +83,9 @@ class Folder:
         return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
 
     def holds(self, content: str) -> bool:
-        """Return whether the host holds this output of an earlier step that the local store does not have."""
+        """Return whether the host holds this output of an earlier step that the local store does
+        not have.
+        """
         return False
 
     async def look_up(self, contents: Collection[str]) -> None:
@@ -89,7 +96,10 @@ class Folder:
 
     @property
     def can_pull(self) -> bool:
-        """Whether the host downloads inputs from buckets directly.  False if it sees the local disk."""
+        """Whether the host downloads inputs from buckets directly.
+
+        False if it sees the local disk.
+        """
         return False
 
     async def pull(
@@ -100,7 +110,10 @@ class Folder:
 
 
 class RemoteFolder(Folder):
-    """The directory of recipe on a host with a disk of its own.  `busy` returns whether steps run there."""
+    """The directory of recipe on a host with a disk of its own.
+
+    `busy` returns whether steps run there.
+    """
 
     def __init__(
         self, ws: Workspace, host_store: HostStore, contact: HostContact, busy: Callable[[], bool]
@@ -176,7 +189,10 @@ class RemoteFolder(Folder):
         )
 
     async def download_content(self, content: str) -> None:
-        """Download a content to the local store.  A missing or changed object no longer counts as stored on the host."""
+        """Download a content to the local store.
+
+        A missing or changed object no longer counts as stored on the host.
+        """
         path = self._host_store.path(content)
         name = path.removeprefix(f"{self.root}/")
         taken = (
@@ -188,7 +204,10 @@ class RemoteFolder(Folder):
             self.contents.discard(content)
 
     async def download_output(self, path: str, taken: HashedOutput, partial: str) -> None:
-        """Download an output to the local store.  An interrupted download continues with the file at `partial`."""
+        """Download an output to the local store.
+
+        An interrupted download continues with the file at `partial`.
+        """
         content = Content(taken.content)
         if self._ws.objects.has(content):
             return

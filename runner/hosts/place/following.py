@@ -55,7 +55,10 @@ class AttemptFollower:
         self._local = Paths.at(task.attempt.path)
 
     async def wait_for_end(self, beside: Sequence[Coroutine[object, object, object]]) -> Exit:
-        """Wait for the end of the job.  Meanwhile, copy its output and metrics, and run the tasks `beside`."""
+        """Wait for the end of the job.
+
+        Meanwhile, copy its output and metrics, and run the tasks `beside`.
+        """
         # Without an initial pause: the log of a short step is then read only once.
         doing = [
             _poll(self._copy_log, FIRST_GLANCE),

@@ -2,7 +2,8 @@
 
 An attempt runs on all hosts, which start together and end together.
 
-Node 0 provides the outputs, the metrics and the log of the attempt.  The other nodes have directories and logs with the suffixes `.1`, `.2`, ...
+Node 0 provides the outputs, the metrics and the log of the attempt.  The other nodes have
+directories and logs with the suffixes `.1`, `.2`, ...
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ UNTOUCHED: Final = Rendezvous(0, ())
 
 
 class GroupCapacity(Capacity):
-    """The capacity of several hosts together, one per node.  The first `heads` hosts contribute only their slots."""
+    """The capacity of several hosts together, one per node.
+
+    The first `heads` hosts contribute only their slots.
+    """
 
     def __init__(self, members: Sequence[Capacity], heads: int) -> None:
         first = members[heads]
@@ -160,7 +164,10 @@ class HostGroup(Place):
         await self._stop_nodes(job.key, grace, range(len(self._members)))
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
-        """Wait for the end of all nodes.  If a node fails, the others are stopped first.  None if nodes still run after `patience`."""
+        """Wait for the end of all nodes.
+
+        If a node fails, the others are stopped first.  None if nodes still run after `patience`.
+        """
         ranks = range(len(self._members))
         ends = await self._wait_for(job, ranks, patience)
         running = [rank for rank in ranks if rank not in ends]
@@ -235,7 +242,10 @@ class HostGroup(Place):
         return CheckpointSync(nodes, task.states, task.round, processes=task.processes)
 
     async def _start_nodes(self, task: HostTask, found: Mapping[str, Newest]) -> Rendezvous:
-        """Prepare all nodes, find a common port, and start the commands.  After an error, all are stopped."""
+        """Prepare all nodes, find a common port, and start the commands.
+
+        After an error, all are stopped.
+        """
         pairs = list(zip(self._members, task.parts, strict=True))
         commands = await gather_all(each.prepare(part, found) for each, part in pairs)
         nodes = [
@@ -262,7 +272,10 @@ class HostGroup(Place):
         return met
 
     async def _finish_nodes(self, task: HostTask, met: Rendezvous) -> TaskResult:
-        """Wait for the end of all nodes.  The first failed node ends the others and provides the result."""
+        """Wait for the end of all nodes.
+
+        The first failed node ends the others and provides the result.
+        """
         results = await self._collect_results(task)
         failed = {
             rank: result.exit for rank, result in enumerate(results) if not _is_success(result.exit)
@@ -275,7 +288,10 @@ class HostGroup(Place):
         return results[rank]._replace(node=rank, exit=exit)
 
     async def _collect_results(self, task: HostTask) -> list[TaskResult]:
-        """Return the results of all nodes by rank.  Raises the error of a lost node first, otherwise the first error."""
+        """Return the results of all nodes by rank.
+
+        Raises the error of a lost node first, otherwise the first error.
+        """
         finishing: list[asyncio.Future[TaskResult]] = []
         for each, part in zip(self._members, task.parts, strict=True):
             assert part.job is not None
@@ -351,9 +367,11 @@ def _is_success(exit: Exit) -> bool:
 
 
 def _find_first_failed(exits: Mapping[int, Exit], met: Rendezvous) -> int:
-    """Return the node that failed first, if possible not one that was stopped because of another failure.
+    """Return the node that failed first, if possible not one that was stopped because of another
+    failure.
 
-    A lost node counts first: a restarting host is noticed late, after the failures that it caused on other nodes.
+    A lost node counts first: a restarting host is noticed late, after the failures that it caused
+    on other nodes.
     """
     failed = {rank for rank, exit in exits.items() if not _is_success(exit)}
     lost = {rank for rank in failed if exits[rank].reason == "lost"}

@@ -1,7 +1,9 @@
-"""The hooks of a run: setup once per host, health checks while the run continues, cleanup at the end.
+"""The hooks of a run: setup once per host, health checks while the run continues, cleanup at the
+end.
 
-A hook runs in an empty directory with the environment of a step; `inputs` and `host` are in scope.  A marker file below the root on the host (here
-`.recipe/setup/DIGEST`), named by the digest of the commands, shows that a setup was done.  So every host runs a setup once, and again if it changes.
+A hook runs in an empty directory with the environment of a step; `inputs` and `host` are in scope.
+A marker file below the root on the host (here `.recipe/setup/DIGEST`), named by the digest of the
+commands, shows that a setup was done.  So every host runs a setup once, and again if it changes.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Hooks:
-    """The hooks of one run on one host.  `fence` identifies the worker: hooks of an earlier worker have other names."""
+    """The hooks of one run on one host.
+
+    `fence` identifies the worker: hooks of an earlier worker have other names.
+    """
 
     def __init__(
         self, place: Place, run: str, fence: int, settings: RunSettings, inputs: Mapping[str, Tree]
@@ -42,7 +47,10 @@ class Hooks:
         self._count = 0
 
     async def setup(self) -> None:
-        """Run the setup commands unless they have run on this host.  Raises CannotRun with the end of the output."""
+        """Run the setup commands unless they have run on this host.
+
+        Raises CannotRun with the end of the output.
+        """
         commands = self._settings.setup
         if not commands:
             return
@@ -133,7 +141,10 @@ class Hooks:
             await self.place.folder.clear(paths)
 
     async def _listen(self, job: Job, on_line: Callable[[bytes], None]) -> Exit:
-        """Wait for the end of a job and pass its output to `on_line` meanwhile.  Requests to an unreachable host are repeated."""
+        """Wait for the end of a job and pass its output to `on_line` meanwhile.
+
+        Requests to an unreachable host are repeated.
+        """
         host, exit, received, part = self.place.host, None, 0, b""
         while exit is None:
             exit = await self.place.contact.insist(lambda: host.wait(job, LOOK))

@@ -114,7 +114,10 @@ class HostTask:
     say: Callable[[str], None]
     """Shows a message about this step."""
     confirm: Callable[[], Awaitable[None]]
-    """Called right before the job starts.  Raises Stale if another worker has claimed the run while this worker was suspended."""
+    """Called right before the job starts.
+
+    Raises Stale if another worker has claimed the run while this worker was suspended.
+    """
     metrics: MetricsSpec | None = None
     """Name pattern of metrics files in the attempt, and pattern for lines of the log.
 

@@ -16,9 +16,13 @@ from ...planning.step import StepSpec, unwritable
 
 SHIM = "_recipe_world.py"
 PORT = "{MASTER_PORT}"
-"""Placeholder for the rendezvous port in a multi-node command.  The port is chosen when all nodes have their inputs."""
+"""Placeholder for the rendezvous port in a multi-node command.
 
-# Runs in every process that `accelerate launch` starts, because the launcher may silently start too few processes.
+The port is chosen when all nodes have their inputs.
+"""
+
+# Runs in every process that `accelerate launch` starts, because the launcher may silently start too
+# few processes.
 _SHIM_TEXT = """\
 import os, runpy, sys
 want, got = int(os.environ["RECIPE_WORLD_SIZE"]), int(os.environ.get("WORLD_SIZE", "1"))
@@ -45,11 +49,16 @@ class Launch(NamedTuple):
 
 
 def render(spec: StepSpec, scope: Mapping[str, Any], *, python: str) -> Launch:
-    """Render a step.  `scope` includes the names known only at run time.  Raises CannotRun that names the failing template."""
+    """Render a step.
+
+    `scope` includes the names known only at run time.  Raises CannotRun that names the failing
+    template.
+    """
     launch = _render_command(spec, scope, python)
     if not spec.options.nice:
         return launch
-    # `nice` as a program works on hosts and in containers, and applies to all processes of the step.
+    # `nice` as a program works on hosts and in containers, and applies to all processes of the
+    # step.
     return launch._replace(argv=("nice", "-n", f"{spec.options.nice}", *launch.argv))
 
 
@@ -122,7 +131,8 @@ def _render_accelerate(
     threads = str(max(1, int(scope["host"]["cpus"]) // each))
     env = {
         "RECIPE_WORLD_SIZE": str(each * int(scope["nodes"]["count"])),
-        # A value in the worker's environment applies to its steps too; it is no part of the cache key.
+        # A value in the worker's environment applies to its steps too; it is no part of the cache
+        # key.
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
     }
     if int(scope["host"]["gpus"]) == 0:
@@ -176,7 +186,10 @@ def _render_file(path: str, tree: Any, scope: Mapping[str, Any]) -> bytes:
 
 
 def _toml(table: Mapping[str, Any], name: tuple[str, ...]) -> list[str]:
-    """Return a table as TOML lines: plain values first, then its tables.  Null values are left out."""
+    """Return a table as TOML lines: plain values first, then its tables.
+
+    Null values are left out.
+    """
     lines = [f"[{'.'.join(json.dumps(part) for part in name)}]"] if name else []
     lines += [
         f"{json.dumps(key)} = {_toml_value(value)}"

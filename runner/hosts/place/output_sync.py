@@ -1,6 +1,7 @@
 """Copy outputs with `sync` while their step still runs, for inspection.
 
-A copy may contain a half-written file.  No step reads it: the output itself is collected when the step finishes.
+A copy may contain a half-written file.  No step reads it: the output itself is collected when the
+step finishes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class SyncedOutput(NamedTuple):
-    """One output: its path in the attempt, whether it is a directory, and the seconds between two copies."""
+    """One output: its path in the attempt, whether it is a directory, and the seconds between two
+    copies.
+    """
 
     path: str
     folder: bool
@@ -38,11 +41,13 @@ async def follow(
     outputs: Sequence[SyncedOutput],
     say: Callable[[str], None],
 ) -> None:
-    """Copy `outputs` from the directory `attempt` on the host to the local `folder`, until cancelled.
+    """Copy `outputs` from the directory `attempt` on the host to the local `folder`, until
+    cancelled.
 
     `partial` is a path on the same disk as `folder`.
 
-    The first copy of each output is reported.  After a connection error or a change during the copy, the next interval tries again.
+    The first copy of each output is reported.  After a connection error or a change during the
+    copy, the next interval tries again.
     """
     copied: dict[str, str] = {}
     due = {output: time.monotonic() + output.every for output in outputs}
@@ -91,7 +96,10 @@ async def _bring(
 
 
 def _seed(last: Path, coming: str, entries: Sequence[Entry]) -> None:
-    """Link unchanged files of the previous copy into the new one.  The transfer keeps correct files and extends grown ones."""
+    """Link unchanged files of the previous copy into the new one.
+
+    The transfer keeps correct files and extends grown ones.
+    """
     _clear(coming.removesuffix(".coming"))
     if not last.is_dir():
         return

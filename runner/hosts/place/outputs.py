@@ -15,5 +15,8 @@ def find_output_problem(output: OutputSpec, kind: str, *, is_empty: bool) -> str
 
 
 def is_in_state(path: str, states: Iterable[str]) -> bool:
-    """Return whether an output is a state or below a state.  Such an output is copied, because the state still needs the files."""
+    """Return whether an output is a state or below a state.
+
+    Such an output is copied, because the state still needs the files.
+    """
     return any(path == state or path.startswith(f"{state}/") for state in states)

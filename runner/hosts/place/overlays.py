@@ -33,7 +33,10 @@ _PATIENCE: Final = 10.0
 
 
 class Overlays:
-    """Tests once per file system whether inputs can be overlaid.  Test mounts are below `root`, the workspace's root."""
+    """Tests once per file system whether inputs can be overlaid.
+
+    Test mounts are below `root`, the workspace's root.
+    """
 
     def __init__(self, root: str) -> None:
         self._root = root

@@ -1,7 +1,8 @@
 """Places: hosts on which attempts run, and their capacity.
 
-`Place.run_attempt` is the only way to run an attempt: prepare it, start it, wait, collect its outputs.  A place that shares the local disk runs the
-attempt in its local directory.  A `RemotePlace` has a disk of its own.
+`Place.run_attempt` is the only way to run an attempt: prepare it, start it, wait, collect its
+outputs.  A place that shares the local disk runs the attempt in its local directory.  A
+`RemotePlace` has a disk of its own.
 """
 
 from __future__ import annotations
@@ -114,7 +115,10 @@ class Place:
         return {}
 
     def record_end(self, why: str) -> None:
-        """Record that a host has stopped its jobs.  No more steps start on members with a limited time."""
+        """Record that a host has stopped its jobs.
+
+        No more steps start on members with a limited time.
+        """
         for each in self.members:
             if each.leave_at < math.inf:
                 each.leaving = each.leaving or why
@@ -123,7 +127,10 @@ class Place:
         return Paths.at(attempt.path)
 
     async def stop(self, job: Job, grace: timedelta) -> None:
-        """Send SIGTERM to all processes of an attempt, and SIGKILL after `grace`.  Raises DriverError."""
+        """Send SIGTERM to all processes of an attempt, and SIGKILL after `grace`.
+
+        Raises DriverError.
+        """
         await self.host.stop(job, grace)
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
@@ -131,7 +138,10 @@ class Place:
         return await self.host.wait(job, patience)
 
     def env(self, own: Collection[str] = ()) -> dict[str, str]:
-        """Return the base environment of every command.  `own` are names that the command sets itself."""
+        """Return the base environment of every command.
+
+        `own` are names that the command sets itself.
+        """
         return {
             "PATH": self.path,
             "PYTHONUNBUFFERED": "1",
@@ -166,7 +176,9 @@ class Place:
     def find_mounts(
         self, attempt: AttemptDirectory, command: Command, states: Sequence[StateFolder]
     ) -> Sequence[Mount]:
-        """Return the mounts of a container for an attempt: its directory and the targets of its links."""
+        """Return the mounts of a container for an attempt: its directory and the targets of its
+        links.
+        """
         from ..containers import find_mounts
         from ..engines import Mount
 
@@ -179,7 +191,10 @@ class Place:
         return attempt.has_outputs(outputs)
 
     async def run_attempt(self, task: HostTask) -> TaskResult:
-        """Run an attempt to its end and collect its outputs.  Raises DriverError (HostLost if the host is lost), RecipeError and OSError."""
+        """Run an attempt to its end and collect its outputs.
+
+        Raises DriverError (HostLost if the host is lost), RecipeError and OSError.
+        """
         if task.job is None:
             command, script = task.compose(task.restored)
             if script is not None:
@@ -202,7 +217,8 @@ class Place:
             return TaskResult(exit)
         crashpoint("job-over")
         is_slow = task.attempt.is_slow_to_collect(task.outputs)
-        # Before the next step starts, because its staging restores an object that this step changed.
+        # Before the next step starts, because its staging restores an object that this step
+        # changed.
         check = partial(task.attempt.find_changed_input, self.ws.cache, self.ws.objects)
         words = await asyncio.to_thread(check) if is_slow else check()
         if words:

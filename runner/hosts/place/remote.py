@@ -2,7 +2,8 @@
 
 An attempt directory is created here, copied to the host with its links, and executed there.
 
-The command's output is copied while it runs.  Its results are hashed on the host, downloaded, and kept there for downstream steps.
+The command's output is copied while it runs.  Its results are hashed on the host, downloaded, and
+kept there for downstream steps.
 """
 
 from __future__ import annotations
@@ -202,7 +203,9 @@ class RemotePlace(Place):
             )
 
     async def clear_after(self, task: HostTask, states: Sequence[StateFolder]) -> None:
-        """Delete the attempt on the host, and then the local records of its host and its moved outputs."""
+        """Delete the attempt on the host, and then the local records of its host and its moved
+        outputs.
+        """
         if not self.lost:
             await self.folder.clear(
                 self.paths(task.attempt),
@@ -281,7 +284,10 @@ class RemotePlace(Place):
             task.say(f"input {name}: {LINKED.format(self.name, why)}")
 
     async def _find_shared_inputs(self, attempt: AttemptDirectory) -> dict[str, str]:
-        """Return the inputs that the host reads from the shared disk: name -> path.  Small files are uploaded instead."""
+        """Return the inputs that the host reads from the shared disk: name -> path.
+
+        Small files are uploaded instead.
+        """
         if not self.host_store.shared_disk.host_sees_workspace:
             return {}
         large = [
@@ -321,7 +327,10 @@ class RemotePlace(Place):
 
 
 def _attempt_contents(attempt: AttemptDirectory, states: Mapping[str, str]) -> AttemptContents:
-    """Return the contents of a local attempt directory for an upload.  `states` maps names in the attempt to directories on the host."""
+    """Return the contents of a local attempt directory for an upload.
+
+    `states` maps names in the attempt to directories on the host.
+    """
     from ..transfer.host_store import AttemptContents
 
     contents = AttemptContents(states=dict(states))

@@ -2,7 +2,8 @@
 
 This finds a port on node 0, tests the connections, and compares package versions.
 
-A program listens on every node and reports its port, its clock and its versions.  Then each node dials all others.
+A program listens on every node and reports its port, its clock and its versions.  Then each node
+dials all others.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ AWAY: Final = 1.0
 ALIKE: Final = {"torch": "torch", "cuda": "CUDA for torch"}
 """Packages with equal versions on all nodes, with their display names."""
 
-# Listens until its input ends.  Prints one line first: the port, the time, and the versions of torch and its CUDA.
-# torch is not imported, because that takes seconds.
+# Listens until its input ends.  Prints one line first: the port, the time, and the versions of
+# torch and its CUDA. torch is not imported, because that takes seconds.
 LISTEN: Final = r"""
 import importlib.util, json, os, random, re, socket, sys, threading, time
 from importlib.metadata import PackageNotFoundError, version
@@ -71,7 +72,8 @@ sys.stdin.buffer.read()
 os._exit(0)
 """
 
-# Dials all [address, port] pairs in parallel, with a timeout of one second, and prints an error or "" for each.
+# Dials all [address, port] pairs in parallel, with a timeout of one second, and prints an error or
+# "" for each.
 DIAL: Final = r"""
 import json, socket, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -134,7 +136,9 @@ async def gather_all(doing: Iterable[Coroutine[object, object, _T]]) -> list[_T]
 
 
 async def check_nodes(nodes: Sequence[RendezvousNode], port: int = 0) -> Rendezvous:
-    """Check that the nodes can work together.  With `port`, all nodes dial this port of node 0; with 0, all nodes dial all others.
+    """Check that the nodes can work together.
+
+    With `port`, all nodes dial this port of node 0; with 0, all nodes dial all others.
 
     Raises CannotRun if they cannot, DriverError.
     """

@@ -1,8 +1,9 @@
 """Reuse finished attempt directories.
 
-File systems create and delete inodes far slower than they rename them.  ext4 searches recently deleted inodes before it allocates one, so a run that
-creates and deletes seven files per step gets slower with every step.  A spare directory keeps its subdirectories and files.  The next attempt renames
-the directory, then each file to the new name, and overwrites the files.
+File systems create and delete inodes far slower than they rename them.  ext4 searches recently
+deleted inodes before it allocates one, so a run that creates and deletes seven files per step gets
+slower with every step.  A spare directory keeps its subdirectories and files.  The next attempt
+renames the directory, then each file to the new name, and overwrites the files.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from ...storage.content.disk import delete, overwrite
 
 
 class SpareFolder(NamedTuple):
-    """A spare directory, its subdirectories (relative, parents first) and its plain, writable files."""
+    """A spare directory, its subdirectories (relative, parents first) and its plain, writable
+    files.
+    """
 
     path: str
     folders: tuple[str, ...]
@@ -100,7 +103,10 @@ class SparePool:
         self._spares, self._files, self._scripts, self._logs = [], [], [], []
 
     def rename_to_spare(self, path: str) -> str:
-        """Rename a directory or file to a new spare name and return that.  The search for attempts skips names with a dot."""
+        """Rename a directory or file to a new spare name and return that.
+
+        The search for attempts skips names with a dot.
+        """
         self._count += 1
         name = f"{self._folder}/spare.{self._tag}.{self._count}"
         os.rename(path, name)

@@ -1,9 +1,10 @@
 """Create attempt directories and collect their outputs.
 
-An attempt sees its declared inputs as files and directories under the same relative names on every driver.  Code and small
-files are copies, other inputs are hard links to stored objects.  An input that cannot be stored as an object is a symbolic
-link to the original, or a directory of such links.  For a host with a disk of its own, the local directory has symbolic links
-instead of directories and large files, and the host's agent replaces them there.
+An attempt sees its declared inputs as files and directories under the same relative names on every
+driver.  Code and small files are copies, other inputs are hard links to stored objects.  An input
+that cannot be stored as an object is a symbolic link to the original, or a directory of such links.
+For a host with a disk of its own, the local directory has symbolic links instead of directories and
+large files, and the host's agent replaces them there.
 """
 
 from __future__ import annotations
@@ -102,7 +103,10 @@ class Workdir:
         self._made[self._path] = None
 
     def target_of(self, name: str, whole: Sequence[Container[str]]) -> str:
-        """Return the absolute path of `name` and create its parent.  Raises CannotRun if it is outside, or below an input in `whole`."""
+        """Return the absolute path of `name` and create its parent.
+
+        Raises CannotRun if it is outside, or below an input in `whole`.
+        """
         if ".." in name or name[0] == "/":
             if escapes(name):
                 raise CannotRun(f'"{name}" leaves the attempt directory')
@@ -227,7 +231,10 @@ class AttemptDirectory:
         self.folder = Workdir(self.path)
 
     def target_of(self, name: str) -> str:
-        """Return the absolute path of `name` and create its parent.  Raises CannotRun if it is outside, or below a linked input."""
+        """Return the absolute path of `name` and create its parent.
+
+        Raises CannotRun if it is outside, or below a linked input.
+        """
         return self.folder.target_of(name, (self.links, self.objects))
 
     def add_path(
@@ -242,11 +249,14 @@ class AttemptDirectory:
         copy: bool = False,
         group: str = "",
     ) -> None:
-        """Stage a file or directory of the user.  `at` is its name in the digest cache, `content` its content in the key, None for any.
+        """Stage a file or directory of the user.
 
-        With `copy`, it is code and is copied at any size; the copy is writable, but a step that changes it fails.
-        Without `inputs`, directories and large files become symbolic links, which a remote host replaces by its own copies.
-        Large files of one `group` are staged by `stage_queued_files`.
+        `at` is its name in the digest cache, `content` its content in the key, None for any.
+
+        With `copy`, it is code and is copied at any size; the copy is writable, but a step that
+        changes it fails. Without `inputs`, directories and large files become symbolic links, which
+        a remote host replaces by its own copies. Large files of one `group` are staged by
+        `stage_queued_files`.
         """
         if name in self.staged or self._is_in_given(source, name):
             return  # two patterns name the same file, or one names its directory
@@ -296,7 +306,9 @@ class AttemptDirectory:
         given: tuple[str, str | None, str, str],
         together: int = 0,
     ) -> None:
-        """Stage a directory or a large file of the user as an object, otherwise as a mount or a link."""
+        """Stage a directory or a large file of the user as an object, otherwise as a mount or a
+        link.
+        """
         at, content, source, name = given
         path = os.path.realpath(source)
         known = Content(content or cache.content_of(at) or "")
@@ -345,7 +357,9 @@ class AttemptDirectory:
 
     @property
     def mountable_inputs(self) -> dict[str, str]:
-        """Inputs staged as a whole: name -> the path that a mount shows, in the attempt or of the user."""
+        """Inputs staged as a whole: name -> the path that a mount shows, in the attempt or of the
+        user.
+        """
         return {name: f"{self.path}/{name}" for name in self.objects} | self.mounted
 
     def _note_link(self, cache: DigestCache, at: str, content: str | None, name: str) -> None:
@@ -365,7 +379,10 @@ class AttemptDirectory:
     def add_object(
         self, objects: Objects, content: str, name: str, *, by_link: bool = False
     ) -> None:
-        """Stage an output of an earlier step.  With `by_link`, use a symbolic link, which a remote host replaces by its own copy."""
+        """Stage an output of an earlier step.
+
+        With `by_link`, use a symbolic link, which a remote host replaces by its own copy.
+        """
         target, known = self.target_of(name), Content(content)
         small = objects.small(known)
         if small is not None:
@@ -442,7 +459,10 @@ class AttemptDirectory:
         return self._recall_copy(content, name) and _content_now(cache, at) == content
 
     def recall_object(self, content: str, name: str) -> bool:
-        """Restore the record of `add_object` by an earlier worker.  Returns whether the input still matches the key."""
+        """Restore the record of `add_object` by an earlier worker.
+
+        Returns whether the input still matches the key.
+        """
         known = self._earlier_inputs["objects"].get(name)
         return known == content if known is not None else self._recall_copy(content, name)
 
@@ -477,7 +497,8 @@ class AttemptDirectory:
     def find_changed_input(self, cache: DigestCache, objects: Objects) -> str:
         """Return a message that names a changed input; empty if none changed.
 
-        Only the step can change a copy or an object.  An input read in place may be changed by other processes.
+        Only the step can change a copy or an object.  An input read in place may be changed by
+        other processes.
         """
         changed = find_changed_copies(self.staged, self.path) if self.overlays is None else []
         changed += [
@@ -494,7 +515,9 @@ class AttemptDirectory:
         return f"the step or another process changed its input {changed[0]}" if changed else ""
 
     def find_stale_sources(self, cache: DigestCache) -> list[str]:
-        """Return the sources with another content than in the key, so that the step may have read other data."""
+        """Return the sources with another content than in the key, so that the step may have read
+        other data.
+        """
         try:
             return self.doubtful + [
                 at for at, now in cache.contents(self.sources).items() if now != self.sources[at]
@@ -516,10 +539,12 @@ class AttemptDirectory:
     def collect(
         self, outputs: Sequence[OutputSpec], objects: Objects, states: Mapping[str, str]
     ) -> dict[str, str]:
-        """Store every output: output name -> content.  `states` are the states of the attempt: path -> local directory.
+        """Store every output: output name -> content.
 
-        Raises OutputProblem with all problems.  The files stay in the attempt until `retire`, so a worker after a kill can
-        repeat this.
+        `states` are the states of the attempt: path -> local directory.
+
+        Raises OutputProblem with all problems.  The files stay in the attempt until `retire`, so a
+        worker after a kill can repeat this.
         """
         wrong: list[str] = []
         found: dict[str, str] = {}
@@ -579,7 +604,9 @@ class AttemptDirectory:
         )
 
     def read_moved_outputs(self) -> dict[str, str]:
-        """Return the outputs that a host was moving into its store when a worker died: name -> content."""
+        """Return the outputs that a host was moving into its store when a worker died: name ->
+        content.
+        """
         try:
             with open(f"{self.path}.taken", encoding="utf-8") as file:
                 return dict(line.rstrip("\n").split("\t") for line in file if line.endswith("\n"))
@@ -592,10 +619,11 @@ class AttemptDirectory:
             file.write(f"{name}\t{content}\n")
 
     def retire(self, scrap: SparePool) -> Callable[[], None] | None:
-        """Turn a finished directory into a spare if it contains only known files, otherwise delete it.
+        """Turn a finished directory into a spare if it contains only known files, otherwise delete
+        it.
 
-        The directory is renamed first, so that no worker after a kill takes its remains for complete outputs.
-        Returns the deletion as a function if it may be slow.
+        The directory is renamed first, so that no worker after a kill takes its remains for
+        complete outputs. Returns the deletion as a function if it may be slow.
         """
         try:
             gone = scrap.rename_to_spare(self.path)
@@ -620,7 +648,9 @@ class AttemptDirectory:
 def find_undeclared_file(
     log_tail: str, workspace: Path, attempt: str, declared: Iterable[str]
 ) -> str | None:
-    """Find a workspace file that a failed command named in its log and that its step does not declare."""
+    """Find a workspace file that a failed command named in its log and that its step does not
+    declare.
+    """
     have = set(declared)
     for word in re.findall(
         r"[\w./+@-]*[\w+-]\.\w+|[\w+-]*(?:/[\w.+-]+)+", log_tail.replace(f"{attempt}/", "")

@@ -26,7 +26,8 @@ _T = TypeVar("_T")
 class NodesCheckpoints:
     """`checkpoint_sync.CheckpointHost` on the nodes of one attempt, by rank.
 
-    A lost host counts as empty; if all are lost, HostLost is raised.  A replacement host is still empty.
+    A lost host counts as empty; if all are lost, HostLost is raised.  A replacement host is still
+    empty.
     """
 
     def __init__(self, nodes: Sequence[HostCheckpoints], say: Callable[[str], None]) -> None:
@@ -43,7 +44,10 @@ class NodesCheckpoints:
         return _with_tightest_disk(merged, list(looks.values()))
 
     async def list_resumable(self, path: str) -> DirectoryListing:
-        """List the files that are equal on all nodes, with the first node's times.  A directory counts only if it is completely equal."""
+        """List the files that are equal on all nodes, with the first node's times.
+
+        A directory counts only if it is completely equal.
+        """
         listings = list((await self._ask_nodes(lambda node: node.list_files(path))).values())
         first, others = listings[0], listings[1:]
         same = {
@@ -66,7 +70,10 @@ class NodesCheckpoints:
         return len({output.content for output in outputs.values()}) <= 1
 
     async def download(self, path: str, target: Path) -> int:
-        """Download the union of a checkpoint's files on all nodes.  For a file that differs, the first node counts."""
+        """Download the union of a checkpoint's files on all nodes.
+
+        For a file that differs, the first node counts.
+        """
         outputs = await self._hash_on_nodes(path)
         existing = [(rank, output) for rank, output in outputs.items() if output.content]
         if not existing:
@@ -95,7 +102,10 @@ class NodesCheckpoints:
         await self._ask_nodes(lambda node: node.remove(paths))
 
     async def _hash_on_nodes(self, path: str) -> dict[int, HashedOutput]:
-        """Return the digest and manifest of a path on each node.  A node without the state directory has no files."""
+        """Return the digest and manifest of a path on each node.
+
+        A node without the state directory has no files.
+        """
 
         async def hash_path(node: HostCheckpoints) -> HashedOutput:
             try:

@@ -11,7 +11,8 @@ from .leases import rents
 def alternatives(config: Config, name: str) -> tuple[str, ...]:
     """Return the drivers of `any` or `any:NAME,NAME`; empty for the name of one driver.
 
-    Raises CannotRun if the settings list no drivers for `any` or a driver rents nothing, NotFound for an unknown driver.
+    Raises CannotRun if the settings list no drivers for `any` or a driver rents nothing, NotFound
+    for an unknown driver.
     """
     if name.partition(":")[0] != ANY:
         return ()
@@ -40,7 +41,10 @@ def driver_names(config: Config, name: str) -> tuple[str, ...]:
 
 
 def denying_drivers(config: Config, name: str) -> tuple[str, ...]:
-    """Return the drivers behind `name` with `secrets = "deny"`.  If there is one, no machine of the run gets secrets."""
+    """Return the drivers behind `name` with `secrets = "deny"`.
+
+    If there is one, no machine of the run gets secrets.
+    """
     return tuple(
         each
         for each in driver_names(config, name)

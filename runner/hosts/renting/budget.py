@@ -49,7 +49,9 @@ class Budget:
         self.min_seconds: float | None = None
         """Minimum seconds that the money must cover; overrides the checkpoint intervals."""
         self.checkpoint_intervals: Mapping[Need, float] = {}
-        """Checkpoint interval in seconds by need (on any market), for needs whose steps have an interval."""
+        """Checkpoint interval in seconds by need (on any market), for needs whose steps have an
+        interval.
+        """
         self.term = TERM
         """Term of a lease."""
         self.leaving_keys: Callable[[], Collection[str]] = tuple
@@ -60,14 +62,17 @@ class Budget:
     def likely_funds(self, without: str = "") -> float:
         """Return the US dollars that probably remain of the limits.  Infinite without a limit.
 
-        The past and possible future costs of all leases are subtracted, except those of the lease `without`.
+        The past and possible future costs of all leases are subtracted, except those of the lease
+        `without`.
 
         A lease in release counts until the likely time of its confirmation: see `_likely_end`.
         """
         return self._funds(self._likely_end, without)
 
     def guaranteed_funds(self, without: str = "") -> float:
-        """Return the US dollars that remain if every lease is billed to its own end, even in release."""
+        """Return the US dollars that remain if every lease is billed to its own end, even in
+        release.
+        """
         return self._funds(_own_end, without)
 
     def maximum_funds(self) -> float:
@@ -93,7 +98,8 @@ class Budget:
     def _likely_end(self, row: LeaseRow, now: float) -> float:
         """Return the likely end of a lease's billing.
 
-        The confirmation of a release takes two minutes, or as long as it has taken already, so a slow release reserves more and more.
+        The confirmation of a release takes two minutes, or as long as it has taken already, so a
+        slow release reserves more and more.
         """
         if not self._is_ending(row):
             return _own_end(row, now)
@@ -103,7 +109,9 @@ class Budget:
         return now if self._is_ending(row) else _own_end(row, now)
 
     def _funds(self, end: BillingEnd, without: str = "") -> float:
-        """Return the US dollars that remain of the tightest limit if the leases are billed until `end`."""
+        """Return the US dollars that remain of the tightest limit if the leases are billed until
+        `end`.
+        """
         return min(self._run_funds(end, without), self._day_funds(end, without))
 
     def _run_funds(self, end: BillingEnd, without: str = "") -> float:
@@ -124,7 +132,8 @@ class Budget:
     def _sum_costs(
         self, rows: Sequence[LeaseRow], end: BillingEnd, without: str, since: float = 0.0
     ) -> float:
-        """Return the US dollars that leases have cost, or may cost by `end`, except the lease `without`.
+        """Return the US dollars that leases have cost, or may cost by `end`, except the lease
+        `without`.
 
         A living lease counts from the Unix time `since`, a GONE lease as a whole.
         """
@@ -138,7 +147,10 @@ class Budget:
 
     @property
     def machine_room(self) -> float:
-        """Number of machines that this user may still add by `[limits] machines`.  Infinite without this limit."""
+        """Number of machines that this user may still add by `[limits] machines`.
+
+        Infinite without this limit.
+        """
         limit = self.limits.get("machines")
         if limit is None:
             return math.inf
@@ -227,7 +239,8 @@ class Budget:
 
 def _own_end(row: LeaseRow, now: float) -> float:
     """Return the latest end of a lease's billing.  A machine past its end is still billed."""
-    # The future of a persistent machine counts for no run, and an allocation ends with its last job.
+    # The future of a persistent machine counts for no run, and an allocation ends with its last
+    # job.
     if row.kept or row.offer.get("queued"):
         return now
     return max(row.until, now)

@@ -1,7 +1,7 @@
 """Cooldowns of offers, zones and providers after failures.  Pure functions on ledger rows.
 
-An offer on cooldown is used when nothing else is left, because a refused order costs nothing, and a machine that does not match its offer is
-released.
+An offer on cooldown is used when nothing else is left, because a refused order costs nothing, and a
+machine that does not match its offer is released.
 """
 
 from __future__ import annotations
@@ -20,19 +20,24 @@ COOLDOWNS: Final[Mapping[str, float]] = {
     LeaseFailure.TAKEN: 600.0,
     LeaseFailure.FAILED: 3600.0,
     LeaseFailure.LACKS: 86_400.0,  # does not change by itself
-    # An upper limit, because some providers report a lack of credit (RunPod) or billing (Google) only at an order.
+    # An upper limit, because some providers report a lack of credit (RunPod) or billing (Google)
+    # only at an order.
     LeaseFailure.DENIED: 600.0,
 }
 """Cooldown in seconds by failure.
 
-A failed offer is used last.  After a denial, the provider gets no order with the same settings and account.
+A failed offer is used last.  After a denial, the provider gets no order with the same settings and
+account.
 """
 ZONE_FAILURES: Final = 2
 """Number of offers on cooldown in a zone from which the whole zone is on cooldown."""
 
 
 class UnusableMachine(HostLost):
-    """A new machine is unusable, so that another offer must be used.  `failure` is the kind of failure."""
+    """A new machine is unusable, so that another offer must be used.
+
+    `failure` is the kind of failure.
+    """
 
     def __init__(self, message: str, failure: LeaseFailure) -> None:
         super().__init__(message)
@@ -51,7 +56,9 @@ class OnCooldown(NamedTuple):
 
 
 def find_on_cooldown(rows: Iterable[LeaseRow], driver: str, now: float) -> OnCooldown:
-    """Find the offers and zones of a driver on cooldown, from all leases within the longest cooldown."""
+    """Find the offers and zones of a driver on cooldown, from all leases within the longest
+    cooldown.
+    """
     zones: dict[str, str] = {}  # by offer
     for row in rows:
         if row.driver == driver and _starts_cooldown(row, now):
@@ -64,7 +71,10 @@ def find_on_cooldown(rows: Iterable[LeaseRow], driver: str, now: float) -> OnCoo
 
 
 def _starts_cooldown(row: LeaseRow, now: float) -> bool:
-    """Return whether the offer of an ended lease is on cooldown because of its failure.  A denial concerns all offers."""
+    """Return whether the offer of an ended lease is on cooldown because of its failure.
+
+    A denial concerns all offers.
+    """
     failure = failure_of(row)
     if failure in ("", LeaseFailure.DENIED):
         return False

@@ -1,6 +1,7 @@
 """The inventory of a run's remote places and their leases.
 
-It decides which places serve a need, which leases end, and which machines are unused.  Nothing here calls a provider.
+It decides which places serve a need, which leases end, and which machines are unused.  Nothing here
+calls a provider.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class HeldPlace:
 class Inventory:
     """The remote places of one run.
 
-    An idle place is kept for `idle` seconds.  With `ends`, leases have an end by which outputs must be downloaded.
+    An idle place is kept for `idle` seconds.  With `ends`, leases have an end by which outputs must
+    be downloaded.
     """
 
     def __init__(self, idle: float = IDLE, *, ends: bool = False) -> None:
@@ -99,9 +101,11 @@ class Inventory:
     ) -> list[tuple[Place, str]]:
         """Return the rented machines to release, with reasons.
 
-        A machine is released if it leaves anyway, if no unfinished step needs it, or if it was idle too long.
+        A machine is released if it leaves anyway, if no unfinished step needs it, or if it was idle
+        too long.
 
-        `needs` maps the needs of unfinished steps to the number of QUEUED steps.  On places `awaited`, an earlier worker's attempt may still run.
+        `needs` maps the needs of unfinished steps to the number of QUEUED steps.  On places
+        `awaited`, an earlier worker's attempt may still run.
         """
         now, spare = time.monotonic(), []
         for held in self.held:
@@ -118,7 +122,9 @@ class Inventory:
         return spare
 
     def find_overdue(self) -> list[tuple[Offer, LeaseRow]]:
-        """Return the leases whose steps must stop now, so that their outputs are downloaded in time."""
+        """Return the leases whose steps must stop now, so that their outputs are downloaded in
+        time.
+        """
         now = time.time()
         return [
             (held.offer, row) for held in self.held for row in held.leases if _is_overdue(row, now)
@@ -158,7 +164,9 @@ class Inventory:
         return list(found.values())
 
     def has_successor(self, place: Place) -> bool:
-        """Return whether a replacement for a place was requested, or the place is no longer in the inventory."""
+        """Return whether a replacement for a place was requested, or the place is no longer in the
+        inventory.
+        """
         for held in self.held:
             if held.place is place:
                 return held.has_any(self._replaced)
@@ -187,5 +195,7 @@ def find_places_named(places: Collection[Place], names: Sequence[str]) -> list[P
 
 
 def _is_overdue(row: LeaseRow, now: float) -> bool:
-    """Return whether steps on a leased machine must stop, so that their outputs are downloaded in time."""
+    """Return whether steps on a leased machine must stop, so that their outputs are downloaded in
+    time.
+    """
     return now >= stop_time(row.asked, row.until)

@@ -1,4 +1,7 @@
-"""Leases of one run at several providers, with one list of all offers.  Each lease belongs to its provider."""
+"""Leases of one run at several providers, with one list of all offers.
+
+Each lease belongs to its provider.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,10 @@ def _sum_limits(limits: Sequence[int | None]) -> int | None:
 
 
 class JointLeases(StackLeases):
-    """The leases of a run at several providers, by driver name, with one budget.  If one provider refuses, another may be used."""
+    """The leases of a run at several providers, by driver name, with one budget.
+
+    If one provider refuses, another may be used.
+    """
 
     def __init__(self, name: str, by_driver: Mapping[str, StackLeases], config: Config) -> None:
         first = next(iter(by_driver.values()))
@@ -99,7 +105,8 @@ class JointLeases(StackLeases):
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """Return the offers of all providers.
 
-        A provider that fails or lacks credit is reported and given up.  Raises DriverError if no provider is left.
+        A provider that fails or lacks credit is reported and given up.  Raises DriverError if no
+        provider is left.
         """
         self._exclusions = {}
         names = [name for name in self.by_driver if name not in self.given_up]

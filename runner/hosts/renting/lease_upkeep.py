@@ -28,7 +28,10 @@ NOTICE_RETRY: Final = 5.0
 
 
 class LeaseUpkeep:
-    """The background tasks for the leases of one run.  `name` is the driver, `environ` the environment of the user."""
+    """The background tasks for the leases of one run.
+
+    `name` is the driver, `environ` the environment of the user.
+    """
 
     def __init__(
         self,
@@ -44,7 +47,8 @@ class LeaseUpkeep:
         self._pending_since: dict[str, float] = {}
         """Monotonic time of the first repetition of a release, by lease key."""
         self._warned: set[str] = set()
-        """Keys of leases with a warning about their release, and warnings about leftover machines."""
+        """Keys of leases with a warning about their release, and warnings about leftover machines.
+        """
 
     def start(self) -> None:
         """Start to renew the leases and to record their cost."""
@@ -113,7 +117,8 @@ class LeaseUpkeep:
                 self._leases.accrue()
 
     async def _clean_up(self) -> None:
-        """Repeat unconfirmed releases, and check for leftover machines of other runs, until cancelled.
+        """Repeat unconfirmed releases, and check for leftover machines of other runs, until
+        cancelled.
 
         The cost of the leases is recorded too.
         """

@@ -1,7 +1,8 @@
 """Leases on machines.  This module is the only caller of a driver's `acquire` and `release`.
 
-Every rental has an intent, an effect, a record, and a proof.  The ledger row comes first, so that a machine is known before it exists.  If the
-reply to an order is lost or unreadable, two listings are searched before anything else is rented.  A lease is GONE only when nothing is billed.
+Every rental has an intent, an effect, a record, and a proof.  The ledger row comes first, so that a
+machine is known before it exists.  If the reply to an order is lost or unreadable, two listings are
+searched before anything else is rented.  A lease is GONE only when nothing is billed.
 """
 
 from __future__ import annotations
@@ -89,7 +90,10 @@ OnChange: TypeAlias = Callable[[str, LeaseRow], None]
 def create_driver(
     name: str, settings: Mapping[str, Any], hosts: Sequence[str], home: str, python: str = ""
 ) -> Driver:
-    """Create a driver with these settings, overridden by `hosts` and `python`.  Raises CannotRun, and Invalid for a wrong setting."""
+    """Create a driver with these settings, overridden by `hosts` and `python`.
+
+    Raises CannotRun, and Invalid for a wrong setting.
+    """
     given = dict(settings)
     if hosts:
         given["hosts"] = list(hosts)
@@ -157,7 +161,10 @@ class Leases:
         """The run's stack as stored in the ledger."""
         self.say: Callable[[str], None] = lambda _text: None
         self.settings: Mapping[str, object] = {}
-        """Settings of the driver.  If they change, a provider that denied an order is asked again."""
+        """Settings of the driver.
+
+        If they change, a provider that denied an order is asked again.
+        """
         self._reported_wait = ""
         """The driver's last reported reason for waiting."""
         self._reported_retry = False
@@ -201,7 +208,8 @@ class Leases:
 
         `shares` is the number of machines that share the run's remaining money.
 
-        Raises DriverError, CannotRun if the money is too little, and Full while the user has the maximum number of machines of `[limits] machines`.
+        Raises DriverError, CannotRun if the money is too little, and Full while the user has the
+        maximum number of machines of `[limits] machines`.
         """
         until = await self.await_funds_and_end(need, offer, shares)
         row = self.make_intent(need, offer, until)
@@ -211,17 +219,23 @@ class Leases:
         return await self.order(row, until)
 
     def _note(self, *rows: LeaseRow) -> None:
-        """Record intents in the ledger.  Raises Full if the user has the maximum number of machines."""
+        """Record intents in the ledger.
+
+        Raises Full if the user has the maximum number of machines.
+        """
         if math.isinf(self._machine_limit):
             self.ledger.ask(*rows)
         else:
             self.ledger.ask_within(self._machine_limit, *rows)
 
     async def await_funds_and_end(self, need: Need, offer: Offer, shares: int = 1) -> datetime:
-        """Wait until the money covers a lease that starts now, and return its end.  Raises CannotRun if it never does.
+        """Wait until the money covers a lease that starts now, and return its end.
 
-        A lease in release may cost its price up to its own end.  If such leases prevent or shorten the new
-        lease, wait for the confirmation of their release, at most as long as a machine may take to start.
+        Raises CannotRun if it never does.
+
+        A lease in release may cost its price up to its own end.  If such leases prevent or shorten
+        the new lease, wait for the confirmation of their release, at most as long as a machine may
+        take to start.
         """
         pending = await self._wait_for_releases(need, offer, shares)
         funds = self.budget.guaranteed_funds()
@@ -234,7 +248,8 @@ class Leases:
         return self.budget.lease_end(_billed_price(offer), funds, shares)
 
     async def _wait_for_releases(self, need: Need, offer: Offer, shares: int) -> list[LeaseRow]:
-        """Wait while pending releases prevent or shorten a new lease; return the releases that are still pending.
+        """Wait while pending releases prevent or shorten a new lease; return the releases that are
+        still pending.
 
         Raises CannotRun if the money would not cover the new lease after all releases either.
         """
@@ -284,7 +299,9 @@ class Leases:
         )
 
     async def order(self, row: LeaseRow, until: datetime) -> LeaseRow | None:
-        """Order the machine of a recorded intent.  Returns a COMING lease, or None if the offer is no longer available.
+        """Order the machine of a recorded intent.
+
+        Returns a COMING lease, or None if the offer is no longer available.
 
         Raises DriverError.
         """
@@ -313,7 +330,10 @@ class Leases:
         return row
 
     async def _record_refusal(self, row: LeaseRow, error: DriverError) -> None:
-        """Record that an order was refused.  If its machine exists all the same, release the machine."""
+        """Record that an order was refused.
+
+        If its machine exists all the same, release the machine.
+        """
         if error.lease is not None:
             row = self._move(row, "COMING", lease=to_stored(error.lease))
             await self.release(row, str(error))
@@ -407,7 +427,10 @@ class Leases:
         )
 
     async def release(self, row: LeaseRow, reason: str, failure: str = "") -> bool:
-        """Release a lease.  Returns True once nothing is billed; otherwise the lease stays RELEASING for a later attempt.
+        """Release a lease.
+
+        Returns True once nothing is billed; otherwise the lease stays RELEASING for a later
+        attempt.
 
         Raises DriverError.
         """
@@ -451,7 +474,8 @@ class Leases:
     async def adopt(self) -> list[LeaseRow]:
         """Take over the leases of earlier workers of this run; return the COMING and UP leases.
 
-        Pending releases are completed.  Expired leases are released too, unless the provider does not end them and there is money to renew them.
+        Pending releases are completed.  Expired leases are released too, unless the provider does
+        not end them and there is money to renew them.
 
         Raises DriverError.
         """
@@ -474,19 +498,27 @@ class Leases:
         return adopted
 
     async def _resolve_intent(self, row: LeaseRow) -> LeaseRow:
-        """Resolve the intent of an earlier worker.  Returns a COMING lease if the provider has the machine, otherwise a GONE lease."""
+        """Resolve the intent of an earlier worker.
+
+        Returns a COMING lease if the provider has the machine, otherwise a GONE lease.
+        """
         lease = await self._find(row)
         if lease is None:
             return self._move(row, "GONE", reason="never rented")
         return self._move(row, "COMING", lease=to_stored(lease))
 
     def inherit(self, row: LeaseRow) -> None:
-        """Record a lease that a worker on another machine had for this run.  `adopt` then takes it over."""
+        """Record a lease that a worker on another machine had for this run.
+
+        `adopt` then takes it over.
+        """
         if row.driver == self.name and row.key not in self.ledger.states(self.name):
             self.ledger.ask(row._replace(holder=self.holder))
 
     async def renew(self, row: LeaseRow) -> LeaseRow:
-        """Extend a lease by another term, if the driver supports extensions and the money covers it."""
+        """Extend a lease by another term, if the driver supports extensions and the money covers
+        it.
+        """
         offer, traits = offer_of(row), self.driver.traits
         funds = self.budget.guaranteed_funds(row.key) - committed_cost(
             row.price, row.asked, time.time()
@@ -521,7 +553,9 @@ class Leases:
         return left
 
     async def check_denial(self) -> None:
-        """Raise Denied during the cooldown after a denied order, while the account and the settings are the same."""
+        """Raise Denied during the cooldown after a denied order, while the account and the settings
+        are the same.
+        """
         row = self.ledger.last(self.name)
         if row is None or not is_denied(row, time.time()):
             return
@@ -558,7 +592,8 @@ class Leases:
         return row.key in {lease.key for lease in await self.call(self.driver.leases, SOON)}
 
     async def find_strangers(self) -> list[Lease]:
-        """Return machines tagged by this installation that the ledger does not know, and release machines of GONE leases.
+        """Return machines tagged by this installation that the ledger does not know, and release
+        machines of GONE leases.
 
         Raises DriverError.
         """
@@ -575,7 +610,10 @@ class Leases:
         reason: str = "the run has finished",
         failure: str = "",
     ) -> list[tuple[LeaseRow, str]]:
-        """Release all leases of this process and run, or only `keys`.  Returns the leases that could not be released, with reasons."""
+        """Release all leases of this process and run, or only `keys`.
+
+        Returns the leases that could not be released, with reasons.
+        """
         rows = [
             row
             for row in self.ledger.of_run(self.run)
@@ -596,7 +634,8 @@ class Leases:
         return "" if ended else "it still exists"
 
     async def _find(self, row: LeaseRow, tries: int = LONG) -> Lease | None:
-        """Find the machine of a lease at the provider; None if two listings, `settles` apart, do not show it.
+        """Find the machine of a lease at the provider; None if two listings, `settles` apart, do
+        not show it.
 
         Raises DriverError.
         """
@@ -630,7 +669,10 @@ class Leases:
     async def call(
         self, ask: Callable[[], Awaitable[_T]], tries: int = SOON, on_retry: OnRetry = nothing
     ) -> _T:
-        """Call a driver, and retry if it is unreachable.  An unreadable reply counts as unreachable."""
+        """Call a driver, and retry if it is unreachable.
+
+        An unreadable reply counts as unreachable.
+        """
 
         async def readable() -> _T:
             try:
@@ -650,7 +692,10 @@ def _display_names(rows: Sequence[LeaseRow]) -> str:
 
 
 def _billed_price(offer: Offer) -> float:
-    """Return the price of an offer from its order on.  A queued machine costs nothing until it starts."""
+    """Return the price of an offer from its order on.
+
+    A queued machine costs nothing until it starts.
+    """
     return 0.0 if offer.queued else offer.price
 
 

@@ -1,4 +1,7 @@
-"""Arithmetic of a machine's cost and running time.  Units are seconds, US dollars, and US dollars per hour."""
+"""Arithmetic of a machine's cost and running time.
+
+Units are seconds, US dollars, and US dollars per hour.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from typing import Final
 RELEASE_SECONDS: Final = 120.0
 """Seconds reserved for a slow provider to end a machine, or a tenth of the time if that is less."""
 DOWNLOAD_SECONDS: Final = 180.0
-"""Seconds reserved to download outputs before a machine ends, or a fifth of the time if that is less."""
+"""Seconds reserved to download outputs before a machine ends, or a fifth of the time if that is
+less.
+"""
 
 
 def affordable_seconds(left: float, price: float, shares: int = 1) -> float:
@@ -17,7 +22,9 @@ def affordable_seconds(left: float, price: float, shares: int = 1) -> float:
 
 
 def release_reserve(term: float) -> float:
-    """Return the seconds that `affordable_seconds` reserved for the end of a machine with this term."""
+    """Return the seconds that `affordable_seconds` reserved for the end of a machine with this
+    term.
+    """
     return min(RELEASE_SECONDS, term / 9)
 
 

@@ -1,4 +1,7 @@
-"""The machine requirements of steps, matching offers, and the market to rent on.  Pure functions."""
+"""The machine requirements of steps, matching offers, and the market to rent on.
+
+Pure functions.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,10 @@ class Spot:
 
 
 def need_for(spec: StepSpec, market: AnyMarket = "on-demand", *, images: bool = False) -> Need:
-    """Return the machine requirements of a step.  With `images`, a machine is a container of the step's image."""
+    """Return the machine requirements of a step.
+
+    With `images`, a machine is a container of the step's image.
+    """
     wants = spec.resources
     return Need(
         wants.cpus,
@@ -90,7 +96,8 @@ def why_no_group(
 ) -> str:
     """Return why the nodes of a step cannot be machines of the driver `name`; empty if they can.
 
-    `headed` means that the stack's head is one of the nodes, `kept` that the stack keeps a machine.  At most `most` machines may be rented at once.
+    `headed` means that the stack's head is one of the nodes, `kept` that the stack keeps a machine.
+    At most `most` machines may be rented at once.
     """
     if spec.node_count == 1 or not traits.priced:
         return ""

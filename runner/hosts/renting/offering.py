@@ -21,7 +21,8 @@ from .totals import CostModel, Total
 RUNNERS_UP: Final = 2
 """Number of offers shown beside the best one."""
 CONFIRM_ABOVE: Final = 2.0
-"""US dollars above which a confirmation is required, unless the driver's setting `confirm` is set."""
+"""US dollars above which a confirmation is required, unless the driver's setting `confirm` is set.
+"""
 ENDS: Final = {
     "provider": "the provider terminates the machine when its rental period ends",
     "machine": "the machine terminates itself when its rental period ends",
@@ -100,7 +101,8 @@ def describe_excluded(excluded: Mapping[str, int]) -> str:
 
 
 def create_renter(ws: Workspace, name: str, hosts: Sequence[str] = ()) -> Driver | None:
-    """Create the driver `name` if its machines cost money, otherwise return None; `hosts` overrides its settings.
+    """Create the driver `name` if its machines cost money, otherwise return None; `hosts` overrides
+    its settings.
 
     Raises RecipeError.
     """
@@ -131,14 +133,18 @@ def _candidates(ws: Workspace) -> list[str]:
 
 
 class PricedDrivers(NamedTuple):
-    """Drivers whose machines cost money, and the names of configured drivers that are not installed."""
+    """Drivers whose machines cost money, and the names of configured drivers that are not
+    installed.
+    """
 
     drivers: dict[str, Driver]
     not_installed: list[str]
 
 
 def priced_drivers(ws: Workspace, asked: str) -> PricedDrivers:
-    """Return the drivers in `asked`: `all`, or a list of names.  A cluster without prices is returned only by its name.
+    """Return the drivers in `asked`: `all`, or a list of names.
+
+    A cluster without prices is returned only by its name.
 
     Raises CannotRun for a named driver that rents nothing or is not installed.
     """
@@ -181,7 +187,10 @@ def _is_set_up(ws: Workspace, name: str) -> bool:
 
 
 async def update_prices(drivers: Mapping[str, Driver]) -> dict[str, str]:
-    """Fetch the newest price lists: driver name -> status.  Raises Infrastructure if a list cannot be fetched."""
+    """Fetch the newest price lists: driver name -> status.
+
+    Raises Infrastructure if a list cannot be fetched.
+    """
     try:
         updated = {name: await driver.update() for name, driver in drivers.items()}
         return {name: words for name, words in updated.items() if words}
@@ -196,7 +205,8 @@ async def ask_offers(
 ) -> list[Shelf]:
     """Ask each driver for offers for each of its wishes, cheapest run first.
 
-    `pricing` maps needs (with any market) to cost models.  Raises Infrastructure if no driver could be asked, and Invalid for a wrong filter.
+    `pricing` maps needs (with any market) to cost models.  Raises Infrastructure if no driver could
+    be asked, and Invalid for a wrong filter.
     """
     found = []
     for name, (driver, wishes) in asking.items():
@@ -226,7 +236,9 @@ async def _ask_driver(name: str, driver: Driver, wish: Wish, costing: CostModel)
 
 
 def _describe_terms(driver: Driver, need: Need) -> list[str]:
-    """Return the terms of a driver's machines: their end, the host key, the origin of prices, and the place of the image."""
+    """Return the terms of a driver's machines: their end, the host key, the origin of prices, and
+    the place of the image.
+    """
     terms = [ENDS[driver.traits.ends]]
     if driver.traits.identity == "first_use":
         terms.append(FIRST_USE)

@@ -1,8 +1,11 @@
-"""Decide about the leases of runs without a worker, and release them.  Leases of live runs and of resumable runs stay.
+"""Decide about the leases of runs without a worker, and release them.
 
-Automatic releases cover pending releases, leases past their end, leases of finished runs, and free leases of dead runs.  A paid machine of a
-dead run is only reported, because a training may still run there.  The same holds for an allocation that its provider still lists, because
-its release would end its jobs.
+Leases of live runs and of resumable runs stay.
+
+Automatic releases cover pending releases, leases past their end, leases of finished runs, and free
+leases of dead runs.  A paid machine of a dead run is only reported, because a training may still
+run there.  The same holds for an allocation that its provider still lists, because its release
+would end its jobs.
 """
 
 from __future__ import annotations
@@ -29,8 +32,9 @@ from .stack_leases import StackLeases
 RunStatus: TypeAlias = Literal["live", "over", "dead", "gone", "never"]
 """Status of a run.
 
-A `live` run is executing or about to be submitted, an `over` run has finished, and a `dead` run has no worker.
-A `gone` run is unknown to its workspace.  A `never` run is unknown too, but its lease is free, so it was never submitted.
+A `live` run is executing or about to be submitted, an `over` run has finished, and a `dead` run has
+no worker. A `gone` run is unknown to its workspace.  A `never` run is unknown too, but its lease is
+free, so it was never submitted.
 """
 
 Reason: TypeAlias = Literal[
@@ -90,7 +94,10 @@ _PAID_FATES: Final[Mapping[RunStatus, Fate]] = {**_FREE_FATES, "dead": Fate(Fals
 
 
 def find_run_status(row: LeaseRow, environ: Mapping[str, str]) -> RunStatus:
-    """Return the status of a lease's run from its workspace.  With runs in a database, `gone` includes runs that are not submitted yet."""
+    """Return the status of a lease's run from its workspace.
+
+    With runs in a database, `gone` includes runs that are not submitted yet.
+    """
     root = home(Path(row.workspace), environ)
     shared = environ.get("RECIPE_RUNS", "")
     try:
@@ -133,7 +140,8 @@ async def release_orphan(leases: Leases, row: LeaseRow, why: str) -> str:
 
 
 async def release_leftovers(leases: Leases, environ: Mapping[str, str]) -> list[str]:
-    """Release leftover leases of the drivers and the stack of `leases`; return messages about other leases, failures and unknown machines.
+    """Release leftover leases of the drivers and the stack of `leases`; return messages about other
+    leases, failures and unknown machines.
 
     Raises DriverError if the provider cannot list the allocation of a dead run.
     """
@@ -167,7 +175,8 @@ async def release_leftovers(leases: Leases, environ: Mapping[str, str]) -> list[
 
 
 def add_stranger(ledger: Ledger, lease: Lease, workspace: str) -> None:
-    """Add an unknown machine of this installation to the ledger, as a lease without a run for one term.
+    """Add an unknown machine of this installation to the ledger, as a lease without a run for one
+    term.
 
     Such a lease is not released before its end, unless a user terminates the machine by name.
     """
@@ -197,7 +206,8 @@ def describe_stranger(lease: Lease, installation: str | None = None) -> str:
 
 
 def settle(name: str, hosts: Sequence[str], ws: Workspace, stack: str) -> list[str]:
-    """Run `release_leftovers` for a run with nothing to execute, on a stack if `stack` is not empty; return the messages.
+    """Run `release_leftovers` for a run with nothing to execute, on a stack if `stack` is not
+    empty; return the messages.
 
     Without leases, no driver is created.
     """

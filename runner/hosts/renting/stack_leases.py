@@ -2,9 +2,11 @@
 
 A stack's machine is created once, started for a run and stopped after it.
 
-A persistent machine has two kinds of ledger rows.  Its own row lives from before the order until the machine is deleted, at the price of its disk.
-Each use, from start to stop, is a lease of a run at the rest of the price.  Intent, effect, record and proof are the same as for any lease, with
-start and stop instead of rent and release.  A machine that was never up is terminated at the end of its first use.
+A persistent machine has two kinds of ledger rows.  Its own row lives from before the order until
+the machine is deleted, at the price of its disk. Each use, from start to stop, is a lease of a run
+at the rest of the price.  Intent, effect, record and proof are the same as for any lease, with
+start and stop instead of rent and release.  A machine that was never up is terminated at the end of
+its first use.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ from .leases import Leases, confirm_end, lease_of, offer_of
 from .money import committed_cost
 
 FOREVER: Final = 32_503_680_000.0
-"""Unix time in the year 3000, the end of a persistent machine's own lease.  Nothing ends it automatically."""
+"""Unix time in the year 3000, the end of a persistent machine's own lease.
+
+Nothing ends it automatically.
+"""
 
 
 class StackLeases(Leases):
@@ -45,7 +50,10 @@ class StackLeases(Leases):
         return self
 
     def use_stack(self, stack: Stack) -> None:
-        """Rent for a stack.  Raises CannotRun if its machine should be kept but the provider cannot stop machines."""
+        """Rent for a stack.
+
+        Raises CannotRun if its machine should be kept but the provider cannot stop machines.
+        """
         self.stack = stack.id
         if not stack.keep:
             return
@@ -55,7 +63,9 @@ class StackLeases(Leases):
             self.budget.term = timedelta(seconds=duration(stack.auto_stop))
 
     def find_machine(self) -> LeaseRow | None:
-        """Return the lease of the stack's persistent machine, if the machine exists or is being created."""
+        """Return the lease of the stack's persistent machine, if the machine exists or is being
+        created.
+        """
         for row in self.ledger.living_leases(self.name):
             if row.kept and row.stack == self.stack:
                 return row
@@ -112,7 +122,10 @@ class StackLeases(Leases):
     async def _order_machine(
         self, use: LeaseRow, disk_price: float, until: datetime
     ) -> LeaseRow | None:
-        """Rent a persistent machine for its first use.  Returns the COMING use, or None if the offer is no longer available."""
+        """Rent a persistent machine for its first use.
+
+        Returns the COMING use, or None if the offer is no longer available.
+        """
         key = os.urandom(8).hex()
         machine = use._replace(key=key, run="", until=FOREVER, price=disk_price, machine=key)
         use = use._replace(machine=key)
@@ -205,7 +218,10 @@ class StackLeases(Leases):
         return await self._start(row, machine, until) or self.ledger.row(row.key)
 
     def mark_persistent(self, row: LeaseRow) -> None:
-        """Record that the new machine of a use matches its offer.  From now on, the machine outlives its uses."""
+        """Record that the new machine of a use matches its offer.
+
+        From now on, the machine outlives its uses.
+        """
         if not row.machine:
             return
         machine = self.ledger.row(row.machine)

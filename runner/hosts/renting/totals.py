@@ -1,4 +1,6 @@
-"""The cost of a run on an offer, with running time, start, preemptions and egress.  Pure functions on ledger rows.
+"""The cost of a run on an offer, with running time, start, preemptions and egress.
+
+Pure functions on ledger rows.
 
 Costs are US dollars, times are hours.
 """
@@ -19,7 +21,9 @@ from ...storage.records.ledger import LeaseRow
 COMES_UP: Final = 0.05
 """Default hours until a machine is up, while it is already billed."""
 PRIOR_HOURS: Final = 20.0
-"""Weight of the default preemption rate `TAKEN_AWAY` beside the ledger's experience, in hours of spot machines."""
+"""Weight of the default preemption rate `TAKEN_AWAY` beside the ledger's experience, in hours of
+spot machines.
+"""
 RECENT_MACHINES: Final = 20
 """Number of recent machines of a provider whose start times count."""
 
@@ -42,7 +46,10 @@ HoursOn: TypeAlias = Callable[[str, int | None], Hours | None]
 
 
 class Total(NamedTuple):
-    """The cost of a run on an offer, in US dollars except for `hours`.  Without `hours`, only `egress` is known."""
+    """The cost of a run on an offer, in US dollars except for `hours`.
+
+    Without `hours`, only `egress` is known.
+    """
 
     hours: Hours | None
     boot: float
@@ -66,7 +73,8 @@ class History:
     def from_rows(cls, rows: Iterable[LeaseRow], now: float) -> History:
         """Read ledger rows, oldest first.
 
-        Only paid machines that came up count, without queued machines and uses of persistent machines.
+        Only paid machines that came up count, without queued machines and uses of persistent
+        machines.
         """
         starts: dict[str, list[float]] = defaultdict(list)
         preemptions: dict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
@@ -121,7 +129,9 @@ class CostModel:
         return Total(hours, boot, lost, egress, work + boot + lost + egress)
 
     def _hours(self, offer: Offer, wish: Wish) -> Hours | None:
-        """Return the hours of a run on the offer's GPU, or the hours of the wish if those are unknown."""
+        """Return the hours of a run on the offer's GPU, or the hours of the wish if those are
+        unknown.
+        """
         hours = None
         if self.hours_on is not None:
             hours = self.hours_on(offer.resources.gpu or "", offer.resources.gpu_memory)
@@ -132,8 +142,8 @@ class CostModel:
     def rank(self, offers: Sequence[Offer], wish: Wish) -> list[Offer]:
         """Return the offers, the cheapest run first.
 
-        Offers of unknown duration come last, in the given order.  With several providers or markets, the price with expected
-        preemptions decides instead.
+        Offers of unknown duration come last, in the given order.  With several providers or
+        markets, the price with expected preemptions decides instead.
         """
         totals = [self.total(offer, wish).usd for offer in offers]
         differ = len({(offer.driver, offer.market) for offer in offers}) > 1

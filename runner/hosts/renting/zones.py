@@ -10,7 +10,9 @@ from drivers.base import Need, Offer
 
 
 def zone_of(offer: Offer) -> str:
-    """Return the zone of an offer with its machine type, because the nodes of one step must be alike."""
+    """Return the zone of an offer with its machine type, because the nodes of one step must be
+    alike.
+    """
     return " ".join(filter(None, (offer.data.get("zone", offer.region), offer.data.get("shape"))))
 
 
@@ -28,10 +30,11 @@ class Zones:
     def filter_offers(
         self, need: Need, offers: Iterable[Offer], there: Sequence[str]
     ) -> list[Offer]:
-        """Return the offers in the zone of a need, before the choice in all zones that were not given up.
+        """Return the offers in the zone of a need, before the choice in all zones that were not
+        given up.
 
-        `there` are the zones of the need's running machines.  An earlier worker may have rented them, so the most
-        frequent zone counts as chosen.
+        `there` are the zones of the need's running machines.  An earlier worker may have rented
+        them, so the most frequent zone counts as chosen.
         """
         given_up = self._given_up[replace(need, market="any")]
         zone = self.zone_for(need)

@@ -43,7 +43,10 @@ LEAST, FILES = 1 << 20, 4096
 
 @dataclass(frozen=True, slots=True)
 class HashedOutput:
-    """The digest and manifest of an output on a host.  Without `content`, `problem` is the reason, or is empty if the output does not exist."""
+    """The digest and manifest of an output on a host.
+
+    Without `content`, `problem` is the reason, or is empty if the output does not exist.
+    """
 
     content: str = ""
     entries: tuple[Entry, ...] = ()
@@ -70,13 +73,17 @@ class _Span(NamedTuple):
 class OutputDownload:
     """The download of one file or tree.
 
-    An interrupted download leaves `<target>.coming`.  The next download verifies this data and requests only the missing ranges.
+    An interrupted download leaves `<target>.coming`.  The next download verifies this data and
+    requests only the missing ranges.
     """
 
     def __init__(
         self, wire: Wire, path: str, output: HashedOutput, target: str, *, near: bool = False
     ) -> None:
-        """Prepare the download of `path` on the host.  With `near`, this machine sees the same path on a shared disk."""
+        """Prepare the download of `path` on the host.
+
+        With `near`, this machine sees the same path on a shared disk.
+        """
         self._wire, self._path, self._output, self._target = wire, path, output, target
         self._is_visible = near
         self._partial = f"{target}.coming"
@@ -102,7 +109,10 @@ class OutputDownload:
             raise no_space(error, os.fspath(error.filename or self._target)) from error
 
     async def _download_missing(self, meter: Meter) -> None:
-        """Request missing data until all files are correct.  Gives up after several rounds without progress."""
+        """Request missing data until all files are correct.
+
+        Gives up after several rounds without progress.
+        """
         idle = 0
         while self._missing:
             before = self._measure_missing()
@@ -173,14 +183,19 @@ class OutputDownload:
                     remove(f"{self._partial}/{path}")
 
     def _copy_shared(self) -> None:
-        """Copy files from the shared disk.  They may be shorter or older than the host's files, so they are verified like all others."""
+        """Copy files from the shared disk.
+
+        They may be shorter or older than the host's files, so they are verified like all others.
+        """
         for entry in self._missing.values():
             if not os.path.lexists(self._local_path(entry)):
                 with contextlib.suppress(OSError):
                     copy(f"{self._path}/{entry.path}".rstrip("/"), self._local_path(entry))
 
     async def _check_file(self, entry: Entry) -> None:
-        """Verify an existing file and record its missing ranges: none, all, or, for a large file, some chunks."""
+        """Verify an existing file and record its missing ranges: none, all, or, for a large file,
+        some chunks.
+        """
         path = self._local_path(entry)
         size = os.lstat(path).st_size
         if size == entry.size and await asyncio.to_thread(hash_file, path) == entry.value:
@@ -194,7 +209,10 @@ class OutputDownload:
         self._holes[entry.path] = await self._find_wrong_chunks(entry, size)
 
     async def _find_wrong_chunks(self, entry: Entry, size: int) -> list[_Span]:
-        """Return the chunks of a large file that differ on the host.  `size` is the size of the local file."""
+        """Return the chunks of a large file that differ on the host.
+
+        `size` is the size of the local file.
+        """
         chunk = self._wire.chunk
         folder, name = (self._path, entry.path) if self._is_tree else os.path.split(self._path)
         asking = self._wire.ask("chunks", folder, name, chunk, "", "", 0, read=parse_digests)
@@ -230,7 +248,10 @@ class OutputDownload:
         await asyncio.gather(*(judge(entry) for entry in whole))
 
     async def _run_round(self, meter: Meter) -> BaseException | None:
-        """Request all missing data once, over several streams.  Returns the connection error, if any."""
+        """Request all missing data once, over several streams.
+
+        Returns the connection error, if any.
+        """
         jobs = [partial(self._download_ranges, spans, meter) for spans in self._group_ranges()]
         return await self._wire.run_parallel(jobs, self._missing_bytes())
 

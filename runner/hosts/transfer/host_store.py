@@ -1,7 +1,7 @@
 """Transfer contents between this machine and one host, and manage the host's store.
 
-A `HostStore` is the counterpart of the local object store, with the same names below its root on the host.  Objects are uploaded (`upload`), hashed
-there before use, and downloaded (`download`).
+A `HostStore` is the counterpart of the local object store, with the same names below its root on
+the host.  Objects are uploaded (`upload`), hashed there before use, and downloaded (`download`).
 """
 
 from __future__ import annotations
@@ -63,7 +63,11 @@ class HashedOutputs:
 
 
 class Piece(NamedTuple):
-    """Data of a file on the host.  `is_replaced` means that the path is a pipe, a device, a directory or a broken link, without data."""
+    """Data of a file on the host.
+
+    `is_replaced` means that the path is a pipe, a device, a directory or a broken link, without
+    data.
+    """
 
     data: bytes
     is_replaced: bool
@@ -76,11 +80,11 @@ class MissingDirectory(Corrupt):
 class HostStore(Sender):
     """The host's store below the root of `wire`.
 
-    `recall` returns the manifest of a tree that the host may have, if it is known here.  `folder` is a local directory to test whether the host sees
-    the local disk; empty if it does not.
+    `recall` returns the manifest of a tree that the host may have, if it is known here.  `folder`
+    is a local directory to test whether the host sees the local disk; empty if it does not.
 
-    Every method may raise the errors of `Host.call` (after retries if these help), Infrastructure if the host or a disk cannot fulfill the request,
-    and Corrupt if data does not match its digest.
+    Every method may raise the errors of `Host.call` (after retries if these help), Infrastructure
+    if the host or a disk cannot fulfill the request, and Corrupt if data does not match its digest.
     """
 
     def __init__(
@@ -117,15 +121,21 @@ class HostStore(Sender):
     async def pull(
         self, source: SignedObjects, known: str, learn: Callable[[Sequence[Secret]], None]
     ) -> Content:
-        """Let the host download an input from its bucket, as an object.  Returns its content, which equals `known` if that is set.
+        """Let the host download an input from its bucket, as an object.
 
-        `learn` receives new secrets.  Raises CannotPull if the host cannot download the input, and CannotRun if the input has changed.
+        Returns its content, which equals `known` if that is set.
+
+        `learn` receives new secrets.  Raises CannotPull if the host cannot download the input, and
+        CannotRun if the input has changed.
         """
         async with self._pulling:
             return await Puller(self).pull(source, known, learn)
 
     async def fetch(self, path: str, output: HashedOutput, target: str) -> None:
-        """Download an output found by `hash_outputs` from `path` to the new path `target`.  An interrupted download continues."""
+        """Download an output found by `hash_outputs` from `path` to the new path `target`.
+
+        An interrupted download continues.
+        """
         await OutputDownload(
             self.wire, path, output, target, near=self.shared_disk.sees_host_root
         ).run()
@@ -137,8 +147,8 @@ class HostStore(Sender):
     ) -> list[str]:
         """Create the attempt directory `name` on the host.  An existing one stays unchanged.
 
-        The host waits until the contents `coming`, which are being uploaded, have arrived.  Raises Gone if that takes long.
-        Returns the names of inputs that are symbolic links to files.
+        The host waits until the contents `coming`, which are being uploaded, have arrived.  Raises
+        Gone if that takes long. Returns the names of inputs that are symbolic links to files.
         """
         data, stamp = self._pack_attempt(name, contents)
         states = list(contents.states.values())
@@ -157,9 +167,11 @@ class HostStore(Sender):
         return await self.wire.retry(stage_once)
 
     def _pack_attempt(self, name: str, contents: AttemptContents) -> tuple[bytes, str]:
-        """Return an attempt directory as a tar, and the digest of its names and links; empty for an empty directory.
+        """Return an attempt directory as a tar, and the digest of its names and links; empty for an
+        empty directory.
 
-        A complete and unpacked tar is correct, except for names that some disks treat as equal.  The digest detects these.
+        A complete and unpacked tar is correct, except for names that some disks treat as equal.
+        The digest detects these.
         """
         at = f"at/{name}"
         entries = [Entry(f"{at}/{folder}", "d", 0, "") for folder in contents.folders]
@@ -252,7 +264,9 @@ class HostStore(Sender):
     async def store_outputs(
         self, path: str, outputs: Mapping[str, str], *, copy: Collection[str] = ()
     ) -> set[str]:
-        """Move outputs of an attempt into the host's store: name -> content, as `hash_outputs` found them.  Those in `copy` are copied."""
+        """Move outputs of an attempt into the host's store: name -> content, as `hash_outputs`
+        found them.  Those in `copy` are copied.
+        """
         known = {object_name(content): content for content in outputs.values()}
         kept = await self.wire.ask(
             "keep",
@@ -267,7 +281,10 @@ class HostStore(Sender):
         return (await self.read_piece(path, offset, limit=limit)).data
 
     async def read_piece(self, path: str, offset: int, *, limit: int) -> Piece:
-        """Read a file as `read` does, and report a path that is no regular file.  Older agents do not report this."""
+        """Read a file as `read` does, and report a path that is no regular file.
+
+        Older agents do not report this.
+        """
         answer, data = await self.wire.read("read", path, offset, limit)
         return Piece(data, answer is True)
 
@@ -302,7 +319,8 @@ class HostStore(Sender):
     ) -> int:
         """Delete leftovers of attempts, unused objects that no attempt links to, and unused states.
 
-        Returns the number of deleted objects and states, which are searched at most once per `every`.
+        Returns the number of deleted objects and states, which are searched at most once per
+        `every`.
         """
         self._check_below_root(paths)
         return await self.wire.ask(
@@ -312,7 +330,8 @@ class HostStore(Sender):
     async def list_folder(self, path: str) -> tuple[list[tuple[str, int, int, bool]], int, int]:
         """List files and links below a directory.
 
-        An entry is the name, the bytes, the modification time in nanoseconds, and whether it is a link.
+        An entry is the name, the bytes, the modification time in nanoseconds, and whether it is a
+        link.
 
         Also returns the free and total bytes of the disk.
         """

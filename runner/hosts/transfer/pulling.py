@@ -2,8 +2,8 @@
 
 The host receives a signed URL per object, and returns the digest of each.
 
-The result becomes an object on the host under the name of its content, which is computed here as for any directory.  The data does not pass through
-this machine.
+The result becomes an object on the host under the name of its content, which is computed here as
+for any directory.  The data does not pass through this machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class CannotPull(Exception):
 
 
 class Puller:
-    """Downloads from buckets to one host.  `sender` uses the same wire, and finds interrupted downloads."""
+    """Downloads from buckets to one host.
+
+    `sender` uses the same wire, and finds interrupted downloads.
+    """
 
     def __init__(self, sender: Sender) -> None:
         self._wire, self._sender = sender.wire, sender
@@ -48,9 +51,12 @@ class Puller:
     async def pull(
         self, source: SignedObjects, known: str, learn: Callable[[Sequence[Secret]], None]
     ) -> Content:
-        """Download an input to the host as an object.  Returns its content, which equals `known` if that is set; `learn` receives new secrets.
+        """Download an input to the host as an object.
 
-        Raises CannotPull, Unreachable, Infrastructure if the host's disk is full, and CannotRun if the bucket's object has changed.
+        Returns its content, which equals `known` if that is set; `learn` receives new secrets.
+
+        Raises CannotPull, Unreachable, Infrastructure if the host's disk is full, and CannotRun if
+        the bucket's object has changed.
         """
         with self._sender.protect_uploads():
             await self._sender.resume_transfer(source.name)
@@ -119,7 +125,9 @@ class Puller:
         meter: Meter,
         learn: Callable[[Sequence[Secret]], None],
     ) -> None:
-        """Download the objects of a batch without a known digest, and add their digests to `digests`."""
+        """Download the objects of a batch without a known digest, and add their digests to
+        `digests`.
+        """
         remaining = {item.path: item for item in batch if item.path not in digests}
         if not remaining:
             return
@@ -156,7 +164,8 @@ class Puller:
 class _PullReport:
     """The JSON lines that a host prints while it downloads the `wanted` objects of a batch.
 
-    The digests of finished objects go into `digests`.  `finished` are the bytes before this download.
+    The digests of finished objects go into `digests`.  `finished` are the bytes before this
+    download.
     """
 
     def __init__(
@@ -170,7 +179,10 @@ class _PullReport:
         """Free bytes of the host's disk if it is full; otherwise -1."""
 
     def read(self, data: bytes) -> None:
-        """Parse received data.  Raises CorruptReply, IndexError, TypeError, ValueError and RecursionError for invalid lines."""
+        """Parse received data.
+
+        Raises CorruptReply, IndexError, TypeError, ValueError and RecursionError for invalid lines.
+        """
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             kind, *words = json.loads(line)

@@ -2,7 +2,8 @@
 
 Inputs are read in place, and outputs are copied without the network connection.
 
-To detect a shared disk, each side writes a random word that the other side reads.  A path is used only if it is the same file on both sides.
+To detect a shared disk, each side writes a random word that the other side reads.  A path is used
+only if it is the same file on both sides.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ class SharedDisk:
     """Whether this machine sees the host's root at its path there."""
 
     async def find_same(self, paths: Sequence[str]) -> set[str]:
-        """Return the local paths that are the same files on the host.  A file system with a stale cache counts as different."""
+        """Return the local paths that are the same files on the host.
+
+        A file system with a stale cache counts as different.
+        """
         if not (self.host_sees_workspace and paths):
             return set()
         known = [(path, mark) for path in paths if (mark := marks(path))]
@@ -40,7 +44,10 @@ class SharedDisk:
         return {path for (path, _), same in zip(known, found, strict=True) if same}
 
     async def copy_to_host(self, sources: Mapping[str, str]) -> set[str]:
-        """Let the host copy local files and trees to its upload directory: object name -> path.  Returns the names of copied objects."""
+        """Let the host copy local files and trees to its upload directory: object name -> path.
+
+        Returns the names of copied objects.
+        """
         if not (self.host_sees_workspace and sources):
             return set()
         return (
@@ -50,7 +57,10 @@ class SharedDisk:
 
 
 async def detect_shared_disk(wire: Wire, folder: str) -> SharedDisk:
-    """Test whether the host and this machine share a disk.  `folder` is a local directory, created if missing."""
+    """Test whether the host and this machine share a disk.
+
+    `folder` is a local directory, created if missing.
+    """
     word = secrets.token_hex(16)
     note = f"{folder}/word-{word}"
     try:

@@ -1,7 +1,8 @@
 """Upload missing contents to one host, and repeat parts that did not arrive.
 
-New data builds on similar data on the host: a tree on the most similar tree, a large file on its own chunks or on those of the most similar file.
-After a broken connection, the host lists its data, and the upload continues from there.  Everything is hashed on the host before it gets the name of
+New data builds on similar data on the host: a tree on the most similar tree, a large file on its
+own chunks or on those of the most similar file. After a broken connection, the host lists its data,
+and the upload continues from there.  Everything is hashed on the host before it gets the name of
 its content.
 """
 
@@ -52,7 +53,10 @@ _active_senders: set[str] = set()  # of this process
 
 
 class Sender:
-    """Uploads to one host.  `recall` returns the manifest of a tree that the host may have, if it is known here."""
+    """Uploads to one host.
+
+    `recall` returns the manifest of a tree that the host may have, if it is known here.
+    """
 
     def __init__(self, wire: Wire, recall: Callable[[str], Sequence[Entry] | None]) -> None:
         self._checker, self._uploader = UploadChecker(wire), Uploader(wire)
@@ -76,7 +80,9 @@ class Sender:
         }
 
     async def prefetch_state(self, contents: Collection[str]) -> None:
-        """Request the state of these contents on the host before the first upload, which then makes no such request."""
+        """Request the state of these contents on the host before the first upload, which then makes
+        no such request.
+        """
         if contents:
             self._prefetched = await self.wire.ask(
                 "begin", [object_name(content) for content in contents], read=_parse_host_state
@@ -85,7 +91,10 @@ class Sender:
     async def send(
         self, sources: Mapping[str, str], manifests: Mapping[str, Sequence[Entry]] | None = None
     ) -> None:
-        """Upload contents that the host lacks: content -> a local path with it.  Manifests that are not given are read from the trees."""
+        """Upload contents that the host lacks: content -> a local path with it.
+
+        Manifests that are not given are read from the trees.
+        """
         async with contextlib.AsyncExitStack() as turns:
             for content in sorted(sources):  # in a fixed order, to avoid a deadlock
                 await turns.enter_async_context(self._turns.setdefault(content, asyncio.Lock()))
@@ -104,7 +113,9 @@ class Sender:
 
     @contextlib.contextmanager
     def protect_uploads(self) -> Iterator[None]:
-        """Protect this sender's partial uploads from other senders of this process during the block."""
+        """Protect this sender's partial uploads from other senders of this process during the
+        block.
+        """
         _active_senders.add(self.wire.sender)
         try:
             yield
@@ -159,7 +170,9 @@ class Sender:
         manifests: Mapping[str, Sequence[Entry]],
         statuses: Mapping[str, str],
     ) -> list[Upload]:
-        """Return one upload per tree, one per file that may be damaged, and one for all other files."""
+        """Return one upload per tree, one per file that may be damaged, and one for all other
+        files.
+        """
         uploads = []
         doubtful: list[Upload] = []
         others: dict[str, str] = {}
@@ -177,7 +190,9 @@ class Sender:
         return uploads
 
     async def _request_state(self, names: Collection[str]) -> _HostState:
-        """Return the state of these objects on the host, and adopt the partial uploads of senders that have stopped."""
+        """Return the state of these objects on the host, and adopt the partial uploads of senders
+        that have stopped.
+        """
         state = self._use_prefetched(names)
         if state is None:
             state = await self.wire.ask("begin", list(names), read=_parse_host_state)
@@ -193,7 +208,10 @@ class Sender:
         return state
 
     def _use_prefetched(self, names: Collection[str]) -> _HostState | None:
-        """Return the prefetched state of these objects, or None.  It is used once, because the state changes."""
+        """Return the prefetched state of these objects, or None.
+
+        It is used once, because the state changes.
+        """
         prefetched = self._prefetched
         if prefetched is None or not prefetched.statuses.keys() >= set(names):
             return None
@@ -207,7 +225,10 @@ class Sender:
     async def _tree_upload(
         self, content: str, source: str, manifests: Mapping[str, Sequence[Entry]], *, here: bool
     ) -> Upload:
-        """Return the upload of a tree.  With `here`, the host has it under its name, but it may be damaged."""
+        """Return the upload of a tree.
+
+        With `here`, the host has it under its name, but it may be damaged.
+        """
         manifest = manifests.get(content)
         if manifest is None:
             manifest = self._bases.recall(content)
@@ -227,7 +248,10 @@ class Sender:
         return upload
 
     def _file_upload(self, sources: Mapping[str, str], *, here: bool) -> Upload:
-        """Return the upload of files.  With `here`, the host has the only file under its name, but it may be damaged."""
+        """Return the upload of files.
+
+        With `here`, the host has the only file under its name, but it may be damaged.
+        """
         origins = {object_name(content): source for content, source in sources.items()}
         first = next(iter(sources))
         folder = os.path.dirname(object_path(first)) if here else f"partial/{self.wire.sender}"
@@ -253,7 +277,10 @@ class Sender:
     async def _find_existing_data(
         self, upload: Upload, state: _HostState, statuses: Mapping[str, str]
     ) -> None:
-        """Find the data of an upload that exists on the host.  An object that turns out to be correct leaves nothing to do."""
+        """Find the data of an upload that exists on the host.
+
+        An object that turns out to be correct leaves nothing to do.
+        """
         is_doubtful = statuses.get(upload.content) == "doubtful"
         if is_doubtful:
             if await self._confirm_object(upload):
@@ -317,7 +344,9 @@ class Sender:
             await asyncio.sleep(retry_pause(idle))
 
     def _measure_missing(self, upload: Upload) -> tuple[int, int, bool]:
-        """Return the missing bytes, the number of missing files, and whether the manifest is missing."""
+        """Return the missing bytes, the number of missing files, and whether the manifest is
+        missing.
+        """
         missing = upload.missing_bytes(grain_size(self.wire))
         return missing, len(upload.missing), upload.lacks_manifest
 
@@ -331,7 +360,10 @@ class Sender:
         ) from trouble
 
     async def _name_objects(self, upload: Upload, meter: Meter) -> None:
-        """Give the uploaded objects their names.  A tree that the host finds incomplete is repaired first."""
+        """Give the uploaded objects their names.
+
+        A tree that the host finds incomplete is repaired first.
+        """
         if not upload.folder:
             return
         if not upload.root:
@@ -398,7 +430,10 @@ def _parse_host_state(answer: Any) -> _HostState:
 
 
 def _is_dead(sender: str) -> bool:
-    """Return whether an earlier sender has certainly stopped.  Senders on other machines are unknown."""
+    """Return whether an earlier sender has certainly stopped.
+
+    Senders on other machines are unknown.
+    """
     process, _, _ = sender.rpartition("-")
     own_process = process_name()
     if process == own_process:
@@ -412,20 +447,27 @@ def _is_dead(sender: str) -> bool:
 
 
 class Uploader:
-    """Uploads missing data over several streams: small files in tars, large files by holes.  Makes no other requests."""
+    """Uploads missing data over several streams: small files in tars, large files by holes.
+
+    Makes no other requests.
+    """
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
     async def run_round(self, upload: Upload, meter: Meter) -> BaseException | None:
-        """Upload all missing data once, over several streams.  Returns the connection error, if any."""
+        """Upload all missing data once, over several streams.
+
+        Returns the connection error, if any.
+        """
         jobs = self._list_jobs(upload, meter)
         return await self._wire.run_parallel(jobs, upload.missing_bytes(grain_size(self._wire)))
 
     def _list_jobs(self, upload: Upload, meter: Meter) -> list[Callable[[], Awaitable[None]]]:
         """Return the jobs of a round: large files, then batches of small files.
 
-        The last batch includes the manifest.  Without small files, the manifest comes first, so that large files do not delay it.
+        The last batch includes the manifest.  Without small files, the manifest comes first, so
+        that large files do not delay it.
         """
         large = [entry for entry in upload.missing.values() if entry.size > self._wire.chunk]
         small = [entry for entry in upload.missing.values() if entry.size <= self._wire.chunk]
@@ -464,7 +506,8 @@ class Uploader:
     ) -> None:
         """Upload small files in one tar.
 
-        With the manifest, the tar includes the links too.  If the tar is the only job of the round, the host names the objects at once.
+        With the manifest, the tar includes the links too.  If the tar is the only job of the round,
+        the host names the objects at once.
         """
         title = f".manifest-{next(_count)}"
         data = upload.describe_tree()[0] if with_manifest else b""
@@ -528,7 +571,10 @@ class Uploader:
             await self._fill_holes(upload, entry, holes[at : at + _HOLES], meter, last=last)
 
     def _holes_of(self, upload: Upload, entry: Entry) -> Sequence[tuple[int, int]]:
-        """Return the holes of a large file: (first grain, number of grains).  A file without data is one hole."""
+        """Return the holes of a large file: (first grain, number of grains).
+
+        A file without data is one hole.
+        """
         return upload.holes.get(entry.path) or [(0, -(-entry.size // grain_size(self._wire)))]
 
     async def _fill_holes(
@@ -540,7 +586,10 @@ class Uploader:
         *,
         last: bool,
     ) -> None:
-        """Fill holes of a large file.  The last call sets its mode and verifies its digest.  Raises CorruptReply if it differs."""
+        """Fill holes of a large file.
+
+        The last call sets its mode and verifies its digest.  Raises CorruptReply if it differs.
+        """
         grain, size = grain_size(self._wire), entry.size
         blocks = (
             read_part(

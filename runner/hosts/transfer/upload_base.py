@@ -29,7 +29,10 @@ _ALIKE = 2  # minimum number of equal samples
 
 
 class BaseFinder:
-    """Searches one host for similar data.  `recall` returns the manifest of a tree that the host may have, if it is known here."""
+    """Searches one host for similar data.
+
+    `recall` returns the manifest of a tree that the host may have, if it is known here.
+    """
 
     def __init__(self, wire: Wire, recall: Callable[[str], Sequence[Entry] | None]) -> None:
         self._wire, self.recall = wire, recall
@@ -63,7 +66,8 @@ class BaseFinder:
         return best if most * 10 >= upload.size else ""
 
     async def _copy_base(self, upload: Upload, base: str) -> None:
-        """Let the host copy a tree without the files that the upload does not have, and compare changed large files.
+        """Let the host copy a tree without the files that the upload does not have, and compare
+        changed large files.
 
         Chunks and names are hashed here while the host copies.
         """
@@ -117,7 +121,8 @@ class BaseFinder:
         ]
 
     async def choose_file_bases(self, upload: Upload, free: int, started: Collection[str]) -> None:
-        """Start each large file with the most similar file on the host, unless its upload is `started`.
+        """Start each large file with the most similar file on the host, unless its upload is
+        `started`.
 
         That file is chosen by samples, because the names differ, and is compared by chunks.
         """

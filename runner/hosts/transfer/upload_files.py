@@ -22,7 +22,9 @@ GRAINS = 4
 
 
 class GrainDigests(NamedTuple):
-    """The grain digests of a large file: its bytes on the host, the digests there, and the local digests."""
+    """The grain digests of a large file: its bytes on the host, the digests there, and the local
+    digests.
+    """
 
     size: int
     on_host: Sequence[str]
@@ -99,7 +101,9 @@ class UploadChecker:
         self._wire = wire
 
     async def survey(self, upload: Upload) -> None:
-        """Remove the files that have arrived correctly from the missing files, and find the missing grains of large files."""
+        """Remove the files that have arrived correctly from the missing files, and find the missing
+        grains of large files.
+        """
         upload.had_data = True
         small = [entry for entry in upload.missing.values() if entry.size <= self._wire.chunk]
         if small:
@@ -123,7 +127,10 @@ class UploadChecker:
         await asyncio.gather(*(compare_some() for _ in range(lanes)))
 
     async def _compare(self, upload: Upload, entry: Entry) -> None:
-        """Find the grains of a large file that differ on the host.  A file with a base starts with the data of the base."""
+        """Find the grains of a large file that differ on the host.
+
+        A file with a base starts with the data of the base.
+        """
         size, on_host, local = await self._digest_grains(upload, entry)
         upload.grains[entry.path] = dict(enumerate(local))
         if size > entry.size:
@@ -142,7 +149,8 @@ class UploadChecker:
             if await asyncio.to_thread(hash_file, origin) != entry.value:
                 raise Changed(origin)
             if entry.path in upload.bases:
-                # The bytes are equal, but the mode may differ: the upload of the last grain sets it.
+                # The bytes are equal, but the mode may differ: the upload of the last grain sets
+                # it.
                 wrong = [len(local) - 1]
         if wrong:
             upload.holes[entry.path] = _join_grains(wrong)
@@ -151,7 +159,10 @@ class UploadChecker:
             upload.holes.pop(entry.path, None)
 
     async def _digest_grains(self, upload: Upload, entry: Entry) -> GrainDigests:
-        """Return the digests of a large file on the host and here.  Known digests of its base are used once."""
+        """Return the digests of a large file on the host and here.
+
+        Known digests of its base are used once.
+        """
         grain, base = grain_size(self._wire), upload.bases.get(entry.path, BaseFile("", ""))
         if base.grains is not None:
             upload.bases[entry.path] = base._replace(grains=None)
@@ -173,7 +184,9 @@ class UploadChecker:
         return GrainDigests(size, on_host, local)
 
     async def delete_extra(self, upload: Upload) -> None:
-        """Delete entries on the host that do not belong to a tree, and find the tree's missing links and empty directories."""
+        """Delete entries on the host that do not belong to a tree, and find the tree's missing
+        links and empty directories.
+        """
         kinds, targets = await self._wire.ask("listing", upload.folder, read=_parse_listing)
         expected = dict.fromkeys(list_folders(upload.manifest), ("d", ""))
         for entry in upload.manifest:

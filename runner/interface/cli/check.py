@@ -174,7 +174,8 @@ def _fix_and_check(
     found: Survey,
     verdict: RuleFindings,
 ) -> RuleFindings:
-    """Print the input values and recipe edits that fix the findings, and check again with the inputs.
+    """Print the input values and recipe edits that fix the findings, and check again with the
+    inputs.
 
     Return the second verdict, or `verdict` if no input value fixes a finding.
     """

@@ -271,7 +271,7 @@ def _input_values(recipe: Any, name: str, value: str) -> Iterator[str]:
         yield ":files"
 
 
-# -- the recipe of the command line  ----------------------------------------------------------------------------------------------------------------
+# -- the recipe of the command line  ---------------------------------------------------------------
 
 
 def _recipe(words: Sequence[str], place: CallerLocation) -> Any:
@@ -287,7 +287,9 @@ def _recipe(words: Sequence[str], place: CallerLocation) -> Any:
 
 
 def _possible_recipes(words: Sequence[str]) -> list[str]:
-    """Return the words that may name the recipe: values of `--file`, then paths and ids, then names."""
+    """Return the words that may name the recipe: values of `--file`, then paths and ids, then
+    names.
+    """
     files = _values_after(words, "-f", "--file")
     positionals = [word for word in words if "=" not in word and not word.startswith("-")]
     ids = [word for word in positionals if is_path(word) or "@" in word]

@@ -178,7 +178,8 @@ def describe_outcome(outcome: Outcome, verb: str) -> str:
 
 
 def _timeout_error(transport: Transport, run: str, verb: str) -> Busy:
-    # A worker's name contains its PID: `HOST process PID`, or `process PID` for a worker of this machine.
+    # A worker's name contains its PID: `HOST process PID`, or `process PID` for a worker of this
+    # machine.
     who = next((f" ({each.worker})" for each in transport.workers() if run in each.runs), "")
     to = f" --to {transport.name}" if transport.name else ""
     fix = (

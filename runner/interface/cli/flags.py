@@ -45,7 +45,9 @@ def section(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGr
 
 
 def hide(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Remove flags, given by their argparse names, from the help of a command that ignores or refuses the flags."""
+    """Remove flags, given by their argparse names, from the help of a command that ignores or
+    refuses the flags.
+    """
     for action in parser._actions:
         if action.dest in names:
             action.help = argparse.SUPPRESS
@@ -247,7 +249,8 @@ def add_values(parser: argparse.ArgumentParser) -> None:
 def values_of(
     args: argparse.Namespace, typed: Mapping[str, str]
 ) -> tuple[dict[str, object], dict[str, str]]:
-    """Return the input values from files, words and `--set`, and the file of each value from a file.
+    """Return the input values from files, words and `--set`, and the file of each value from a
+    file.
 
     Words and `--set` take precedence over files. Raises Invalid, NotFound.
     """

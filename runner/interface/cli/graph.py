@@ -1,4 +1,7 @@
-"""`recipe graph`: print the step graph as a tree, Mermaid, DOT or JSON, with plan verdicts.  Read-only."""
+"""`recipe graph`: print the step graph as a tree, Mermaid, DOT or JSON, with plan verdicts.
+
+Read-only.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,8 @@ class GraphNode:
 
 
 def draw(found: Survey) -> dict[str, GraphNode]:
-    """Return the plan's boxes by id, in plan order, followed by the steps that are not expanded yet.
+    """Return the plan's boxes by id, in plan order, followed by the steps that are not expanded
+    yet.
 
     A matrix of more than COLLAPSED instances becomes one box.
     """
@@ -122,7 +126,8 @@ def tree(boxes: Mapping[str, GraphNode]) -> list[str]:
     tops = [id for id in boxes if id not in needed]
     lines: list[str] = []
     drawn: set[str] = set()
-    # A stack instead of recursion: id, prefix of its line, prefix of its dependencies' lines, depth.
+    # A stack instead of recursion: id, prefix of its line, prefix of its dependencies' lines,
+    # depth.
     waiting = [(id, "", "", 0) for id in reversed(tops)]
     while waiting:
         id, head, below, depth = waiting.pop()
@@ -204,7 +209,9 @@ def _edges(boxes: Mapping[str, GraphNode]) -> Iterable[tuple[str, str]]:
 
 
 def _family(id: str) -> str:
-    """Return a node id without its matrix values: `sft[lr=1]/train[seed=2]` belongs to `sft[]/train`."""
+    """Return a node id without its matrix values: `sft[lr=1]/train[seed=2]` belongs to
+    `sft[]/train`.
+    """
     parts: Sequence[str] = id.split("/") if "[" in id else (id,)
     heads = [
         part.partition("[")[0] + ("[]" if "[" in part and n < len(parts) - 1 else "")

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 _ALL: Final = 1_000_000
 """A number above that of any store, to search all runs."""
 BROKEN: Final = ("FAILED", "ACTIVE", "QUEUED")
-"""States of the candidates for `--failed`: failed runs, and runs that may have lost their worker."""
+"""States of the candidates for `--failed`: failed runs, and runs that may have lost their worker.
+"""
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -113,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         return {"runs": _runs, "logs": _logs, "diff": _diff}[args.verb](transport, args)
 
 
-# -- runs --------------------------------------------------------------------------------------------------------------------------------------------
+# -- runs ------------------------------------------------------------------------------------------
 
 
 def _runs(transport: Transport, args: argparse.Namespace) -> int:
@@ -215,7 +216,7 @@ def _state_of(row: Status) -> str:
     return f"{row.word} {percent:.0f}%" if percent and not row.ended else row.word
 
 
-# -- logs --------------------------------------------------------------------------------------------------------------------------------------------
+# -- logs ------------------------------------------------------------------------------------------
 
 
 def _logs(transport: Transport, args: argparse.Namespace) -> int:
@@ -377,7 +378,7 @@ def _say(text: str) -> None:
     print(safe_line(text), file=sys.stderr)
 
 
-# -- diff --------------------------------------------------------------------------------------------------------------------------------------------
+# -- diff ------------------------------------------------------------------------------------------
 
 
 def _diff(transport: Transport, args: argparse.Namespace) -> int:

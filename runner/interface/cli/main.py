@@ -22,7 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     atexit.register(gc.freeze)  # Python's collection at exit would visit all objects in vain
     _open_streams()
     code = _flush(_answer(list(sys.argv[1:] if argv is None else argv)))
-    # If a KeyboardInterrupt left an `exec`, for example that of a dataclass, Python exits by SIGINT. Another `exec` resets this.
+    # If a KeyboardInterrupt left an `exec`, for example that of a dataclass, Python exits by
+    # SIGINT. Another `exec` resets this.
     exec("")  # noqa: S102
     return code
 

@@ -97,8 +97,8 @@ def run(args: argparse.Namespace) -> int:
 def write(location: CallerLocation, path: Path, files: dict[str, str]) -> list[str]:
     """Create the recipe `path` and its other files, all or none, and return their paths to show.
 
-    `files` maps paths relative to the recipe's directory to contents. A comment with the JSON Schema
-    for editors is added at the top of the recipe.
+    `files` maps paths relative to the recipe's directory to contents. A comment with the JSON
+    Schema for editors is added at the top of the recipe.
 
     Raises NotFound if a file exists, CannotRun if a file cannot be written.
     """
@@ -248,7 +248,9 @@ def _draft_script(location: CallerLocation, recipe: Path, name: str, script: Pat
 
 
 def _code_folder(location: CallerLocation, recipe: Path) -> Path:
-    """Return the directory for a recipe's code: the workspace if the recipe is inside, or its own directory."""
+    """Return the directory for a recipe's code: the workspace if the recipe is inside, or its own
+    directory.
+    """
     folder = Path(os.path.abspath(location.here / recipe)).parent
     root = Path(os.path.abspath(location.root))
     return root if folder.is_relative_to(root) else folder

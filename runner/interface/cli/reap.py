@@ -180,7 +180,8 @@ def _print_leases(args: argparse.Namespace, machines: _Machines) -> None:
 async def _find_untracked(
     only: str | None, root: Path, installation: str | None
 ) -> tuple[list[Lease], list[str]]:
-    """Return machines that are missing in the ledger, and a message per provider that fails to answer.
+    """Return machines that are missing in the ledger, and a message per provider that fails to
+    answer.
 
     Only machines tagged by this installation, or by `installation` if given, are listed.
     """
@@ -215,7 +216,8 @@ async def _find_untracked(
 def _enter_in_ledger(args: argparse.Namespace, untracked: Sequence[Lease]) -> list[Lease]:
     """Add the chosen untracked machines to the ledger, and return their leases.
 
-    `--dry-run` adds none, nor does `--unknown` without the user's consent. Raises NotFound, Invalid.
+    `--dry-run` adds none, nor does `--unknown` without the user's consent. Raises NotFound,
+    Invalid.
     """
     chosen = _choose_untracked(args, untracked)
     if args.dry_run or not chosen:
@@ -248,7 +250,10 @@ def _choose_untracked(args: argparse.Namespace, untracked: Sequence[Lease]) -> l
 
 
 def _ask_to_end(args: argparse.Namespace, lines: Sequence[str], option: str) -> bool:
-    """Ask the user to confirm the termination, unless `--yes`.  Raises Invalid without a terminal."""
+    """Ask the user to confirm the termination, unless `--yes`.
+
+    Raises Invalid without a terminal.
+    """
     if args.yes:
         return True
     unasked = Problem(

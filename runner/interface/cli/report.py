@@ -219,7 +219,10 @@ class RunReport(TypedDict):
 
 
 def describe_run(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
-    """Return the report of a run for JSON output.  Raises NotFound if `step` is not part of the run."""
+    """Return the report of a run for JSON output.
+
+    Raises NotFound if `step` is not part of the run.
+    """
     view = ws.run_views.of(row)
     seconds = row.ended - row.created if row.ended is not None else None
     if seconds is None and ws.store.runs.live(row.id):
@@ -384,7 +387,9 @@ def _first(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def as_text(run: RunReport) -> list[str]:
-    """Format the report: summary, steps, failures, warnings, links, metrics, machines and trainings."""
+    """Format the report: summary, steps, failures, warnings, links, metrics, machines and
+    trainings.
+    """
     steps = run["steps"]
     text = _summary_lines(run)
     if not steps:

@@ -157,7 +157,10 @@ def _print_text(
 
 
 def _open_comparison(args: argparse.Namespace, tables: Sequence[Comparison]) -> int:
-    """Open the comparison page of the runs with the newest results.  Raises NotFound without results."""
+    """Open the comparison page of the runs with the newest results.
+
+    Raises NotFound without results.
+    """
     from .serve import page
 
     made = {result.run: result.made for table in tables for result in table.results}

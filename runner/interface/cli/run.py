@@ -253,7 +253,8 @@ def execute_request(
 ) -> int:
     """Execute a request, or print its plan with `--dry-run` and `plan`; return the exit code.
 
-    Rentals above the cost setting `confirm` need the user's consent. `more` is as in `execute_and_print`.
+    Rentals above the cost setting `confirm` need the user's consent. `more` is as in
+    `execute_and_print`.
     """
     if args.stack:
         ws.on(args.stack)
@@ -348,7 +349,8 @@ def _limits_of(args: argparse.Namespace) -> dict[str, float]:
 
 
 def _rental_lines(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
-    """Return plan lines on offers, possible recipients of data, multi-node machines and sent secrets.
+    """Return plan lines on offers, possible recipients of data, multi-node machines and sent
+    secrets.
 
     Empty for the driver `local` or if no step would run.
     """
@@ -641,7 +643,8 @@ def as_text(
         if answer == "fresh" and quiet:
             continue
         may_run = answer in ("run", "maybe")
-        # GPU trainings get an estimate instead, because earlier runs may be smoke tests without a GPU.
+        # GPU trainings get an estimate instead, because earlier runs may be smoke tests without a
+        # GPU.
         is_known = may_run and node.id in expected and n not in estimated
         duration = f"  ~{span(expected[node.id])}" if is_known else ""
         details = _node_details(ws, found, n, reasons[n])

@@ -143,7 +143,10 @@ def _run(args: argparse.Namespace, word: str) -> int:
 
 
 def _values(recipe: Recipe, args: argparse.Namespace, typed: Mapping[str, str]) -> int:
-    """Print the value of each input and its source.  Raises Invalid if inputs have no valid value."""
+    """Print the value of each input and its source.
+
+    Raises Invalid if inputs have no valid value.
+    """
     from ...language import inputs
 
     given, origins = values_of(args, typed)

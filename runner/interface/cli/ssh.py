@@ -1,4 +1,6 @@
-"""`recipe ssh`: open a shell or forward a port to a running step, with the run's own SSH and host keys."""
+"""`recipe ssh`: open a shell or forward a port to a running step, with the run's own SSH and host
+keys.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,8 @@ async def _enter(ws: Workspace, row: RunRow, place: str, args: argparse.Namespac
 
 
 def enter(place: str, host: Host | None, forwards: Sequence[str], command: Sequence[str]) -> int:
-    """Open a shell, forward ports or execute a command on a host; return the SSH client's exit code.
+    """Open a shell, forward ports or execute a command on a host; return the SSH client's exit
+    code.
 
     Raises CannotRun, and Infrastructure if `host` is None.
     """
@@ -125,9 +128,12 @@ def enter(place: str, host: Host | None, forwards: Sequence[str], command: Seque
 
 
 def _run_program(words: Sequence[str]) -> int:
-    """Run a program in this terminal and return its exit code.  Raises CannotRun if it is missing.
+    """Run a program in this terminal and return its exit code.
 
-    SIGTERM terminates the program. Ctrl-C reaches the program directly, and this process ignores it.
+    Raises CannotRun if it is missing.
+
+    SIGTERM terminates the program. Ctrl-C reaches the program directly, and this process ignores
+    it.
     """
     try:
         program = subprocess.Popen(words)
@@ -175,7 +181,10 @@ def _find_host(ws: Workspace, row: RunRow, word: str) -> str:
 
 
 def _find_lease(ws: Workspace, run: str, driver: str, place: str) -> LeaseRow:
-    """Return the lease of a host.  Raises CannotRun if this machine has no active lease of the host."""
+    """Return the lease of a host.
+
+    Raises CannotRun if this machine has no active lease of the host.
+    """
     for path in (of_user(ws.environ), of_workspace(ws.home)):
         with Ledger.open(path, read_only=True) as ledger:
             for row in ledger.of_run(run):

@@ -75,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
 def _report_recipes(transport: Transport, args: argparse.Namespace) -> list[RecipeStatus]:
     """Return the status of each requested recipe.
 
-    A server has no status of recipes, because it has no workspace whose outputs could be up to date.
+    A server has no status of recipes, because it has no workspace whose outputs could be up to
+    date.
     """
     if not isinstance(transport, LocalTransport):
         return []
@@ -158,7 +159,8 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
     for later in found.later:
         steps.append({"id": later.shown, "answer": "maybe", "reasons": [later.why]})
     stale = examine_published(ws, find_stale(ws, found))
-    # Stored contents come from a run: of two concurrent runs, the last recorded need not be the last to publish.
+    # Stored contents come from a run: of two concurrent runs, the last recorded need not be the
+    # last to publish.
     edited = [
         path for path in found.facts.there if path in found.facts.ours and found.facts.strange(path)
     ]

@@ -1,4 +1,6 @@
-"""`recipe push`, `pull` and `config`: transfer results to and from a shared store, and show settings."""
+"""`recipe push`, `pull` and `config`: transfer results to and from a shared store, and show
+settings.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def open_store(ws: Workspace, name: str | None) -> RemoteCache:
-    """Open the shared store `name`, by default the store of recipe.toml.  Raises NotFound without a store."""
+    """Open the shared store `name`, by default the store of recipe.toml.
+
+    Raises NotFound without a store.
+    """
     found = ws.share(name or ws.config.store or None)
     if found is None:
         raise NotFound(
@@ -285,7 +290,7 @@ def _show_progress(
             meter.clear()
 
 
-# -- config ------------------------------------------------------------------------------------------------------------------------------------
+# -- config ----------------------------------------------------------------------------------------
 
 
 def _config(args: argparse.Namespace) -> int:

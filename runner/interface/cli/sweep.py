@@ -141,7 +141,9 @@ class _SweepRequest(NamedTuple):
         return self.recipe.id.partition("@")[0]
 
     def request(self, path: Path, fixed: Mapping[str, object]) -> Request:
-        """Return the Request for the generated recipe at `path`, with the inputs that are not swept."""
+        """Return the Request for the generated recipe at `path`, with the inputs that are not
+        swept.
+        """
         out, folders = (
             published_below(self.args) or Path("sweeps"),
             self.args.location.folders(fixed),
@@ -232,7 +234,8 @@ def _search(ws: Workspace, asked: _SweepRequest) -> int:
 def _round(ws: Workspace, request: Request, args: argparse.Namespace, *, more: bool = False) -> int:
     """Run the instances without a result, and return the exit code.
 
-    With `--stop-early`, instances that were stopped early are skipped. `more` announces further rounds.
+    With `--stop-early`, instances that were stopped early are skipped. `more` announces further
+    rounds.
     """
     found = preview(ws, request)
     args.leave = tuple(stopped.stopped_attempts(ws, found)) if args.stop_early else ()

@@ -131,7 +131,10 @@ def _last_request(ws: Workspace) -> Request | None:
 
 
 def resolve_request(ws: Workspace, args: argparse.Namespace) -> Request:
-    """Return the only request of the command line.  Raises NotFound if several recipes are named."""
+    """Return the only request of the command line.
+
+    Raises NotFound if several recipes are named.
+    """
     found = resolve_requests(ws, args)
     if len(found) > 1:
         raise NotFound(
@@ -142,7 +145,8 @@ def resolve_request(ws: Workspace, args: argparse.Namespace) -> Request:
 
 
 def find_recipe(ws: Workspace, location: CallerLocation, word: str | None) -> str:
-    """Return the id of a recipe that has runs, given its id, name or file; for None, of the last run.
+    """Return the id of a recipe that has runs, given its id, name or file; for None, of the last
+    run.
 
     Raises NotFound, Invalid.
     """

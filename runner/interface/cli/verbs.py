@@ -255,7 +255,10 @@ def _input_of(words: Sequence[str], flag: str, options: Iterable[str]) -> str:
 
 
 def _recipes_named(words: Sequence[str], root: Path) -> Iterator[Recipe]:
-    """Yield the recipes named on the command line, then recipe.yaml.  Unreadable recipes are skipped."""
+    """Yield the recipes named on the command line, then recipe.yaml.
+
+    Unreadable recipes are skipped.
+    """
     from ...language import parse
     from ...language.library import find
 

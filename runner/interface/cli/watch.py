@@ -76,7 +76,9 @@ def _run_once(args: argparse.Namespace, request: Request) -> int:
 
 
 def _was_edited(before: _Seen, after: _Seen) -> bool:
-    """Return True if inputs changed during the run: a known cache key, the steps or the error differ."""
+    """Return True if inputs changed during the run: a known cache key, the steps or the error
+    differ.
+    """
     if isinstance(before, str) or isinstance(after, str) or len(before) != len(after):
         return before != after
     return any(
@@ -88,7 +90,9 @@ def _was_edited(before: _Seen, after: _Seen) -> bool:
 def _await_change(
     args: argparse.Namespace, request: Request, choice: Choice, before: _Seen
 ) -> None:
-    """Wait until a poll differs from `before` and the next one is equal, as editors may still write."""
+    """Wait until a poll differs from `before` and the next one is equal, as editors may still
+    write.
+    """
     found, seconds = before, 0.0
     while found == before:
         time.sleep(max(LEAST, SHARE * seconds))

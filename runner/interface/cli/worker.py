@@ -113,7 +113,8 @@ def run(args: argparse.Namespace) -> int:
 
     def handle_signal(number: int, frame: object) -> None:
         handover(number, frame)
-        # The default action of SIGALRM ends the process, and the kernel releases the lock on its run.
+        # The default action of SIGALRM ends the process, and the kernel releases the lock on its
+        # run.
         signal.alarm(END_WITHIN if handover.asked == 1 else AGAIN)
 
     for each in ENDS:

@@ -26,7 +26,9 @@ FOREVER: Final = 1 << 60
 LONGEST_NAP: Final = 15.0
 """Maximum seconds between two tries."""
 SOON, LATER = 0.1, 1.0
-"""Seconds between two polls of a followed run: the first interval, and the longest one while no events arrive."""
+"""Seconds between two polls of a followed run: the first interval, and the longest one while no
+events arrive.
+"""
 _LONGEST_LINE: Final = 1 << 16
 
 
@@ -66,7 +68,9 @@ _Part: TypeAlias = Generator[Step, Answer, _Answer]
 
 
 class Clock(NamedTuple):
-    """A deadline: the clock `now`, the deadline `until` in its seconds, and the timeout message `words`.  By default there is no deadline."""
+    """A deadline: the clock `now`, the deadline `until` in its seconds, and the timeout message
+    `words`.  By default there is no deadline.
+    """
 
     now: Callable[[], float] = lambda: 0.0
     until: float = math.inf
@@ -108,7 +112,7 @@ def _nap(tried: int, lost: RequestLost, clock: Clock = ENDLESS) -> _Part[None]:
     yield Nap(min(wait, LONGEST_NAP, clock.left()))
 
 
-# -- operations ------------------------------------------------------------------------------------------------------------------------------------
+# -- operations ------------------------------------------------------------------------------------
 
 
 def submit(new: New, key: str) -> Operation:
@@ -117,7 +121,10 @@ def submit(new: New, key: str) -> Operation:
 
 
 def ask(of: Callable[[Transport], object], tries: int = FEW) -> Operation:
-    """Give the answer to one question, tried up to `tries` times.  Pass `ONCE` if the request is not safe to repeat."""
+    """Give the answer to one question, tried up to `tries` times.
+
+    Pass `ONCE` if the request is not safe to repeat.
+    """
     yield Give((yield from _ask_with_retries(of, tries)))
 
 
@@ -154,7 +161,10 @@ def _ends(event: Event) -> bool:
 
 
 def events(run: str, after: int, follow: bool) -> Operation:
-    """Give the events of a run with numbers above `after`.  If `follow`, also give new events until the run has finished."""
+    """Give the events of a run with numbers above `after`.
+
+    If `follow`, also give new events until the run has finished.
+    """
     over = not follow or (yield from _status(run, FEW)).over
     tried = 0
     while not over:
@@ -183,7 +193,9 @@ def _follow(run: str, after: int) -> Callable[[Transport], Events]:
 
 
 class _EventPosition:
-    """Position in the events of a followed run: the number of the last event, and the end of the run."""
+    """Position in the events of a followed run: the number of the last event, and the end of the
+    run.
+    """
 
     def __init__(self, after: int) -> None:
         self.after, self.over = after, False
@@ -235,9 +247,12 @@ class LogPosition:
 
 
 def lines(run: str, step: str, attempt: int, follow: bool) -> Operation:
-    """Give the log lines of a run, attempt by attempt in order of start.  If `follow`, continue until the run has finished.
+    """Give the log lines of a run, attempt by attempt in order of start.
 
-    An empty `step` selects all steps.  `attempt` 0 selects all attempts if `follow`, otherwise the last attempt of each step.
+    If `follow`, continue until the run has finished.
+
+    An empty `step` selects all steps.  `attempt` 0 selects all attempts if `follow`, otherwise the
+    last attempt of each step.
     """
 
     def is_wanted(id: str, number: int) -> bool:
@@ -280,7 +295,9 @@ def apply_event(
     going: dict[str, LogPosition],
     is_wanted: Callable[[str, int], bool],
 ) -> None:
-    """Record the start or end of an attempt from an event: wanted attempts in `found`, running attempts by step in `going`."""
+    """Record the start or end of an attempt from an event: wanted attempts in `found`, running
+    attempts by step in `going`.
+    """
     if event.subject != "step":
         return
     number = event.data.get("attempt")
@@ -298,7 +315,10 @@ def apply_event(
 
 
 def log(run: str, part: LogPart) -> Operation:
-    """Give the bytes of a log from `part.offset`.  If `part.follow`, continue until the attempt has finished or the server ends the stream."""
+    """Give the bytes of a log from `part.offset`.
+
+    If `part.follow`, continue until the attempt has finished or the server ends the stream.
+    """
     offset, tried = part.offset, 0
 
     def take(piece: bytes) -> tuple[bytes]:
@@ -322,7 +342,10 @@ def _log(run: str, part: LogPart) -> Callable[[Transport], Pieces]:
 
 
 def _read_log(run: str, each: LogPosition) -> _Part[None]:
-    """Give the log lines of an attempt so far.  Raises the failure of the last try if `FEW` tries bring nothing."""
+    """Give the log lines of an attempt so far.
+
+    Raises the failure of the last try if `FEW` tries bring nothing.
+    """
     tried = 0
     while True:
         before = each.offset
@@ -339,9 +362,12 @@ def _read_log(run: str, each: LogPosition) -> _Part[None]:
 
 
 def _follow_log(run: str, each: LogPosition, after: int) -> _Part[tuple[int, list[Event]]]:
-    """Give the log lines of an attempt until it has finished.  Returns the last event number and the events read meanwhile.
+    """Give the log lines of an attempt until it has finished.
 
-    A stream may also end because the server stops, so a log is complete only if the attempt had finished before the stream was opened.
+    Returns the last event number and the events read meanwhile.
+
+    A stream may also end because the server stops, so a log is complete only if the attempt had
+    finished before the stream was opened.
     """
     heard: list[Event] = []
     tried = 0
@@ -374,7 +400,10 @@ def _ends_attempt(event: Event, step: str) -> bool:
 def _stream(
     of: Callable[[Transport], Iterable[_Piece]], take: Callable[[_Piece], Iterable[object]]
 ) -> _Part[RequestLost | None]:
-    """Pass each piece of a streamed answer to `take` and give the resulting items.  Returns the failure if the stream broke, else None."""
+    """Pass each piece of a streamed answer to `take` and give the resulting items.
+
+    Returns the failure if the stream broke, else None.
+    """
     yield TransportRequest(of, streams=True)
     while True:
         piece = yield More()

@@ -15,7 +15,11 @@ from ...storage.content.files import link_leads_out
 
 
 class Download:
-    """A download into a directory.  Each file is written to a `.part` file and renamed when complete.  Methods raise CannotRun and Corrupt."""
+    """A download into a directory.
+
+    Each file is written to a `.part` file and renamed when complete.  Methods raise CannotRun and
+    Corrupt.
+    """
 
     def __init__(self, folder: str | Path, overwrite: bool) -> None:
         self._folder, self._overwrite = Path(os.path.abspath(folder)), overwrite
@@ -37,7 +41,10 @@ class Download:
             self._size += len(item)
 
     def _target(self, file: File) -> Path:
-        """Return the target path of a file, and create its parent directory.  Raises Corrupt for a path outside the download directory."""
+        """Return the target path of a file, and create its parent directory.
+
+        Raises Corrupt for a path outside the download directory.
+        """
         parts = PurePosixPath(file.path).parts
         if not parts or file.path.startswith("/") or ".." in parts or "\0" in file.path:
             raise Corrupt(f"an output has a path outside its directory: {file.path!r}")

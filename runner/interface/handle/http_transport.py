@@ -1,4 +1,7 @@
-"""The transport to a server, over HTTP with httpx.  `questions` builds the requests, and `core` decides about retries."""
+"""The transport to a server, over HTTP with httpx.
+
+`questions` builds the requests, and `core` decides about retries.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,9 @@ def is_server(address: str) -> bool:
 
 
 def token_of(environ: Mapping[str, str]) -> str:
-    """Return the API token from `RECIPE_TOKEN`, the file `RECIPE_TOKEN_FILE`, or ~/.config/recipe/token.  Raises Invalid."""
+    """Return the API token from `RECIPE_TOKEN`, the file `RECIPE_TOKEN_FILE`, or
+    ~/.config/recipe/token.  Raises Invalid.
+    """
     if token := environ.get("RECIPE_TOKEN", ""):
         return token.strip()
     named = environ.get("RECIPE_TOKEN_FILE", "")
@@ -164,7 +169,9 @@ class HttpTransport:
             raise NotFound(words, fix="list the runs with `recipe runs`") from None
 
     def _expand_id(self, word: str) -> str:
-        """Return the id of the newest run named `word`, or the only id that contains `word`, else `word` itself.  Raises NotFound if ambiguous."""
+        """Return the id of the newest run named `word`, or the only id that contains `word`, else
+        `word` itself.  Raises NotFound if ambiguous.
+        """
         if not word:
             return word
         listed = self.list_runs(Listing(LISTED)).runs

@@ -89,7 +89,7 @@ class LocalTransport:
         with self._lock:
             self.ws.close()
 
-    # -- recipes ---------------------------------------------------------------------------------------------------------------------------------
+    # -- recipes -----------------------------------------------------------------------------------
 
     def recipes(self) -> Sequence[RecipeEntry]:
         with self._lock:
@@ -113,7 +113,7 @@ class LocalTransport:
             facts = forecast_run(self.ws, found, asked, shelves)
         return forecast_of(facts)
 
-    # -- runs ------------------------------------------------------------------------------------------------------------------------------------
+    # -- runs --------------------------------------------------------------------------------------
 
     def find(self, word: str) -> str:
         with self._lock:
@@ -131,7 +131,8 @@ class LocalTransport:
             return status_of(read_run(self.ws, self.ws.store.runs.get(run), numbers=False))
 
     def submit(self, new: New, key: str) -> str:
-        # A local request cannot get lost, so the generated `key` is not needed: only the caller's own key is stored, in the ticket.
+        # A local request cannot get lost, so the generated `key` is not needed: only the caller's
+        # own key is stored, in the ticket.
         if new.webhooks:
             fix = "set webhook endpoints in recipe.toml (see docs/webhooks.md)"
             raise Invalid([Problem("bad-request", "webhooks per run require a server", fix=fix)])
@@ -167,7 +168,7 @@ class LocalTransport:
             runs = self.ws.store.runs
             return compare_runs(self.ws, runs.get(a), runs.get(b))
 
-    # -- logs ------------------------------------------------------------------------------------------------------------------------------------
+    # -- logs --------------------------------------------------------------------------------------
 
     def log(self, run: str, part: LogPart) -> Pieces:
         skip = part.offset
@@ -198,7 +199,8 @@ class LocalTransport:
     def _tail(self, run: str, part: AttemptLog, follow: bool) -> Tail | StoredStream | None:
         """Open the log of an attempt; None if a followed log must wait.
 
-        A running log without a value for each of its secrets cannot be masked.  Then returns None if `follow`, else raises CannotRun.
+        A running log without a value for each of its secrets cannot be masked.  Then returns None
+        if `follow`, else raises CannotRun.
         """
         if unset := find_missing_secrets(self.ws, run, part):
             if follow:
@@ -216,7 +218,7 @@ class LocalTransport:
             row = self.ws.store.runs.get(run)
             return row.state in FINAL or (not self.ws.store.runs.live(run) and row.due is None)
 
-    # -- outputs ---------------------------------------------------------------------------------------------------------------------------------
+    # -- outputs -----------------------------------------------------------------------------------
 
     def artifacts(self, run: str, name: str, after: str) -> Sequence[Artifact]:
         with self._lock:
@@ -248,7 +250,7 @@ class LocalTransport:
             while data := file.read(_PIECE):
                 yield data
 
-    # -- asking ----------------------------------------------------------------------------------------------------------------------------------
+    # -- asking ------------------------------------------------------------------------------------
 
     def request(self, run: str, what: Verb, *, keep_hosts: bool = False) -> Outcome:
         match what:
@@ -266,7 +268,7 @@ class LocalTransport:
         with self._lock:
             return requests.prioritize(self.ws, run, priority)
 
-    # -- the queue -------------------------------------------------------------------------------------------------------------------------------
+    # -- the queue ---------------------------------------------------------------------------------
 
     def workers(self) -> Sequence[WorkerStatus]:
         with self._lock:
@@ -301,7 +303,7 @@ def _public_events(events: Sequence[Event]) -> list[Event]:
     return [event_of(event_facts(each)) for each in events]
 
 
-# -- by await --------------------------------------------------------------------------------------------------------------------------------------
+# -- by await --------------------------------------------------------------------------------------
 
 
 class AsyncLocalTransport:

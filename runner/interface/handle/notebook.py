@@ -1,4 +1,7 @@
-"""The HTML display of a run in a notebook.  All text of the run is untrusted, so it is escaped and never becomes a link or script."""
+"""The HTML display of a run in a notebook.
+
+All text of the run is untrusted, so it is escaped and never becomes a link or script.
+"""
 
 from __future__ import annotations
 

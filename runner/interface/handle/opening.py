@@ -1,4 +1,6 @@
-"""Open run handles by address: None for this workspace, `postgresql://…` for a database, `https://…` for a server."""
+"""Open run handles by address: None for this workspace, `postgresql://…` for a database,
+`https://…` for a server.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,10 @@ class RunOptions(TypedDict, total=False):
 
 
 def check_options(how: Mapping[str, Any]) -> None:
-    """Check the options of `submit`.  Raises TypeError for an unknown option, Invalid for invalid values."""
+    """Check the options of `submit`.
+
+    Raises TypeError for an unknown option, Invalid for invalid values.
+    """
     for name in how:
         if name not in RunOptions.__annotations__:
             hint = did_you_mean(name, RunOptions.__annotations__)
@@ -188,7 +193,10 @@ def forecast(new: New, to: str | None, root: Path) -> Forecast:
 
 
 async def forecast_async(new: New, to: str | None, root: Path) -> Forecast:
-    """Return the forecast of a run at an address, asynchronously.  Raises RecipeError with all problems."""
+    """Return the forecast of a run at an address, asynchronously.
+
+    Raises RecipeError with all problems.
+    """
     return await _ask_async(to, root, lambda there: there.plan(new))
 
 

@@ -38,14 +38,21 @@ from . import answers
 from .transport import Listing, LogPart, New, Of, RequestLost, RunPage, Verb
 
 AGAIN: Final = frozenset({408, 429, 502, 503, 504})
-"""HTTP statuses of a busy server, or of a proxy while the server restarts.  The request may be sent again."""
+"""HTTP statuses of a busy server, or of a proxy while the server restarts.
+
+The request may be sent again.
+"""
 MOST: Final = 200
 """Maximum runs per page."""
 _T = TypeVar("_T")
 
 
 class Question(NamedTuple, Generic[_T]):
-    """An HTTP request.  `path` is relative to the server's address, `body` is sent as JSON, and `read` parses the body of the answer."""
+    """An HTTP request.
+
+    `path` is relative to the server's address, `body` is sent as JSON, and `read` parses the body
+    of the answer.
+    """
 
     method: str
     path: str
@@ -245,11 +252,14 @@ def _pieces(_body: bytes) -> None:
     """Parse nothing: the answer is streamed."""
 
 
-# -- request bodies and errors ---------------------------------------------------------------------------------------------------------------
+# -- request bodies and errors ---------------------------------------------------------------------
 
 
 def body_of(new: New) -> dict[str, Any]:
-    """Return the body of `POST /v1/runs`.  Raises Invalid if a server does not support an option."""
+    """Return the body of `POST /v1/runs`.
+
+    Raises Invalid if a server does not support an option.
+    """
     ticket = new.ticket
     due = (
         datetime.fromtimestamp(ticket.not_before, UTC).isoformat()
@@ -267,7 +277,10 @@ def body_of(new: New) -> dict[str, Any]:
 
 
 def plan_body_of(new: New) -> dict[str, Any]:
-    """Return the body of `POST /v1/plan`.  Raises Invalid if a server does not support an option."""
+    """Return the body of `POST /v1/plan`.
+
+    Raises Invalid if a server does not support an option.
+    """
     if problems := _not_for_servers(new):
         raise Invalid(problems)
     request, settings = new.request, new.settings
@@ -308,7 +321,9 @@ def only_here(words: str) -> Problem:
 
 
 def refuse(status: int, body: bytes, wait: float, run: str) -> NoReturn:
-    """Raise the error of an HTTP status of 400 or above: Lost if the request may be repeated, CannotAsk if the state of `run` forbids the request."""
+    """Raise the error of an HTTP status of 400 or above: Lost if the request may be repeated,
+    CannotAsk if the state of `run` forbids the request.
+    """
     error = error_of(status, body)
     if status in AGAIN:
         raise RequestLost(str(error), wait, error)

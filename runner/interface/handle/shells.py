@@ -1,4 +1,7 @@
-"""The run handles `Run` (synchronous) and `AsyncRun` (asynchronous), with the same methods.  They execute the generators of `core`."""
+"""The run handles `Run` (synchronous) and `AsyncRun` (asynchronous), with the same methods.
+
+They execute the generators of `core`.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,10 @@ def drive(transport: Transport, talk: Operation) -> Iterator[Any]:
 
 
 async def drive_async(transport: AsyncTransport, talk: Operation) -> AsyncGenerator[Any, None]:
-    """Execute a generator of `core` asynchronously and yield its items.  AsyncTransport must have the methods that its questions call."""
+    """Execute a generator of `core` asynchronously and yield its items.
+
+    AsyncTransport must have the methods that its questions call.
+    """
     asked: Any = transport
     heard: Answer = None
     pieces: AsyncGenerator[object, None] | None = None
@@ -99,9 +105,12 @@ async def drive_async(transport: AsyncTransport, talk: Operation) -> AsyncGenera
 
 
 class Run:
-    """A handle of a run in a workspace, in a database or on a server.  The run continues after the handle is closed, also at the end of a `with`.
+    """A handle of a run in a workspace, in a database or on a server.
 
-    Methods raise the errors of `runner.errors`.  After a network failure, `wait` and methods with `follow` retry until the server answers.
+    The run continues after the handle is closed, also at the end of a `with`.
+
+    Methods raise the errors of `runner.errors`.  After a network failure, `wait` and methods with
+    `follow` retry until the server answers.
     """
 
     def __init__(self, transport: Transport, id: str) -> None:
@@ -124,26 +133,39 @@ class Run:
         return found
 
     def wait(self, timeout: float | None = None) -> Status:
-        """Wait until the run is COMPLETED, FAILED or CANCELLED and return its status.  Raises TimedOut, a TimeoutError, after `timeout` seconds."""
+        """Wait until the run is COMPLETED, FAILED or CANCELLED and return its status.
+
+        Raises TimedOut, a TimeoutError, after `timeout` seconds.
+        """
         found: Status = self._one(core.wait(self.id, clock(timeout)))
         return found
 
     def events(self, after: int = 0, follow: bool = False) -> Iterator[Event]:
-        """Yield the events with numbers above `after`, in order.  If `follow`, also yield new events until the run has finished."""
+        """Yield the events with numbers above `after`, in order.
+
+        If `follow`, also yield new events until the run has finished.
+        """
         return drive(self.transport, core.events(self.id, after, follow))
 
     def logs(self, follow: bool = False, step: str = "", attempt: int = 0) -> Iterator[Line]:
-        """Yield the log lines, one attempt after another.  If `follow`, also yield new lines until the run has finished."""
+        """Yield the log lines, one attempt after another.
+
+        If `follow`, also yield new lines until the run has finished.
+        """
         return drive(self.transport, core.lines(self.id, step, attempt, follow))
 
     def metrics(self, step: str = "", attempt: int = 0, of: Of = "step") -> list[Point]:
-        """Return the metrics of the steps so far, or with `of="machine"` the utilization of their machines."""
+        """Return the metrics of the steps so far, or with `of="machine"` the utilization of their
+        machines.
+        """
         asked = core.ask(lambda there: there.points(self.id, step, attempt, of))
         found: Sequence[Point] = self._one(asked)
         return list(found)
 
     def outputs(self) -> list[OutputFile]:
-        """Return the outputs of the finished steps, named STEP.OUTPUT.  For a run on another machine, return its results once it is COMPLETED."""
+        """Return the outputs of the finished steps, named STEP.OUTPUT.  For a run on another
+        machine, return its results once it is COMPLETED.
+        """
         return list(self.status().outputs)
 
     def download(self, folder: str | Path, *names: str, overwrite: bool = False) -> list[Path]:
@@ -169,7 +191,10 @@ class Run:
         return self._ask(lambda there: there.request(self.id, "resume"))
 
     def retry(self, begin: str | None = None) -> Run:
-        """Rerun a finished run as a new run and return its handle.  `begin` is the first step to rerun regardless of the cache."""
+        """Rerun a finished run as a new run and return its handle.
+
+        `begin` is the first step to rerun regardless of the cache.
+        """
         outcome = self._ask(lambda there: there.retry(self.id, begin))
         return Run(self.transport, outcome.run)
 
@@ -220,26 +245,39 @@ class AsyncRun:
         return found
 
     async def wait(self, timeout: float | None = None) -> Status:  # noqa: ASYNC109  (the same as Run's)
-        """Wait until the run has finished and return its status.  Raises TimedOut, a TimeoutError, after `timeout` seconds."""
+        """Wait until the run has finished and return its status.
+
+        Raises TimedOut, a TimeoutError, after `timeout` seconds.
+        """
         found: Status = await self._one(core.wait(self.id, clock(timeout)))
         return found
 
     def events(self, after: int = 0, follow: bool = False) -> AsyncIterator[Event]:
-        """Yield the events with numbers above `after`, in order.  If `follow`, also yield new events until the run has finished."""
+        """Yield the events with numbers above `after`, in order.
+
+        If `follow`, also yield new events until the run has finished.
+        """
         return drive_async(self.transport, core.events(self.id, after, follow))
 
     def logs(self, follow: bool = False, step: str = "", attempt: int = 0) -> AsyncIterator[Line]:
-        """Yield the log lines, one attempt after another.  If `follow`, also yield new lines until the run has finished."""
+        """Yield the log lines, one attempt after another.
+
+        If `follow`, also yield new lines until the run has finished.
+        """
         return drive_async(self.transport, core.lines(self.id, step, attempt, follow))
 
     async def metrics(self, step: str = "", attempt: int = 0, of: Of = "step") -> list[Point]:
-        """Return the metrics of the steps so far, or with `of="machine"` the utilization of their machines."""
+        """Return the metrics of the steps so far, or with `of="machine"` the utilization of their
+        machines.
+        """
         asked = core.ask(lambda there: there.points(self.id, step, attempt, of))
         found: Sequence[Point] = await self._one(asked)
         return list(found)
 
     async def outputs(self) -> list[OutputFile]:
-        """Return the outputs of the finished steps, named STEP.OUTPUT.  For a run on another machine, return its results once it is COMPLETED."""
+        """Return the outputs of the finished steps, named STEP.OUTPUT.  For a run on another
+        machine, return its results once it is COMPLETED.
+        """
         return list((await self.status()).outputs)
 
     async def download(
@@ -267,7 +305,10 @@ class AsyncRun:
         return await self._ask(lambda there: there.request(self.id, "resume"))
 
     async def retry(self, begin: str | None = None) -> AsyncRun:
-        """Rerun a finished run as a new run and return its handle.  `begin` is the first step to rerun regardless of the cache."""
+        """Rerun a finished run as a new run and return its handle.
+
+        `begin` is the first step to rerun regardless of the cache.
+        """
         outcome = await self._ask(lambda there: there.retry(self.id, begin))
         return AsyncRun(self.transport, outcome.run)
 

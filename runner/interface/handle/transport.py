@@ -29,7 +29,8 @@ from ...survey.request import Request
 
 
 class RequestLost(Exception):
-    """A request failed because the connection broke or the server is busy, and may be repeated after `wait` seconds.
+    """A request failed because the connection broke or the server is busy, and may be repeated
+    after `wait` seconds.
 
     `failure` is the error for the caller after the last try.
     """
@@ -66,14 +67,19 @@ class Listing(NamedTuple):
 
 
 class RunPage(NamedTuple):
-    """One page of a list of runs, newest first.  `next` is the cursor of the next page, empty on the last page."""
+    """One page of a list of runs, newest first.
+
+    `next` is the cursor of the next page, empty on the last page.
+    """
 
     runs: Sequence[Status]
     next: str
 
 
 class LogPart(NamedTuple):
-    """A part of the log of an attempt on one node: the bytes from `offset`, and with `follow` new bytes until the attempt has finished."""
+    """A part of the log of an attempt on one node: the bytes from `offset`, and with `follow` new
+    bytes until the attempt has finished.
+    """
 
     step: str
     attempt: int
@@ -91,15 +97,20 @@ AsyncEvents: TypeAlias = AsyncGenerator[Sequence[Event], None]
 
 
 class Transport(Protocol):
-    """Access to stored runs.  `name` is the server's address, empty for a workspace of this machine.
+    """Access to stored runs.
 
-    Methods raise RecipeError, for example NotFound for an unknown run, and Lost if the request may be repeated.
+    `name` is the server's address, empty for a workspace of this machine.
+
+    Methods raise RecipeError, for example NotFound for an unknown run, and Lost if the request may
+    be repeated.
     """
 
     name: str
 
     def find(self, word: str) -> str:
-        """Return the id of a run, given its name, its id, a unique part of its id, or `last`, `last~1`.  Raises NotFound."""
+        """Return the id of a run, given its name, its id, a unique part of its id, or `last`,
+        `last~1`.  Raises NotFound.
+        """
         ...
 
     def recipes(self) -> Sequence[RecipeEntry]:
@@ -107,13 +118,18 @@ class Transport(Protocol):
         ...
 
     def plan(self, new: New) -> Forecast:
-        """Return the steps, duration and cost of a run, without storing, executing or renting anything.  Raises Invalid with all problems."""
+        """Return the steps, duration and cost of a run, without storing, executing or renting
+        anything.  Raises Invalid with all problems.
+        """
         ...
 
     def list_runs(self, listing: Listing) -> RunPage: ...
     def run(self, run: str) -> Status: ...
     def submit(self, new: New, key: str) -> str:
-        """Store a run and return its id.  Repeating a request with the same key returns the same id."""
+        """Store a run and return its id.
+
+        Repeating a request with the same key returns the same id.
+        """
         ...
 
     def events(self, run: str, after: int) -> Sequence[Event]:
@@ -121,13 +137,19 @@ class Transport(Protocol):
         ...
 
     def follow(self, run: str, after: int) -> Events:
-        """Yield new events of a run until the run has finished.  May yield empty lists while no events arrive."""
+        """Yield new events of a run until the run has finished.
+
+        May yield empty lists while no events arrive.
+        """
         ...
 
     def log(self, run: str, part: LogPart) -> Pieces: ...
     def points(self, run: str, step: str, attempt: int, of: Of) -> Sequence[Point]: ...
     def artifacts(self, run: str, name: str, after: str) -> Sequence[Artifact]:
-        """Return the outputs of a run, or the output `name`.  For a named directory, `files` is one page, with paths sorted after `after`."""
+        """Return the outputs of a run, or the output `name`.
+
+        For a named directory, `files` is one page, with paths sorted after `after`.
+        """
         ...
 
     def file(self, run: str, name: str, path: str, begin: int) -> Pieces:
@@ -135,7 +157,10 @@ class Transport(Protocol):
         ...
 
     def request(self, run: str, what: Verb, *, keep_hosts: bool = False) -> Outcome:
-        """Cancel, pause or resume a run.  Raises CannotAsk if the state of the run forbids the request."""
+        """Cancel, pause or resume a run.
+
+        Raises CannotAsk if the state of the run forbids the request.
+        """
         ...
 
     def retry(self, run: str, begin: str | None) -> Outcome: ...

@@ -199,9 +199,9 @@ def _listing_path(folder: str, path: str) -> str:
 def _save_listing(folder: str, path: str, listing: _Listing) -> None:
     """Write a digest listing atomically.
 
-    The file has a line with `_HEAD` and the CRC of the rest, a line of JSON, and for each directory of
-    the JSON's `folders` its names, its `_STATS` records, and 32 bytes of digest per file.
-    Errors are ignored, because a missing listing only costs time.
+    The file has a line with `_HEAD` and the CRC of the rest, a line of JSON, and for each directory
+    of the JSON's `folders` its names, its `_STATS` records, and 32 bytes of digest per file. Errors
+    are ignored, because a missing listing only costs time.
     """
     table = [[name, len(names), len(stats)] for name, (names, stats) in listing.folders.items()]
     about = {

@@ -275,7 +275,8 @@ class SqliteRuns(Runs):
         now = time.time()
         with self._database.transaction(landed) as db:
             crashpoint("group-begun")
-            # Reserve the numbers of the events, if the claim is still ours.  Progress clears the count of recoveries.
+            # Reserve the numbers of the events, if the claim is still ours.  Progress clears the
+            # count of recoveries.
             rows = db.execute(
                 "UPDATE runs SET next_event = next_event + ?, recoveries = recoveries * ? WHERE id = ? AND fence = ? AND claim <> ''"
                 " RETURNING next_event, request",
