@@ -138,9 +138,12 @@ def _find_changed_inputs(path: str) -> list[str]:
             marks = {copy: tuple(mark) for copy, mark in json.load(file).items()}
     except FileNotFoundError:
         marks = {}  # there are no copies, or an older version staged the attempt
-    found = [f"{path}/{copy}" for copy in find_changed_copies(marks, path)]
+    changed = [f"{path}/{copy}" for copy in find_changed_copies(marks, path)]
     copies = {f"{path}/{copy}" for copy in marks}
-    return found + [each for each in given if each not in copies and _is_newer(each, then)]
+    for each in given:
+        if each not in copies and _is_newer(each, then):
+            changed.append(each)
+    return changed
 
 
 def _is_newer(path: str, then: int) -> bool:
@@ -172,15 +175,15 @@ def remains(
     """
     if not os.path.isdir(path):
         return [], 0
-    names = sorted(
-        name
-        for name, found in trees.walk(path)
-        if not isinstance(found, OSError)
-        and stat.S_ISREG(found.st_mode)
-        and (found.st_mode & 0o222 or found.st_nlink == 1)
-    )
+    names = []
+    for name, found in trees.walk(path):
+        if isinstance(found, OSError) or not stat.S_ISREG(found.st_mode):
+            continue
+        is_object = found.st_nlink > 1 and not found.st_mode & 0o222
+        if not is_object:
+            names.append(name)
     sent: list[tuple[str, int]] = []
-    for name in names:
+    for name in sorted(names):
         if len(sent) == count:
             break
         try:
@@ -266,11 +269,10 @@ def _reset_future_times(path: str, then: int) -> None:
     Otherwise the files would always look modified.
     """
     now = time.time_ns()
-    for each in (
-        [path, *(f"{path}/{name}" for name, _ in trees.below(path))]
-        if os.path.isdir(path)
-        else [path]
-    ):
+    paths = [path]
+    if os.path.isdir(path):
+        paths += [f"{path}/{name}" for name, _ in trees.below(path)]
+    for each in paths:
         if os.lstat(each).st_mtime_ns > now:
             os.utime(each, ns=(then, then), follow_symlinks=False)
 

@@ -27,9 +27,11 @@ def end_line(
     printed: int = -1,
 ) -> bytes:
     ends = [b"null" if each is None else b"%d" % each for each in (code, number)]
-    more = (b', "detail": "%s"' % escape(detail) if detail else b"") + (
-        b', "printed": %d' % printed if printed >= 0 else b""
-    )
+    more = b""
+    if detail:
+        more += b', "detail": "%s"' % escape(detail)
+    if printed >= 0:
+        more += b', "printed": %d' % printed
     form = (
         b'{"job": "%s", "code": %s, "signal": %s, "reason": "%s", "started": %.6f, '
         b'"ended": %.6f, "cpu": %.6f, "peak_memory": %d, "strays": %d%s}\n'
@@ -39,15 +41,16 @@ def end_line(
 
 def escape(text: bytes, errors: str = "replace") -> bytes:
     """Escape a text for a JSON string."""
-    return "".join(
-        c if " " <= c <= "~" and c not in '"\\' else _code(ord(c))
-        for c in text.decode("utf-8", errors)
-    ).encode()
+    return "".join(map(_escape_character, text.decode("utf-8", errors))).encode()
 
 
-def _code(number: int) -> str:
+def _escape_character(character: str) -> str:
+    if " " <= character <= "~" and character not in '"\\':
+        return character
+    number = ord(character)
     if number < 0x10000:
         return f"\\u{number:04x}"
+    # Two surrogates (RFC 8259, section 7).
     return f"\\u{0xD7C0 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}"
 
 

@@ -185,10 +185,12 @@ def base(
         trees.remove(here)
         return None
     delete(request, here, without)
-    known = {
-        path: grains for path, digest in alike if (grains := _load_block_digests(digest, grain))
-    }
-    return {path: (os.path.getsize(f"{there}/{path}"), grains) for path, grains in known.items()}
+    known = {}
+    for path, digest in alike:
+        grains = _load_block_digests(digest, grain)
+        if grains:
+            known[path] = (os.path.getsize(f"{there}/{path}"), grains)
+    return known
 
 
 def alike(

@@ -67,12 +67,9 @@ class Remains:
     def add_ending(self, job: Job) -> None:
         """Record that the first process of a job has ended."""
         self.ending.append(job)
-        if self._tolerated:
-            self._tolerated = {
-                pid: owner
-                for pid, owner in self._tolerated.items()
-                if owner is not job and (owner or self.running)
-            }
+        for pid, owner in list(self._tolerated.items()):
+            if owner is job or not (owner or self.running):
+                del self._tolerated[pid]
 
     def record_reaped(self, pid: int, cpu: float) -> None:
         """Record the end and CPU seconds of a reaped background process."""
@@ -168,11 +165,10 @@ class Remains:
         below: dict[int, list[int]] = {}
         for pid, (parent, _, _) in table.items():
             below.setdefault(parent, []).append(pid)
-        pending = [
-            pid
-            for pid in below.get(os.getpid(), ())
-            if pid not in self.running and not self._ours(pid)
-        ]
+        pending = []
+        for pid in below.get(os.getpid(), ()):
+            if pid not in self.running and not self._ours(pid):
+                pending.append(pid)
         orphaned = {job.name for job in self.ending if job.orphaned}
         if orphaned:
             pending += [pid for pid in table if self.name_of(pid) in orphaned]

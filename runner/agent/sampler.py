@@ -218,8 +218,7 @@ def _summarize_gpus(gpus: list[list[float | None]]) -> dict[str, float]:
     """
     if not gpus:
         return {}
-    columns = [[value for value in column if value is not None] for column in zip(*gpus)]
-    utilization, memory_mib, temperature, power = columns
+    utilization, memory_mib, temperature, power = map(_known_values, zip(*gpus))
     found: dict[str, float] = {}
     if utilization:
         found["gpu_utilization_percent"] = round(sum(utilization) / len(utilization), 1)
@@ -230,6 +229,10 @@ def _summarize_gpus(gpus: list[list[float | None]]) -> dict[str, float]:
     if power:
         found["gpu_power_w"] = round(sum(power), 1)
     return found
+
+
+def _known_values(column: Iterable[float | None]) -> list[float]:
+    return [value for value in column if value is not None]
 
 
 def _progress(job: _Watched, now: float) -> dict[str, float]:
@@ -251,16 +254,16 @@ def _progress(job: _Watched, now: float) -> dict[str, float]:
         found = {"step": step}
         if total > 0:
             found["total"], found["percent"] = total, round(100 * step / total, 1)
-            if step > job.first[0]:
-                found["eta"] = round(
-                    (total - step) * (now - job.first[1]) / (step - job.first[0]), 1
-                )
-        return {
-            name: int(value) if value == int(value) else value
-            for name, value in found.items()
-            if abs(value) < 1e15
-        }
+            first_step, began = job.first
+            if step > first_step:
+                found["eta"] = round((total - step) * (now - began) / (step - first_step), 1)
+        return {name: _plain_number(value) for name, value in found.items() if abs(value) < 1e15}
     return {}
+
+
+def _plain_number(value: float) -> float:
+    """Return a whole number as an int, which JSON writes without `.0`."""
+    return int(value) if value == int(value) else value
 
 
 def _memory() -> dict[str, float]:
@@ -279,12 +282,11 @@ def _memory() -> dict[str, float]:
         except (OSError, ValueError):
             pass  # unknown for the cgroup, use the machine's value
     try:
-        table = {
-            line.split(b":")[0]: int(line.split()[1]) * 1024
-            for line in read("/proc/meminfo").split(b"\n")
-            if line
-        }
-        used = table[b"MemTotal"] - table[b"MemAvailable"]
+        table = {}
+        for line in read("/proc/meminfo").splitlines():
+            name, kib, *_ = line.split()
+            table[name] = int(kib) * 1024
+        used = table[b"MemTotal:"] - table[b"MemAvailable:"]
     except (OSError, ValueError, KeyError, IndexError):
         return {}
     return {"ram_used_gb": _giga(used)}
@@ -292,17 +294,12 @@ def _memory() -> dict[str, float]:
 
 def _find_program(program: str, paths: Iterable[str]) -> str:
     """Return the path of a program in these PATHs, or ""."""
-    folders = dict.fromkeys(
-        folder for path in paths for folder in path.split(":") if os.path.isabs(folder)
-    )
-    return next(
-        (
-            found
-            for folder in folders
-            if os.access(found := f"{folder}/{program}", os.X_OK) and os.path.isfile(found)
-        ),
-        "",
-    )
+    for path in paths:
+        for folder in path.split(":"):
+            found = f"{folder}/{program}"
+            if os.path.isabs(folder) and os.access(found, os.X_OK) and os.path.isfile(found):
+                return found
+    return ""
 
 
 def _cpu_seconds(group: str) -> float:

@@ -274,8 +274,13 @@ def _add(found: dict[str, VisiblePath], path: str, at: str, writable: bool) -> N
     if not os.path.exists(real):
         return
     for name in (at, real) if at == path else (at,):
-        if writable or not any(name == each or name.startswith(each + "/") for each in SYSTEM):
+        if writable or not _is_in_system(name):
             found.setdefault(name, VisiblePath(real, name, writable))
+
+
+def _is_in_system(path: str) -> bool:
+    """Return True if the sandbox shows this path anyway."""
+    return any(path == each or path.startswith(each + "/") for each in SYSTEM)
 
 
 def _is_inside(each: VisiblePath, outer: VisiblePath) -> bool:

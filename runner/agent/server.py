@@ -125,18 +125,14 @@ class Agent:
 
     def _seconds_to_wait(self) -> float | None:
         """Return the seconds until the next deadline, or None to wait for an event."""
-        times = [
-            when
-            for job in self._timed
-            for when in (job.deadline, job.idle_at, job.kill_at)
-            if when is not None
-        ]
+        deadlines = [self._contact.next_look()]
+        for job in self._timed:
+            deadlines += [job.deadline, job.idle_at, job.kill_at]
         if self._orphans:
-            times.append(self._orphans_at)
-        if (look := self._contact.next_look()) is not None:
-            times.append(look)
-        if self._sample_at is not None and self._jobs:
-            times.append(self._sample_at)
+            deadlines.append(self._orphans_at)
+        if self._jobs:
+            deadlines.append(self._sample_at)
+        times = [when for when in deadlines if when is not None]
         if times:
             return max(0.0, min(times) - time.monotonic())
         if self._jobs or self._clients.has_clients:
@@ -147,17 +143,17 @@ class Agent:
         """Sample machine metrics for jobs that have run for a while."""
         now = time.time()
         self._sample_at = time.monotonic() + SAMPLED if self._jobs else None
-        watched = [
-            job
-            for job in self._jobs.values()
-            if job.started and now - job.started >= SAMPLED and job.log.endswith(b".log")
-        ]
+        watched = []
+        for job in self._jobs.values():
+            has_run_for_a_while = job.started and now - job.started >= SAMPLED
+            if has_run_for_a_while and job.log.endswith(b".log"):
+                watched.append((job.name, job.log, *job.sampled))
         if watched:
             if self._sampler is None:
                 from .sampler import Sampler
 
                 self._sampler = Sampler()
-            self._sampler.look([(job.name, job.log, *job.sampled) for job in watched])
+            self._sampler.look(watched)
 
     def _is_sampler(self, pid: int) -> bool:
         """Return True if a child belongs to the sampler, not to a job."""
@@ -432,7 +428,8 @@ class Agent:
 
     def _inherit(self, began: dict[bytes, bytes]) -> None:
         """Supervise the surviving jobs of a killed agent, and end its other processes."""
-        cookies = {name for pid in processes() if (name := self._remains.name_of(pid)) is not None}
+        named = [self._remains.name_of(pid) for pid in processes()]
+        cookies = {name for name in named if name is not None}
         now = time.monotonic()
         if began:
             from json import loads
@@ -472,15 +469,17 @@ class Agent:
         if now < self._orphans_at:
             return
         self._orphans_at = now + ORPHAN_LOOK
-        over = [
-            job
-            for job in self._orphans
-            if self._slots.status(job.slot, job.name) is not None or not self._lives(job)
-        ]
+        over = [job for job in self._orphans if self._is_over(job)]
         for job in over:
             self._finish_orphan(job)
         if over:
             self._finish(self._remains.sweep())
+
+    def _is_over(self, job: Job) -> bool:
+        """Return True if a killed agent's job has an exit status or no living process."""
+        if self._slots.status(job.slot, job.name) is not None:
+            return True
+        return not self._lives(job)
 
     def _lives(self, job: Job) -> bool:
         """Return True if any process of a killed agent's job is alive."""
@@ -490,10 +489,13 @@ class Agent:
         """Record the exit status of an orphaned job from its slot."""
         self._orphans.remove(job)
         job.code, job.ended = self._slots.status(job.slot, job.name), time.time()
-        job.signal = None if job.code is None else signal_of(job.code)
-        job.reason = job.reason or (
-            b"lost" if job.code is None else b"exit" if job.signal is None else b"signal"
-        )
+        if job.code is None:
+            job.signal, how = None, b"lost"
+        else:
+            job.signal = signal_of(job.code)
+            how = b"exit" if job.signal is None else b"signal"
+        # A reason that was set before tells why the agent ended the job.
+        job.reason = job.reason or how
         job.deadline = job.idle_at = None
         self._remains.ending.append(job)
 

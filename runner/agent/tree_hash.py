@@ -147,7 +147,9 @@ def kind_of(mode: int) -> str:
     """Return the file type for a file mode, as one letter."""
     if stat.S_ISREG(mode):
         return "x" if mode & stat.S_IXUSR else "f"
-    return "d" if stat.S_ISDIR(mode) else "l" if stat.S_ISLNK(mode) else "o"
+    if stat.S_ISDIR(mode):
+        return "d"
+    return "l" if stat.S_ISLNK(mode) else "o"
 
 
 def hash_tree(top: str) -> list[Row]:

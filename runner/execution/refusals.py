@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Final
@@ -178,12 +178,12 @@ def _report_missing_ahead(ws: Workspace, found: Survey) -> list[str]:
     from ..advice.facts.missing_inputs import find_missing_ahead
 
     asked = {later.id for later in found.later}
-    return [
-        f"{ahead.step} requires {path}, which {why}"
-        for ahead in found.plan.ahead
-        if ahead.step in asked
-        for path, why in find_missing_ahead(ws, found, ahead)
-    ]
+    faults = []
+    for ahead in found.plan.ahead:
+        if ahead.step in asked:
+            for path, why in find_missing_ahead(ws, found, ahead):
+                faults.append(f"{ahead.step} requires {path}, which {why}")
+    return faults
 
 
 def check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) -> None:
@@ -192,13 +192,9 @@ def check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) 
     Raises Invalid.
     """
     if settings.driver != "local":
-        tools = dict.fromkeys(t for n in found.todo for t in found.plan.nodes[n].tools)
-        if tools:
-            names = ", ".join(tools)
-            listener.say(
-                f"warning: the cache key uses {names} from this machine, not from the hosts"
-            )
-    if not (numbers := nodes_to_check(found)):
+        _warn_of_local_tools(found, listener)
+    numbers = nodes_to_check(found)
+    if not numbers:
         return
     from ..advice import findings, preflight
 
@@ -212,6 +208,16 @@ def check(ws: Workspace, found: Survey, settings: Settings, listener: Listener) 
             listener.say(f"warning: {finding.rule.id}: {finding.message}")
 
 
+def _warn_of_local_tools(found: Survey, listener: Listener) -> None:
+    """Warn that the versions of tools are looked up here, although the steps run elsewhere."""
+    tools: dict[str, None] = {}
+    for n in found.todo:
+        tools |= dict.fromkeys(found.plan.nodes[n].tools)
+    if tools:
+        names = ", ".join(tools)
+        listener.say(f"warning: the cache key uses {names} from this machine, not from the hosts")
+
+
 def nodes_to_check(found: Survey) -> list[int]:
     """Return the plan nodes to which the preflight rules apply.
 
@@ -221,31 +227,36 @@ def nodes_to_check(found: Survey) -> list[int]:
     if not found.todo:
         return []
 
-    specs, ours = found.plan.specs(), str(shipped() / "recipes")
-    own = any(
-        os.path.realpath(home) != ours and os.path.exists(f"{home}/gotchas.yaml")
-        for home in {str(found.source.parent), *found.plan.homes}
-    )
-    return found.todo if own or any(map(_may_train, specs)) else []
+    homes = {str(found.source.parent), *found.plan.homes}
+    if any(map(_has_own_rules, homes)) or any(map(_may_train, found.plan.specs())):
+        return found.todo
+    return []
+
+
+def _has_own_rules(home: str) -> bool:
+    """Return True if a directory of recipes, other than the shipped one, has preflight rules."""
+    if os.path.realpath(home) == str(shipped() / "recipes"):
+        return False
+    return os.path.exists(f"{home}/gotchas.yaml")
 
 
 def _may_train(spec: StepSpec) -> bool:
-    return spec.select is None and bool(
-        spec.accelerate
-        or spec.state
-        or spec.resources.gpus
-        or "train" in spec.step
-        or "merge" in spec.step
-    )
+    if spec.select is not None:
+        return False
+    if spec.accelerate or spec.state or spec.resources.gpus:
+        return True
+    return "train" in spec.step or "merge" in spec.step
 
 
 def find_remote_steps(found: Survey, host_pool: HostPool) -> dict[int, StepSpec]:
     """Return the steps that run on other machines, by node number."""
     nodes, specs = found.plan.nodes, found.plan.specs()
-    there = {
-        n: specs[n] for n in found.todo if not nodes[n].flags & LOCAL and specs[n].select is None
-    }
-    return {n: spec for n, spec in there.items() if not host_pool.runs_locally(spec)}
+    remote = {}
+    for n in found.todo:
+        has_command = specs[n].select is None
+        if has_command and not nodes[n].flags & LOCAL and not host_pool.runs_locally(specs[n]):
+            remote[n] = specs[n]
+    return remote
 
 
 def find_rental_needs(found: Survey, host_pool: HostPool) -> dict[Need, list[int]]:
@@ -271,29 +282,34 @@ def estimate_takes(
     nodes, specs = found.plan.nodes, found.plan.specs()
     ids = [nodes[n].id for steps in by_need.values() for n in steps]
     estimated = estimates.fetch_and_estimate_plan(ws, found.plan, found.todo)
-    earlier, made = (
-        ws.store.index.expected_seconds(found.plan.recipe, ids),
-        ws.store.index.last(found.plan.recipe, ids),
-    )
+    earlier = ws.store.index.expected_seconds(found.plan.recipe, ids)
+    made = ws.store.index.last(found.plan.recipe, ids)
     answer = {}
     for need, steps in by_need.items():
-        seconds, sizes = [], []
+        step_seconds: list[float | None] = []
+        step_bytes: list[float | None] = []
         for n in steps:
-            between = estimated[n].seconds if n in estimated else None
-            seconds.append(between[1] if between is not None else earlier.get(nodes[n].id))
-            sizes.append(_estimate_download(ws, found, n, made.get(nodes[n].id), seconds[-1]))
-        hours, home = _sum(seconds), _sum(sizes)
-        every = max(
-            (state.every for n in steps for state in specs[n].state if state.every is not None),
-            default=None,
-        )
+            id = nodes[n].id
+            seconds = earlier.get(id)
+            estimate = estimated[n].seconds if n in estimated else None
+            if estimate is not None:
+                _, seconds = estimate  # the longer bound
+            step_seconds.append(seconds)
+            step_bytes.append(_estimate_download(ws, found, n, made.get(id), seconds))
+        total_seconds, download_bytes = _sum(step_seconds), _sum(step_bytes)
         answer[need] = StepTotals(
-            None if hours is None else hours / 3600,
-            None if home is None else round(home),
-            every,
+            None if total_seconds is None else total_seconds / 3600,
+            None if download_bytes is None else round(download_bytes),
+            _find_longest_interval(specs[n] for n in steps),
             _hours_on(ws, found, {n: earlier.get(nodes[n].id) for n in steps}, {*estimated}),
         )
     return answer
+
+
+def _find_longest_interval(specs: Iterable[StepSpec]) -> float | None:
+    """Return the longest time between checkpoints of the steps, in seconds, or None without any."""
+    intervals = [state.every for spec in specs for state in spec.state]
+    return max((each for each in intervals if each is not None), default=None)
 
 
 def _hours_on(
@@ -367,15 +383,14 @@ def find_sent_secrets(
     specs: Sequence[StepSpec], environ: Mapping[str, str]
 ) -> dict[str, list[str]]:
     """Return the names of the secret variables that each step passes to its host."""
-    named = {
-        spec.step: [secret.variable for secret in spec.secrets if environ.get(secret.source)]
-        for spec in specs
-    }
-    passed = {
-        spec.step: [name for name in spec.pass_env if is_tokenlike(name, environ.get(name, ""))]
-        for spec in specs
-    }
-    return {step: found for step in named if (found := sorted({*named[step], *passed[step]}))}
+    # Several specs may share a step's name, as in a matrix; the last one counts.
+    sent = {}
+    for step, spec in {spec.step: spec for spec in specs}.items():
+        names = {secret.variable for secret in spec.secrets if environ.get(secret.source)}
+        names |= {name for name in spec.pass_env if is_tokenlike(name, environ.get(name, ""))}
+        if names:
+            sent[step] = sorted(names)
+    return sent
 
 
 def find_signed_addresses(
@@ -390,14 +405,16 @@ def find_signed_addresses(
 
     if denying_drivers(ws.config, driver):
         return set()
-    addresses = {
-        taken.address for n in nodes for taken in found.plan.nodes[n].takes if taken.in_bucket
-    }
-    return {
-        address
-        for address in addresses
-        if (store := ws.config.store_of(address)) is None or not store.anonymous
-    }
+    addresses = set()
+    for n in nodes:
+        addresses |= {taken.address for taken in found.plan.nodes[n].takes if taken.in_bucket}
+    return {address for address in addresses if not _is_anonymous(ws, address)}
+
+
+def _is_anonymous(ws: Workspace, address: str) -> bool:
+    """Return True if a configured bucket needs no credentials, and so no signed URLs."""
+    store = ws.config.store_of(address)
+    return store is not None and store.anonymous
 
 
 def refuse_denied_secrets(ws: Workspace, found: Survey, host_pool: HostPool) -> None:
@@ -423,12 +440,13 @@ def _refuse_denied_secrets(ws: Workspace, found: Survey, host_pool: HostPool, na
                 )
             ]
         )
-    if wanted == "deny" and (
-        taken := find_sent_secrets([*find_remote_steps(found, host_pool).values()], ws.environ)
-    ):
+    if wanted == "send":
+        return
+    sent = find_sent_secrets([*find_remote_steps(found, host_pool).values()], ws.environ)
+    if sent:
         words = "; ".join(
             f"{step} would send {', '.join(names)} to a rented machine"
-            for step, names in taken.items()
+            for step, names in sent.items()
         )
         fix = f'choose another driver, remove the secrets from the recipe, or set `secrets = "send"` in [drivers.{name}]'
         raise Invalid(
@@ -459,10 +477,11 @@ def compose_wish(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) ->
         each = [[amount(wants) for wants in matrix] for matrix in matrices.values()]
         return _sum_largest_matrix(each, jobs)
 
-    cpus, memory, gpus = (
-        together(lambda each: each.cpus),
-        together(lambda each: each.memory),
-        together(lambda each: each.gpus or 0),
+    cpus = together(lambda each: each.cpus)
+    memory = together(lambda each: each.memory)
+    gpus = together(lambda each: each.gpus or 0)
+    all_together = Resources(
+        cpus, None if memory is None else int(memory), None if gpus is None else int(gpus)
     )
     wants = [specs[n].resources for n in remote]
     need = Need(
@@ -471,13 +490,7 @@ def compose_wish(found: Survey, stays: Callable[[StepSpec], bool], jobs: int) ->
         gpus=int(_find_largest([each.gpus for each in wants])) or None,
         nodes=max((specs[n].node_count for n in found.todo), default=1),
     )
-    return Wish(
-        need,
-        hours=_hours_needed(found),
-        together=Resources(
-            cpus, None if memory is None else int(memory), None if gpus is None else int(gpus)
-        ),
-    )
+    return Wish(need, hours=_hours_needed(found), together=all_together)
 
 
 def _sum_largest_matrix(matrices: Sequence[Sequence[float | None]], jobs: int) -> float | None:
@@ -500,19 +513,14 @@ def _find_largest(amounts: Sequence[float | None]) -> float:
 
 def _hours_needed(found: Survey) -> float | None:
     """Return the maximum time for which the run needs hosts, in hours, or None without limits."""
-    specs = [found.plan.specs()[n] for n in found.todo]
-    timeouts = [
-        spec.options.timeout
-        for spec in specs
-        if spec.options.timeout is not None and spec.select is None
-    ]
-    bounds = [
-        found.plan.settings.limits.time,
-        sum(timeouts) if len(timeouts) == len(specs) else None,
-    ]
-    return min(
-        ((seconds + SPARE) / 3600 for seconds in bounds if seconds is not None), default=None
-    )
+    timeouts = []
+    for n in found.todo:
+        spec = found.plan.specs()[n]
+        has_command = spec.select is None
+        timeouts.append(spec.options.timeout if has_command else None)
+    bounds = [found.plan.settings.limits.time, _sum(timeouts)]
+    seconds = min((each for each in bounds if each is not None), default=None)
+    return None if seconds is None else (seconds + SPARE) / 3600
 
 
 def default_jobs(found: Survey, host_pool: HostPool) -> int:
@@ -523,11 +531,9 @@ def default_jobs(found: Survey, host_pool: HostPool) -> int:
     processors = host_pool.local_place.capacity.processors
     if host_pool.is_priced:  # the slots of a rented machine are not known yet
         return processors + len(find_remote_steps(found, host_pool))
-    return (
-        sum(place.capacity.slots or 1 for place in host_pool.places)
-        if host_pool.is_remote
-        else processors
-    )
+    if host_pool.is_remote:
+        return sum(place.capacity.slots or 1 for place in host_pool.places)
+    return processors
 
 
 def refuse_too_large(
@@ -640,15 +646,13 @@ def _suggest_gpu(word: str) -> str:
     """Suggest a known GPU name for a misspelled one; return "" if the name is known."""
     from ..advice.estimates import load_hardware
 
-    known = list(
-        dict.fromkeys(
-            name for gpu in load_hardware().gpus for name in (gpu.name, gpu.asked, *gpu.names)
-        )
-    )
+    known: dict[str, None] = {}
+    for gpu in load_hardware().gpus:
+        known |= dict.fromkeys(name.lower() for name in (gpu.name, gpu.asked, *gpu.names))
     plain = word.lower().replace("_", " ")
-    if any(plain in name.lower() for name in known):
+    if any(plain in name for name in known):
         return ""
-    return did_you_mean(plain, [name.lower() for name in known])
+    return did_you_mean(plain, [*known])
 
 
 def _report_unreachable_inputs(found: Survey, n: int) -> list[str]:
@@ -658,12 +662,11 @@ def _report_unreachable_inputs(found: Survey, n: int) -> list[str]:
 
     nodes, wrong = found.plan.nodes, []
     for each in nodes[n].upstream:
-        if any(
-            name == each.output and flags & TEMPORARY
-            for name, _, flags in nodes[each.producer].outputs
-        ):
+        producer = nodes[each.producer]
+        temporary = {name for name, _, flags in producer.outputs if flags & TEMPORARY}
+        if each.output in temporary:
             wrong.append(
-                f"{nodes[n].id} runs on several nodes but reads {nodes[each.producer].id}'s {each.output}, which is `temporary` and stays on one node"
+                f"{nodes[n].id} runs on several nodes but reads {producer.id}'s {each.output}, which is `temporary` and stays on one node"
             )
     return wrong
 
@@ -703,18 +706,11 @@ def _report_unusable_head(ws: Workspace, found: Survey, settings: Settings) -> l
         for n in found.todo
         if specs[n].accelerate and specs[n].node_count > 1
     ]
+    if not launched:
+        return []
     words = f"{whose}, but {', '.join(launched[:5])} would start as many `accelerate` processes on the head as on its workers"
-    return (
-        [
-            Problem(
-                "nodes",
-                words,
-                fix="choose a stack without a head, or use `run` with a command that checks `node.rank`",
-            )
-        ]
-        if launched
-        else []
-    )
+    fix = "choose a stack without a head, or use `run` with a command that checks `node.rank`"
+    return [Problem("nodes", words, fix=fix)]
 
 
 def _report_too_few_hosts(id: str, spec: StepSpec, host_pool: HostPool) -> list[str]:

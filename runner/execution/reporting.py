@@ -85,8 +85,11 @@ def reserve_points(ws: Workspace, run: str, fence: int = 0) -> str:
     from ..reports import points
 
     words = points.refusal(ws, run)
+    if not words:
+        return ""
     runs = ws.store.runs
-    if words and (fence or (fence := runs.claim(run, f"process {os.getpid()}") or 0)):
+    fence = fence or runs.claim(run, f"process {os.getpid()}") or 0
+    if fence:
         row = runs.get(run)
         if row.state not in FINAL:
             failed = RunState("FAILED", words, RunFailure.POINTS)

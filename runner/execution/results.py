@@ -39,14 +39,15 @@ def show_warnings(ws: Workspace, found: Survey, listener: Listener) -> None:
 
 def warnings_of(ws: Workspace, found: Survey, *answers: str) -> list[str]:
     """Return the stored warnings of steps with one of the given verdicts, one line each."""
-    if not (known := ws.store.index.warnings(found.plan.recipe)):
-        return []
-    return [
-        f"{found.plan.nodes[number].id}: warning: {text}"
-        for number, verdict in enumerate(found.verdicts)
-        if verdict.answer in answers and verdict.key is not None
-        for text in known.get(verdict.key, ())
-    ]
+    known = ws.store.index.warnings(found.plan.recipe)
+    lines: list[str] = []
+    if not known:
+        return lines
+    for number, verdict in enumerate(found.verdicts):
+        if verdict.answer in answers and verdict.key is not None:
+            id = found.plan.nodes[number].id
+            lines += [f"{id}: warning: {text}" for text in known.get(verdict.key, ())]
+    return lines
 
 
 def list_results(ws: Workspace, found: Survey) -> list[tuple[str, str]]:

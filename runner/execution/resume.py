@@ -152,9 +152,7 @@ def recover(ws: Workspace, found: Survey, row: RunRow, fence: int) -> ClaimedRun
     if not _can_resume(found, stored, todo, open):
         return None
     attempts = ws.store.runs.attempts(row.id)
-    made = frozenset(
-        attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key
-    )
+    made = frozenset(attempt.key for attempt in attempts if attempt.outcome == "done") - {""}
     _answer_old_request(ws, row, fence)
     return ClaimedRun(
         row.id,
@@ -169,9 +167,8 @@ def recover(ws: Workspace, found: Survey, row: RunRow, fence: int) -> ClaimedRun
 
 
 def _can_resume(found: Survey, stored: Mapping[str, State], todo: set[str], open: set[str]) -> bool:
-    may_fail = {
-        id for id, state in stored.items() if state is State.FAILED and _may_fail(found, id)
-    }
+    failed = [id for id, state in stored.items() if state is State.FAILED]
+    may_fail = {id for id in failed if _may_fail(found, id)}
     ended = {state for id, state in stored.items() if id not in may_fail}
     if not ended.isdisjoint((State.FAILED, State.BLOCKED, State.CANCELLED)):
         return False

@@ -100,20 +100,15 @@ def require_outputs(ws: Workspace, found: Survey) -> None:
     the shared store are restored.
     """
     nodes = found.plan.nodes
-    taken = [
-        u
-        for n, verdict in enumerate(found.verdicts)
-        if verdict.answer in (RUN, MAYBE)
-        for u in nodes[n].upstream
-        if u[0] in found.made
-    ]
-    ws.objects.tiny.expect(
-        [
-            Content(content)
-            for u in taken
-            if (content := found.made[u[0]].outputs.get(u[1])) is not None
-        ]
-    )
+    expected = []
+    for n, verdict in enumerate(found.verdicts):
+        if verdict.answer not in (RUN, MAYBE):
+            continue
+        for producer, output, _name, _below in nodes[n].upstream:
+            content = found.made[producer].outputs.get(output) if producer in found.made else None
+            if content is not None:
+                expected.append(Content(content))
+    ws.objects.tiny.expect(expected)
     for n in range(len(nodes) - 1, -1, -1):
         if found.verdicts[n].answer not in (RUN, MAYBE):
             continue

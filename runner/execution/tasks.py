@@ -24,18 +24,14 @@ def tasks_of(
             continue
         spec = specs[n]
         dependencies = {plan.nodes[u].id for u in plan.dependencies(n)} & todo
-        chosen = {plan.nodes[u].id for u in node.choices}
-        many = {
-            each for each in dependencies if each in chosen or "[" in each.removeprefix(node.prefix)
-        }  # choices of a `select`, and matrix instances or steps inside one
-        asked = spec.resources.room | {
-            name: float(amount) for name, amount in spec.resources.pools.items()
-        }
-        pools = (
-            {name: amount * spec.node_count for name, amount in asked.items()}
-            if spec.node_count > 1
-            else asked
-        )
+        # The choices of a `select`, and matrix instances or steps inside one.
+        many = {plan.nodes[u].id for u in node.choices} & dependencies
+        many |= {each for each in dependencies if "[" in each.removeprefix(node.prefix)}
+        pools = dict(spec.resources.room)
+        for name, amount in spec.resources.pools.items():
+            pools[name] = float(amount)
+        if spec.node_count > 1:
+            pools = {name: amount * spec.node_count for name, amount in pools.items()}
         tasks.append(
             Task(
                 node.id,
@@ -60,19 +56,16 @@ MANY: Final = 200
 def find_given_contents(found: Survey) -> list[str]:
     """Return the digests of the caller's files that the steps to run read, at most `MANY`."""
     facts, nodes = found.facts, [found.plan.nodes[n] for n in found.todo]
-    contents = [
-        facts.files.get(path)
-        for node in nodes
-        for dep in node.deps
-        for path in facts.matches.get(dep, (dep,))
-    ]
-    contents += [
-        facts.takes.get(taken.lookup_key)
-        for node in nodes
-        for taken in node.takes
-        if taken.kind == "path" and not taken.only
-    ]
-    return list(dict.fromkeys(filter(None, contents)))[:MANY]
+    contents: dict[str | None, None] = {}
+    for node in nodes:
+        for dep in node.deps:
+            paths = facts.matches.get(dep, (dep,))
+            contents |= dict.fromkeys(facts.files.get(path) for path in paths)
+    for node in nodes:
+        for taken in node.takes:
+            if taken.kind == "path" and not taken.only:
+                contents[facts.takes.get(taken.lookup_key)] = None
+    return [content for content in contents if content][:MANY]
 
 
 def pattern_of(found: Survey, id: str) -> str | None:

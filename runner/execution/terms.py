@@ -262,12 +262,13 @@ def _values(row: RunRow, what: str) -> dict[str, Any]:
 
     Empty if an earlier version stored none.
     """
-    found = row.data.get(what)
-    return (
-        {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
-        if isinstance(found, dict)
-        else {}
-    )
+    stored = row.data.get(what)
+    if not isinstance(stored, dict):
+        return {}
+    values = {}
+    for name, value in stored.items():
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return values
 
 
 def login_name(environ: Mapping[str, str]) -> str:

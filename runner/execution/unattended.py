@@ -89,10 +89,14 @@ def _close_steps(ws: Workspace, run: str, state: str) -> Beside:
 
     For CANCELLED, all open steps are CANCELLED; for PAUSED, RUNNING steps are QUEUED again.
     """
-    after = State.CANCELLED if state == "CANCELLED" else State.QUEUED
-    open = [step for step in ws.store.runs.steps(run).values() if State(step.state) not in FINAL]
-    moved = [step for step in open if after is State.CANCELLED or step.state == State.RUNNING]
+    steps = ws.store.runs.steps(run).values()
+    if state == "CANCELLED":
+        after = State.CANCELLED
+        moved = [step for step in steps if State(step.state) not in FINAL]
+    else:
+        after = State.QUEUED
+        moved = [step for step in steps if step.state == State.RUNNING]
     reason = state.lower()
-    return [Move("step", step.step, step.state, after, reason) for step in moved], [
-        StepRow(run, step.step, after, "", reason) for step in moved
-    ]
+    moves = [Move("step", step.step, step.state, after, reason) for step in moved]
+    rows = [StepRow(run, step.step, after, "", reason) for step in moved]
+    return moves, rows

@@ -67,23 +67,14 @@ def upload(
 
     Raises Infrastructure if a result is missing or the upload fails.
     """
-    kept = {
-        (n, output.name)
-        for n, node in enumerate(plan.nodes)
-        for output in node.outputs
-        if not output.flags & TEMPORARY
-    }
-    found = [
-        (name or path, path, content)
-        for n, output, path, name in plan.publish
-        if n in made and (n, output) in kept and (content := made[n].outputs.get(output))
-    ]
+    results = _list_results(plan, made)
     endpoint = _endpoint(ws, address)
-    identity = of_value("results", [address, endpoint, plan.recipe, plan.digest, found])
+    identity = of_value("results", [address, endpoint, plan.recipe, plan.digest, results])
     note = ws.home / "uploaded" / of_value("results", [address, endpoint, plan.recipe, plan.digest])
-    target = (
-        f"{address}/{plan.recipe}/{plan.digest[:12]}" if not address.startswith(HUB) else address
-    )
+    if address.startswith(HUB):
+        target = address
+    else:
+        target = f"{address}/{plan.recipe}/{plan.digest[:12]}"
     shown = f"{target} at {endpoint}" if endpoint else target
     sent_before, _, size = _read_note(note).partition(" ")
     if sent_before == identity:
@@ -96,21 +87,19 @@ def upload(
         "recipe": plan.recipe,
         "plan": plan.digest,
         "inputs": plan.inputs,
-        "outputs": {name: path for name, path, _ in found},
+        "outputs": {name: path for name, path, _ in results},
     }
     beside = ws.home / "partial" / temporary_name("results")
     try:
-        files = [
-            file
-            for _, path, content in found
-            for file in results_folder.files_at(path, *_find_stored(ws, path, Content(content)))
-        ]
+        files: list[UploadFile] = []
+        for _, path, content in results:
+            stored = _find_stored(ws, path, Content(content))
+            files += results_folder.files_at(path, *stored)
         if run:
             files += _collect_run_files(ws, run, beside, listener)
         total = sum(file.size for file in files)
-        listener.say(
-            f"uploading results to {shown}: {len(files)} file{'' if len(files) == 1 else 's'}, {about(total)}"
-        )
+        number = "1 file" if len(files) == 1 else f"{len(files)} files"
+        listener.say(f"uploading results to {shown}: {number}, {about(total)}")
         began = time.monotonic()
         sent = _retry(
             lambda: _upload_files(
@@ -127,13 +116,25 @@ def upload(
     ws.write(note, f"{identity} {listing}".encode())
 
 
+def _list_results(plan: Plan, made: Mapping[int, StepResult]) -> list[tuple[str, str, str]]:
+    """Return the name, path and content of each published output that is not temporary."""
+    results = []
+    for n, output, path, name in plan.publish:
+        flags = {each.name: each.flags for each in plan.nodes[n].outputs}
+        if n not in made or flags.get(output, TEMPORARY) & TEMPORARY:
+            continue
+        content = made[n].outputs.get(output)
+        if content:
+            results.append((name or path, path, content))
+    return results
+
+
 def find_maker(ws: Workspace, found: Survey) -> str:
     """Return the last run that created one of the up-to-date results; empty if there is none."""
-    traces = ws.store.index.traces(
-        [verdict.key for verdict in found.verdicts if verdict.key is not None]
-    )
+    keys = [verdict.key for verdict in found.verdicts if verdict.key is not None]
+    makers = {trace.run for trace in ws.store.index.traces(keys).values()}
     runs = {row.id for row in ws.store.runs.latest(recipe=found.plan.recipe, last=1000)}
-    return max((trace.run for trace in traces.values() if trace.run in runs), default="")
+    return max(makers & runs, default="")
 
 
 def _upload_files(

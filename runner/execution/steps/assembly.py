@@ -354,9 +354,11 @@ class _Assembly:
 
 def _capacity_of(plan: Plan, pool: HostPool, pools: Mapping[str, float]) -> dict[str, float]:
     """Return the capacity of this machine and of the resource pools in the recipe."""
-    wanted = [spec.resources for spec in plan.specs()]
-    named = {name for wants in wanted for name in wants.pools}
-    sizes = pool.total_capacity(
-        name for name in SIZES if any(name in wants.room for wants in wanted)
-    )
-    return {**sizes, **dict.fromkeys(named, 1.0), **pools}
+    requested: set[str] = set()
+    recipe_pools: set[str] = set()
+    for spec in plan.specs():
+        requested |= spec.resources.room.keys()
+        recipe_pools |= spec.resources.pools.keys()
+    sizes = pool.total_capacity(name for name in SIZES if name in requested)
+    # A pool without a size in the settings admits one step at a time.
+    return {**sizes, **dict.fromkeys(recipe_pools, 1.0), **pools}

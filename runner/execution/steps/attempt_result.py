@@ -241,16 +241,15 @@ def read_metrics(attempt: str, log: str, how: MetricsSpec | None, masker: Masker
     if how is None:
         return {}
     file, pattern = how
+    values: dict[str, Any] = {}
     if pattern:
-        found = metrics.match(Path(log), pattern, masker)
+        values = metrics.match(Path(log), pattern, masker)
+    elif file:
+        for path in sorted(path for path in Path(attempt).glob(file) if path.is_file()):
+            values |= metrics.read(path)
     else:
-        paths = (
-            sorted(path for path in Path(attempt).glob(file) if path.is_file())
-            if file
-            else [Path(attempt + ".metrics")]
-        )
-        found = {name: value for path in paths for name, value in metrics.read(path).items()}
-    return dict(masker.value(found))
+        values = metrics.read(Path(attempt + ".metrics"))
+    return dict(masker.value(values))
 
 
 def explain_no_metrics(attempt: str, how: MetricsSpec) -> str:

@@ -75,12 +75,10 @@ class Chunks:
         if not self._is_needed or time.monotonic() < self._due:
             return
         self._due = time.monotonic() + EVERY
-        rows = [
-            row
-            for id, attempt in self._running.items()
-            for text in self._texts_of(id, attempt)
-            for row in self._read_new(text)
-        ]
+        rows: list[Chunk] = []
+        for id, attempt in self._running.items():
+            for text in self._texts_of(id, attempt):
+                rows += self._read_new(text)
         self._send(rows)
 
     def finish(self, id: str, attempt: Attempt) -> None:
@@ -112,19 +110,16 @@ class Chunks:
 
     def _texts_of(self, id: str, attempt: Attempt) -> list[_Text]:
         if id not in self._texts:
-            name, masker = (
-                f"{id.replace('/', '%2F')}.{self._commits.tries(id)}",
-                self._commits.masker,
-            )
-            logs = [
-                _Text(f"{name}.{rank}" if rank else name, "log", path, masker.stream())
-                for rank, path in enumerate(attempt.logs)
-            ]
-            rest = [
-                _Text(name, stream, f"{attempt.directory.path}.{stream}", masker.stream())
-                for stream in ("metrics", "host")
-            ]
-            self._texts[id] = [*logs, *rest]
+            masker = self._commits.masker
+            name = f"{id.replace('/', '%2F')}.{self._commits.tries(id)}"
+            texts = []
+            for rank, path in enumerate(attempt.logs):
+                of_rank = f"{name}.{rank}" if rank else name
+                texts.append(_Text(of_rank, "log", path, masker.stream()))
+            for stream in ("metrics", "host"):
+                path = f"{attempt.directory.path}.{stream}"
+                texts.append(_Text(name, stream, path, masker.stream()))
+            self._texts[id] = texts
         return self._texts[id]
 
     def _kept_path(self, text: _Text) -> Path:

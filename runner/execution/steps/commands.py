@@ -101,17 +101,16 @@ class CommandBuilder:
         sandbox = "" if image else self._environments.sandbox(spec)
         inherited = self._inherited_by(spec, place, image, sandboxed=bool(sandbox))
         secrets = (*inherited.secrets, *find_secrets_set(spec, self._ws.environ))
+        given = self._env_of(attempt, seat, inherited.plain, image, devices)
+        # With several nodes, usually only the first one prints.
+        idle_timeout = None if seat.rank else spec.options.idle_timeout
         command = Command(
             argv,
             paths.cwd,
-            {
-                **self._env_of(attempt, seat, inherited.plain, image, devices),
-                **rendered.env,
-            },
+            {**given, **rendered.env},
             {secret.name: secret.reveal for secret in secrets},
             spec.options.timeout,
-            # With several nodes, usually only the first one prints.
-            None if seat.rank else spec.options.idle_timeout,
+            idle_timeout,
             paths.log,
             tuple(device.lock for device in devices),
             outlives=self._commits.expected.get(attempt.id, LONG) >= LONG,

@@ -359,10 +359,14 @@ class GroupCommit:
     def release_uploaded(self) -> None:
         """Release cache keys for other machines once the shared store has their results."""
         cache = self.ws.remote_cache
-        if done := [key for key in self._uploading if cache is None or not cache.is_sending(key)]:
-            self.ws.store.runs.exchange.release_keys(done, self.run)
-            for key in done:
-                del self._uploading[key]
+        if cache is None:
+            uploaded = [*self._uploading]
+        else:
+            uploaded = [key for key in self._uploading if not cache.is_sending(key)]
+        if uploaded:
+            self.ws.store.runs.exchange.release_keys(uploaded, self.run)
+        for key in uploaded:
+            del self._uploading[key]
 
     def release_after_flush(self, key: str) -> None:
         self._next.release[key] = None
@@ -457,29 +461,30 @@ class GroupCommit:
 
     def _steps_of(self, group: _Group) -> dict[str, StepRow]:
         """Return the new database rows of steps with state changes or metrics."""
-        found = {
-            move.id: StepRow(
+        rows = {}
+        for move in group.moves:
+            if move.subject != "step":
+                continue
+            reason = move.reason
+            if move.after == State.RUNNING:
+                reason = self._phases.get(move.id, reason)
+            rows[move.id] = StepRow(
                 self.run,
                 move.id,
                 move.after,
                 "",
-                self._phases.get(move.id, move.reason)
-                if move.after == State.RUNNING
-                else move.reason,
+                reason,
                 _words_of(move),
                 self._numbers.get(move.id, ""),
                 self._began.get(move.id),
             )
-            for move in group.moves
-            if move.subject == "step"
-        }
         for step in group.reported:
-            if step not in found and step in self._running:
+            if step not in rows and step in self._running:
                 row = self._running[step]
-                found[step] = row._replace(
+                rows[step] = row._replace(
                     reason=self._phases.get(step, row.reason), numbers=self._numbers.get(step, "")
                 )
-        return found
+        return rows
 
     def _note_stored(self, steps: Mapping[str, StepRow]) -> None:
         for step, row in steps.items():

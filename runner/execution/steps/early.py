@@ -95,16 +95,16 @@ class EarlyStops:
             if not attempts:  # the row is stored a moment after the move
                 continue
             whole.add(id)
-            known[id] = [
-                each
-                for row in attempts
-                for each in stream(read_attempt_points(self._ws, row) or (), goal.metric)
-            ]
+            values: list[tuple[float, float]] = []
+            for row in attempts:
+                values += stream(read_attempt_points(self._ws, row) or (), goal.metric)
+            known[id] = values
 
     def _stop_if_behind(
         self, id: str, attempt: Attempt, goal: Goal, known: Mapping[str, Stream]
     ) -> None:
-        others = [each for other, each in known.items() if other != id and bare(other) == bare(id)]
+        siblings = [other for other in known if other != id and bare(other) == bare(id)]
+        others = [known[other] for other in siblings]
         words = explain_stop(known[id], others, goal.least)
         if not words:
             return

@@ -123,19 +123,16 @@ class StepEnvironments:
                 interpreters.ask_version(place.python)
             return place.python
         # Installing takes minutes, so all hosts install at the same time.
-        others = (
-            [other for other in self._pool.places if not other.lost]
-            if place in self._pool.places
-            else []
-        )
-        for each in [place, *others]:
+        hosts = [place]
+        if place in self._pool.places:
+            hosts += [other for other in self._pool.places if not other.lost]
+        for each in hosts:
             if (each, wanted) not in self._pythons:
-                self._pythons[each, wanted] = asyncio.get_running_loop().create_task(
-                    self._install(node.lock, each, wanted)
-                )
-                self._pythons[each, wanted].add_done_callback(
-                    lambda task: task.cancelled() or task.exception()
-                )  # retrieve the exception even if no caller awaits the task
+                task = asyncio.create_task(self._install(node.lock, each, wanted))
+                # asyncio complains about an exception that nobody retrieves, and perhaps no
+                # caller awaits this task.
+                task.add_done_callback(lambda task: task.cancelled() or task.exception())
+                self._pythons[each, wanted] = task
         return await self._pythons[place, wanted]
 
     def interpreter(self, node: Node, spec: StepSpec, place: Place) -> str:

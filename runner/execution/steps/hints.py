@@ -153,8 +153,9 @@ def explain_unset(
         return (
             f"recipe sets {name} only for steps with `metrics: true`: add this key to {spec.step}"
         )
-    if listed := next((each for each in spec.secrets if each.variable == name), None):
-        return f'{name} is the secret "{listed.input}", and {listed.source} is not set in your shell: export it'
+    for each in spec.secrets:
+        if each.variable == name:
+            return f'{name} is the secret "{each.input}", and {each.source} is not set in your shell: export it'
     secret = name in spec.unlisted or is_tokenlike(name, environ.get(name) or "*" * 16)
     line = f"`{name.lower()}: {{type: secret, env: {name}}}` among the inputs and `secrets: [{name.lower()}]` in {spec.step}"
     if name in spec.unlisted:
@@ -169,9 +170,8 @@ def explain_unset(
         return f"{name} is in `pass_env` but not set in your shell: export it"
     if spec.env_files:
         return f"{name} is set neither in your shell nor in {spec.env_files[-1]}: add a line `{name}=…` there"
-    return f"{name} is set neither in your shell nor in the step: export it and add {line}" + (
-        "" if secret else f", or set it with `env: {{{name}: …}}`"
-    )
+    advice = f"{name} is set neither in your shell nor in the step: export it and add {line}"
+    return advice if secret else f"{advice}, or set it with `env: {{{name}: …}}`"
 
 
 def _absent_module(name: str, ran: AttemptEnvironment) -> str:

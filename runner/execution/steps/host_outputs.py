@@ -46,24 +46,19 @@ class HostOutputs:
         """Return the digests of a step's inputs from other steps that are not on this machine."""
         if not self._pool.is_remote:
             return []
-        contents = [
-            self._steps.made[each.producer].outputs.get(each.output) for each in node.upstream
-        ]
-        return [
-            content
-            for content in contents
-            if content is not None and not self._objects.has(Content(content))
-        ]
+        absent = []
+        for each in node.upstream:
+            content = self._steps.made[each.producer].outputs.get(each.output)
+            if content is not None and not self._objects.has(Content(content)):
+                absent.append(content)
+        return absent
 
     def holders(
         self, contents: Collection[str], wants: Mapping[str, float] = NOTHING
     ) -> list[Place]:
         """Return the hosts that store all these contents and have the capacity `wants`."""
-        return [
-            place
-            for place in self._pool.places
-            if place.fits(wants) and all(place.folder.holds(content) for content in contents)
-        ]
+        fitting = [place for place in self._pool.places if place.fits(wants)]
+        return [place for place in fitting if all(map(place.folder.holds, contents))]
 
     def are_coming(self, contents: Collection[str]) -> bool:
         """Return True if one of these contents is being downloaded."""

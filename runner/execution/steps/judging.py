@@ -191,12 +191,10 @@ class Judge:
 
     def _outputs_taken(self, n: int) -> set[str]:
         """Return the names of step `n`'s outputs that other steps of this run need."""
-        return {
-            each.output
-            for id in self._steps.consumers(n)
-            for each in self._steps.node(id).upstream
-            if each.producer == n
-        }
+        taken = set()
+        for id in self._steps.consumers(n):
+            taken |= {each.output for each in self._steps.node(id).upstream if each.producer == n}
+        return taken
 
     # -- results in a shared store
 

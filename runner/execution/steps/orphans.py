@@ -117,23 +117,18 @@ class Orphans:
         exit = await place.contact.insist(lambda: place.wait(job, timedelta(0)))
         if exit is None:
             return job, place
-        if (
-            exit.code == 0
-            and exit.reason == "exit"
-            and not always
-            and place.may_have_made(AttemptDirectory(path), node.outputs)
-        ):
-            return job, place
-        tag = _LEFT.fullmatch(name)
-        if (
-            exit.reason in _FAILED
-            and (exit.code != 0 or exit.reason != "exit")
-            and tag is not None
-            and tag[1] == self.commits.run
-        ):
+        if exit.reason == "exit" and exit.code == 0:
+            may_count = not always and place.may_have_made(AttemptDirectory(path), node.outputs)
+        else:
+            may_count = exit.reason in _FAILED and self._is_of_this_run(name)
+        if may_count:
             return job, place
         await self._clear(place, path)
         return None
+
+    def _is_of_this_run(self, name: str) -> bool:
+        tag = _LEFT.fullmatch(name)
+        return tag is not None and tag[1] == self.commits.run
 
     async def end(self, node: Node, job: Job, place: Place) -> None:
         """Stop and delete an earlier worker's attempt, because its inputs have changed."""
@@ -172,8 +167,13 @@ class Orphans:
 
     def places(self) -> set[Place]:
         """Return the hosts of earlier attempts that this run has not reattached to."""
-        found = (self.place_of(name) for names in self._found.values() for name in names)
-        return {member for place in found if place is not None for member in place.members}
+        members: set[Place] = set()
+        for names in self._found.values():
+            for name in names:
+                place = self.place_of(name)
+                if place is not None:
+                    members.update(place.members)
+        return members
 
     async def sweep(self) -> None:
         """Delete the remaining files of dead workers of this recipe.
@@ -181,13 +181,11 @@ class Orphans:
         Jobs that still run are only reported. Files of hosts that do not answer stay for the next
         run.
         """
-        folder, own = self._attempts, self.commits.run
+        folder, own = self._attempts, (self.commits.run, str(self.commits.fence))
         left: dict[str, list[str]] = {}
         for name in os.listdir(folder):
-            if (tag := _LEFT.fullmatch(name)) and (tag[1], tag[2]) != (
-                own,
-                str(self.commits.fence),
-            ):
+            tag = _LEFT.fullmatch(name)
+            if tag is not None and (tag[1], tag[2]) != own:
                 left.setdefault(tag[1], []).append(name)
         for run, names in left.items():
             if run != self.commits.run and not self._is_abandoned(run):

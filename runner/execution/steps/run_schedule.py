@@ -200,9 +200,9 @@ def _with_data(moves: Sequence[Move], id: str, data: Mapping[str, object]) -> Se
     """Return the state changes with `data` added to those of step `id`."""
     if not data:
         return moves
-    return [
-        move._replace(data={**move.data, **data})
-        if move.id == id and move.subject == "step"
-        else move
-        for move in moves
-    ]
+    changed = []
+    for move in moves:
+        if move.subject == "step" and move.id == id:
+            move = move._replace(data={**move.data, **data})
+        changed.append(move)
+    return changed
