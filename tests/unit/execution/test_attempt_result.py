@@ -1,67 +1,18 @@
-"""What is shown of a failed program's log."""
+"""What is read of an ended attempt: its exit, log, metrics and files."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from drivers.base import Exit
 from runner.execution.steps import attempt_result
-from runner.planning.step import MetricsSpec
+from runner.planning.step import MetricsSpec, StepSpec
 from runner.secrets import Masker, Secret
-
-SCRIPT = "import os, sys\nos.write(1, b'first\\n')\nif {raising}:\n    raise ValueError('row 3 is no number')\nsys.exit('row 3 is no number')\n"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("launcher", "raising"),
-    [(["--num_processes", "1"], False), (["--multi_gpu", "--num_processes", "2"], True)],
-)
-def test_the_last_words_are_the_programs_and_not_those_of_what_launched_it(
-    launcher: list[str], raising: bool, tmp_path: Path
-) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(raising=raising))
-    accelerate = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--num_machines",
-        "1",
-        "--mixed_precision",
-        "no",
-        "--dynamo_backend",
-        "no",
-    ]
-    accelerate += [
-        "--main_process_port",
-        "0",
-    ]  # where its usual one is taken, it warns of that first, naming launch.py
-    env = {
-        "PATH": "/usr/bin:/bin",
-        "ACCELERATE_USE_CPU": "true",
-        "CUDA_VISIBLE_DEVICES": "",
-        "HOME": str(tmp_path),
-    }
-    ran = subprocess.run(
-        [*accelerate, *launcher, str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=env,
-        check=False,
-    )
-    assert ran.returncode == 1
-    told = attempt_result.without_launcher(ran.stdout)
-    assert b"launch.py" in ran.stdout and b"launch.py" not in told
-    assert told.startswith(b"first\n") and b"row 3 is no number\n" in told
-    assert told.count(b"Traceback") in (
-        (1, 2) if raising else (0,)
-    )  # each process has its own, unless the launcher ended it before
 
 
 def test_of_what_a_pattern_of_metrics_files_fits_only_files_are_read(tmp_path: Path) -> None:
@@ -104,3 +55,67 @@ def test_a_log_that_is_cut_inside_secrets_keeps_nothing_of_them(
     assert re.fullmatch(
         rb"a{980}\n\xe2\x80\xa6 \d+ bytes dropped \xe2\x80\xa6\n(\*\*\*)?b{980}", text
     )
+
+
+@pytest.mark.parametrize(
+    ("exit", "words"),
+    [
+        (Exit(1), "exit 1"),
+        (Exit(127), "exit 127: program not found"),
+        (Exit(None, signal=9, reason="signal"), "killed by SIGKILL, possibly out of memory"),
+        (Exit(None, signal=15, reason="signal"), "killed by SIGTERM"),
+        (Exit(None, signal=99, reason="signal"), "killed by signal 99"),
+        (Exit(None, reason="stopped"), "stopped"),
+        (Exit(None, reason="lost"), "the exit status is unknown: the agent was killed"),
+    ],
+)
+def test_an_exit_is_said_in_words(exit: Exit, words: str) -> None:
+    assert attempt_result.describe_exit(exit, StepSpec("r@1", "s", {}), "", b"") == words
+
+
+@pytest.mark.parametrize(
+    ("said", "room", "words"),
+    [
+        (b"", (10**9, None), ""),
+        (b"", (10**9, 5), ""),
+        (b"", (10**9, 0), f"{10**9} bytes and 0 inodes are free"),
+        (b"", (0, 5), "0 bytes and 5 inodes are free"),
+        (b"", (0, None), "0 bytes are free"),
+        (os.strerror(errno.ENOSPC).encode(), (10**9, None), f"{10**9} bytes are free"),
+        (os.strerror(errno.EDQUOT).encode(), (10**9, None), f"{10**9} bytes are free"),
+    ],
+)
+def test_a_full_disk_is_one_without_bytes_or_inodes_or_one_that_the_program_complains_of(
+    said: bytes, room: tuple[int, int | None], words: str
+) -> None:
+    found = attempt_result.describe_full_disk(b"cat: " + said, room, "node7")
+    assert found == (f"no space left on a disk of node7 ({words} for attempts)" if words else "")
+
+
+def test_what_a_step_put_in_place_of_its_files_is_deleted_and_named(tmp_path: Path) -> None:
+    attempt, log = tmp_path / "s.1", tmp_path / "s.1.log"
+    os.mkfifo(f"{attempt}.metrics")
+    Path(f"{attempt}.host").mkdir()
+    (tmp_path / "s.1.host" / "below").write_text("x")
+    log.write_text("it")
+    removed = attempt_result.remove_replaced(str(attempt), [str(log)])
+    assert ["$RECIPE_METRICS" in removed[0], "record of its machine" in removed[1]] == [True, True]
+    assert len(removed) == 2 and [each.name for each in tmp_path.iterdir()] == ["s.1.log"]
+
+
+def test_a_log_with_nothing_in_it_is_not_kept(tmp_path: Path) -> None:
+    log, metrics = tmp_path / "s.log", tmp_path / "s.metrics"
+    log.touch()
+    metrics.write_text('{"loss": 1}\n')
+    kept = tmp_path / "runs" / "s.1"
+    assert attempt_result.copy_log(str(log), str(metrics), str(kept), Masker([])) == ""
+    assert [each.name for each in kept.parent.iterdir()] == ["s.1.metrics"]
+
+
+def test_a_log_that_a_killed_worker_kept_is_replaced(tmp_path: Path) -> None:
+    log, kept = tmp_path / "s.log", tmp_path / "runs" / "s.1"
+    kept.parent.mkdir()
+    Path(f"{kept}.log").write_text("half")
+    log.write_text("whole")
+    assert attempt_result.copy_log(str(log), "", str(kept), Masker([])) == f"{kept}.log"
+    assert Path(f"{kept}.log").read_text() == "whole" and log.read_text() == "whole"
