@@ -20,9 +20,10 @@ def foresee(scope: Scope, draft: NodeDraft) -> None:
     """
     many = draft.step.matrix is not None
     paths: dict[str, Any] = {name: path or A_TEXT for name, (path, _) in draft.outputs.items()}
-    scope.foreseen[draft.step.id] = {
-        name: TEXTS if many else _path(draft, name) for name in draft.outputs
-    }
+    foreseen: dict[str, Any] = {}
+    for name in draft.outputs:
+        foreseen[name] = TEXTS if many else _path(draft, name)
+    scope.foreseen[draft.step.id] = foreseen
     steps = dict(draft.spec.names.steps)
     for id in steps_of(draft.step):
         if id in scope.pending:

@@ -60,27 +60,36 @@ def assemble(
     publish = [item for item in publish if not item[0].flags & SKIP]
     nodes = [_node(draft) for draft in drafts]
     specs = [d.spec for d in drafts]
+    published = [Publication(d.number, output, path, name) for d, output, path, name in publish]
     shown = {k: plain_value(v) for k, v in values.items() if recipe.inputs[k].type != "secret"}
+    ahead = [_ahead(sample) for sample in sketch.samples if not sample.flags & SKIP]
+    globs = [(step, pattern, allowed) for (step, pattern), allowed in sketch.globs.items()]
     return Plan(
         recipe.id,
         digest,
         sketch.homes,
         nodes,
-        [Publication(d.number, output, path, name) for d, output, path, name in publish],
+        published,
         sketch.pending,
         sketch.waiting,
         shown,
         lambda: specs,
         run_settings(recipe, replaced),
-        ahead=[_ahead(sample) for sample in sketch.samples if not sample.flags & SKIP],
+        ahead=ahead,
         empty=sketch.empty,
-        globs=[(step, text, allowed) for (step, text), allowed in sketch.globs.items()],
+        globs=globs,
     )
 
 
 def _node(draft: NodeDraft) -> Node:
     """Convert a numbered Draft to a plan node."""
+    upstream = []
+    for name, (producer, output, below) in _drop_files_of_wholes(draft.upstream).items():
+        upstream.append(Upstream(producer.number, output, name, below))
+    after = sorted({producer.number for producer in draft.after})
+    outputs = [OutputSpec(name, path, flags) for name, (path, flags) in draft.outputs.items()]
     metrics = draft.spec.metrics
+    rule = metrics.rule if metrics is not None else ""
     return Node(
         draft.id,
         author_digest(draft.author),
@@ -88,17 +97,14 @@ def _node(draft: NodeDraft) -> Node:
         draft.code,
         draft.home,
         list(draft.takes.values()),
-        [
-            Upstream(producer.number, output, name, below)
-            for name, (producer, output, below) in _drop_files_of_wholes(draft.upstream).items()
-        ],
+        upstream,
         _late_values(draft),
-        sorted({producer.number for producer in draft.after}),
-        [OutputSpec(name, path, flags) for name, (path, flags) in draft.outputs.items()],
+        after,
+        outputs,
         draft.prefix,
         draft.lock,
         draft.flags,
-        metrics.rule if metrics is not None else "",
+        rule,
         list(draft.tools),
         _choices(draft),
     )
@@ -130,18 +136,21 @@ def _choices(draft: NodeDraft) -> list[int]:
     """
     if not draft.choices:
         return []
-    perhaps = {d.number for group in draft.choices for d in group}
-    return sorted(perhaps & {producer.number for producer in producers(draft)})
+    numbers: set[int] = set()
+    for group in draft.choices:
+        numbers.update(each.number for each in group)
+    return sorted(numbers & {producer.number for producer in producers(draft)})
 
 
 def run_settings(recipe: Recipe, replaced: Limits | None = None) -> RunSettings:
     """Return the run-wide settings of a recipe; values in `replaced` override its limits."""
-    limits = LimitSpec(
-        recipe.limits.time if replaced is None or replaced.time is None else replaced.time,
-        recipe.limits.cost if replaced is None or replaced.cost is None else replaced.cost,
-    )
+    time, cost = recipe.limits.time, recipe.limits.cost
+    if replaced is not None and replaced.time is not None:
+        time = replaced.time
+    if replaced is not None and replaced.cost is not None:
+        cost = replaced.cost
     health = HealthSpec(recipe.health.run, recipe.health.every) if recipe.health else None
-    return RunSettings(list(recipe.setup), list(recipe.cleanup), limits, health)
+    return RunSettings(list(recipe.setup), list(recipe.cleanup), LimitSpec(time, cost), health)
 
 
 def _find_published(sketch: Sketch, recipe: Recipe) -> list[tuple[NodeDraft, str, str, str]]:
@@ -163,13 +172,14 @@ def _find_published(sketch: Sketch, recipe: Recipe) -> list[tuple[NodeDraft, str
 
 def _all_outputs(sketch: Sketch) -> list[tuple[NodeDraft, str, str, str]]:
     """Return all outputs of a plan except temporary ones, for a recipe without `outputs`."""
-    makers = [draft for draft in sketch.drafts if not draft.flags & (SELECT | SKIP)]
-    return [
-        (draft, name, draft.prefix + path, "")
-        for draft in makers
-        for name, (path, flags) in draft.outputs.items()
-        if not flags & TEMPORARY
-    ]
+    found = []
+    for draft in sketch.drafts:
+        if draft.flags & (SELECT | SKIP):
+            continue
+        for name, (path, flags) in draft.outputs.items():
+            if not flags & TEMPORARY:
+                found.append((draft, name, draft.prefix + path, ""))
+    return found
 
 
 def _named_output(
@@ -249,7 +259,9 @@ def _report_samples_inside(sketch: Sketch, seen: Mapping[str, tuple[NodeDraft, s
             if draft.outputs[made.name][0] != UNKNOWN_PATH:
                 continue
             folder = made.path.partition("{{")[0].rpartition("/")[0]
-            for head in heads(sketch.as_disk(draft.prefix + folder)) if folder else ():
+            if not folder:
+                continue
+            for head in heads(sketch.as_disk(draft.prefix + folder)):
                 if head in seen:
                     _report_inside(sketch, draft, made.name, made.path, seen[head])
 
@@ -275,16 +287,18 @@ def _report_same_path(
         fix = "use a different path for one of the two outputs; to sweep over such values, use a case-sensitive disk"
         sketch.problem(draft.recipe, "two-makers", message, where, fix=fix)
     elif other.step is draft.step and draft.matrix:
-        used = draft.step.outputs[[o.name for o in draft.step.outputs].index(output)].path
-        missing = [axis for axis in draft.matrix if not re.search(rf"matrix\.{axis}\b", used)]
+        missing = _find_unused_axes(draft, output)
+        if missing:
+            names = " and ".join(f"{{{{ matrix.{axis} }}}}" for axis in missing)
+            fix = f"use {names} in the path"
+        else:
+            fix = f"make the axes differ in the path: {other.id} and {draft.id} share one"
         sketch.problem(
             draft.recipe,
             "two-makers",
             f'several instances of "{draft.step.id}" have the same output path "{path}"',
             where,
-            fix="use " + " and ".join(f"{{{{ matrix.{m} }}}}" for m in missing) + " in the path"
-            if missing
-            else f"make the axes differ in the path: {other.id} and {draft.id} share one",
+            fix=fix,
         )
     else:
         sketch.problem(
@@ -296,9 +310,16 @@ def _report_same_path(
         )
 
 
+def _find_unused_axes(draft: NodeDraft, output: str) -> list[str]:
+    """Return the matrix axes that the recipe's path of an output does not mention."""
+    written = next(each.path for each in draft.step.outputs if each.name == output)
+    return [axis for axis in draft.matrix if not re.search(rf"matrix\.{axis}\b", written)]
+
+
 def drop_echoes(problems: Sequence[Problem]) -> Iterator[Problem]:
     """Yield the problems without template errors at a location that has a more specific problem."""
-    mentions = [found.where for found in problems if found.code != "template" and found.where]
+    others = [found for found in problems if found.code != "template"]
+    mentions = [found.where for found in others if found.where]
     for found in problems:
         is_echo = found.code == "template" and found.where is not None
         if not is_echo or not any(_covers(mention, found.where) for mention in mentions):
@@ -317,9 +338,9 @@ def _sort_drafts(sketch: Sketch) -> list[NodeDraft]:
 
     Raises Invalid for a cycle.
     """
-    dependencies = {
-        draft.order: [producer.order for producer in producers(draft)] for draft in sketch.drafts
-    }
+    dependencies: dict[int, list[int]] = {}
+    for draft in sketch.drafts:
+        dependencies[draft.order] = [producer.order for producer in producers(draft)]
     if is_in_order(dependencies):
         return _number_drafts(sketch.drafts)
     from .graph import as_written, dag, find_cycle
@@ -355,15 +376,19 @@ def _skip_dependents(drafts: Iterable[NodeDraft]) -> None:
     def is_skipped(group: list[NodeDraft]) -> bool:
         known = skipped.get(id(group))
         if known is None:
-            known = skipped[id(group)] = all(draft.flags & SKIP for draft in group)
+            known = skipped[id(group)] = _are_skipped(group)
         return known
 
     for draft in drafts:
         if draft.flags & SKIP:
             continue
-        required = any(all(d.flags & SKIP for d in group) for group in _required_producers(draft))
-        if required or any(map(is_skipped, draft.required)):
+        lacks_input = any(map(_are_skipped, _required_producers(draft)))
+        if lacks_input or any(map(is_skipped, draft.required)):
             draft.flags |= SKIP
+
+
+def _are_skipped(drafts: Iterable[NodeDraft]) -> bool:
+    return all(draft.flags & SKIP for draft in drafts)
 
 
 def _required_producers(draft: NodeDraft) -> Iterable[list[NodeDraft]]:
@@ -371,7 +396,9 @@ def _required_producers(draft: NodeDraft) -> Iterable[list[NodeDraft]]:
 
     Steps that conditional templates choose among are left out.
     """
-    optional = {id(d) for group in draft.choices for d in group}
+    optional: set[int] = set()
+    for group in draft.choices:
+        optional.update(map(id, group))
     groups: dict[int, list[NodeDraft]] = {}
     for producer, _, _ in draft.upstream.values():
         if id(producer) not in optional:
@@ -386,8 +413,8 @@ def _drop_files_of_wholes(
     if not any(below for _, _, below in upstream.values()):
         return upstream
     whole = {name for name, (_, _, below) in upstream.items() if not below}
-    return {
-        name: entry
-        for name, entry in upstream.items()
-        if not entry[2] or whole.isdisjoint(heads(name))
-    }
+    left: dict[str, tuple[NodeDraft, str, str]] = {}
+    for name, (producer, output, below) in upstream.items():
+        if not below or whole.isdisjoint(heads(name)):
+            left[name] = (producer, output, below)
+    return left

@@ -101,8 +101,9 @@ class Axes:
             samples[name] = axis.sample
             if axis.values is not None:
                 axes[name] = axis.values
-        waits = len(axes) < len(samples)
-        return axes if not waits and self._fits(scope, step, axes) else None
+        if len(axes) < len(samples):
+            return None
+        return axes if self._fits(scope, step, axes) else None
 
     def _read_axis(self, scope: Scope, step: Step, name: str, written: Tree) -> _Axis:
         where = (*step.origin, "matrix", name)
@@ -154,11 +155,12 @@ class Axes:
             return True
         if not self.full:
             self.full = True
-            product = " × ".join(f"{len(values):,}" for values in axes.values())
-            message = f"the plan would have more than {MOST_STEPS:,} steps" + (
-                f': the matrix of "{step.id}" has {product}' if axes else ""
-            )
-            where = (*step.origin, "matrix") if axes else step.origin
+            message = f"the plan would have more than {MOST_STEPS:,} steps"
+            where = step.origin
+            if axes:
+                product = " × ".join(f"{len(values):,}" for values in axes.values())
+                message += f': the matrix of "{step.id}" has {product}'
+                where = (*where, "matrix")
             fix = "use fewer values, or process many of them in one step"
             self.sketch.problem(scope.recipe, "too-many-steps", message, where, fix=fix, key=True)
         return False
@@ -186,11 +188,8 @@ class Axes:
                 message = f'"{axis.pattern}" leaves the workspace'
                 self.sketch.problem(scope.recipe, "path-escape", message, axis.where, fix=WORKSPACE)
             return []
-        matches = [
-            match
-            for match in self.globs.get(axis.pattern, ())
-            if match not in self.left_out and not is_excluded(match, axis.exclude)
-        ]
+        known = [match for match in self.globs.get(axis.pattern, ()) if match not in self.left_out]
+        matches = [match for match in known if not is_excluded(match, axis.exclude)]
         self.found |= dict.fromkeys(matches, GlobOrigin(scope.recipe, axis.name, axis.where))
         if not matches:
             self._record_empty(scope, step, axis)
@@ -224,9 +223,10 @@ class Axes:
         matches = [match for match in known if not is_excluded(f"{path}/{match}", axis.exclude)]
         if not matches:
             self._record_empty(scope, step, axis)
-        return [
-            PathValue(f"{path}/{match}", "below", (producer, output, match)) for match in matches
-        ]
+        files: list[Any] = []
+        for match in matches:
+            files.append(PathValue(f"{path}/{match}", "below", (producer, output, match)))
+        return files
 
     def _record_empty(self, scope: Scope, step: Step, axis: _GlobAxis) -> None:
         """Record an axis without values, or report a problem if `allow_empty` is false."""

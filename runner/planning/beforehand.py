@@ -50,35 +50,45 @@ class DryRun:
 
     def try_all(self, sketch: Sketch) -> None:
         """Render the templates of every step, and the setup, cleanup and health commands."""
-        by_prefix = {scope.prefix: scope for scope in sketch.scopes}
         places = set(sketch.wrong)  # report one problem per location
-        for open in (False, True) if self.all_values else (False,):
-            open_inputs = _UnknownInputs(self, open)
-            if self.wanted(HOOKS) and (top := sketch.top) is not None:
-                inputs = {**top.inputs, **open_inputs.of(top)}
-                for where, error in find_hook_faults(run_settings(top.recipe), inputs):
-                    self._report(top.recipe, where, error, places)
-            skipped = set[int]()
-            for draft in [*sketch.drafts, *sketch.samples]:
-                scope = by_prefix[draft.prefix]
-                if draft.flags & SELECT:
-                    continue
-                scene = _scene(draft, scope, open_inputs)
-                if self._never(draft, scene, skipped, exact=not (open or open_inputs.of(scope))):
-                    skipped.add(id(draft))
-                    continue
-                if not self.wanted(draft.id):
-                    continue
-                for where, error in faults(draft.spec, scene):
-                    self._report(scope.recipe, (*draft.step.origin, *where), error, places)
+        self._try_values(sketch, places, open=False)
+        if self.all_values:
+            self._try_values(sketch, places, open=True)
 
-    def _never(self, draft: NodeDraft, scene: Scene, skipped: set[int], *, exact: bool) -> bool:
-        """Return whether a step is skipped for all values of its unknown inputs."""
-        if exact and draft.flags & SKIP:
-            return True
-        if is_never_true(draft.step.when, scene):
-            return True
-        return any(group and all(id(d) in skipped for d in group) for group in draft.required)
+    def _try_values(self, sketch: Sketch, places: set[tuple[str, Where]], *, open: bool) -> None:
+        """Render all templates once.
+
+        With `open`, the values of all inputs that the caller did not set are unknown.
+        """
+        open_inputs = _UnknownInputs(self, open)
+        self._try_hooks(sketch, open_inputs, places)
+        by_prefix = {scope.prefix: scope for scope in sketch.scopes}
+        skipped = set[int]()
+        for draft in [*sketch.drafts, *sketch.samples]:
+            if draft.flags & SELECT:
+                continue
+            scope = by_prefix[draft.prefix]
+            scene = _scene(draft, scope, open_inputs)
+            # An unknown input may have a value with which the plan does not skip the step.
+            exact = not open and not open_inputs.of(scope)
+            if _is_never_run(draft, scene, skipped, exact=exact):
+                skipped.add(id(draft))
+                continue
+            if not self.wanted(draft.id):
+                continue
+            for where, error in faults(draft.spec, scene):
+                self._report(scope.recipe, (*draft.step.origin, *where), error, places)
+
+    def _try_hooks(
+        self, sketch: Sketch, open_inputs: _UnknownInputs, places: set[tuple[str, Where]]
+    ) -> None:
+        """Render the setup, cleanup and health commands of the recipe."""
+        top = sketch.top
+        if top is None or not self.wanted(HOOKS):
+            return
+        inputs = {**top.inputs, **open_inputs.of(top)}
+        for where, error in find_hook_faults(run_settings(top.recipe), inputs):
+            self._report(top.recipe, where, error, places)
 
     def _report(
         self, recipe: Recipe, where: Where, error: TemplateError, places: set[tuple[str, Where]]
@@ -131,7 +141,8 @@ class _UnknownInputs:
         return self._known[scope.prefix]
 
     def _find(self, scope: Scope) -> Iterator[tuple[str, Unknown]]:
-        inputs = {n: spec for n, spec in scope.recipe.inputs.items() if spec.type != "secret"}
+        specs = scope.recipe.inputs.items()
+        inputs = {name: spec for name, spec in specs if spec.type != "secret"}
         for name in self._names(scope, inputs) & set(inputs):
             made_up = scope.used_by is None and name in self._trial.made_up
             yield name, _unknown_of(inputs[name], given=made_up)
@@ -156,6 +167,19 @@ def _unknown_of(spec: Input, *, given: bool) -> Unknown:
     return found.without_null if given else found
 
 
+def _is_never_run(draft: NodeDraft, scene: Scene, skipped: set[int], *, exact: bool) -> bool:
+    """Return whether a step is skipped for all values of its unknown inputs.
+
+    `skipped` are the drafts of which this is known, and with `exact` no input is unknown.
+    """
+    if exact and draft.flags & SKIP:
+        return True
+    if is_never_true(draft.step.when, scene):
+        return True
+    required = [group for group in draft.required if group]
+    return any(skipped.issuperset(map(id, group)) for group in required)
+
+
 def _scene(draft: NodeDraft, scope: Scope, open_inputs: _UnknownInputs) -> Scene:
     """Return the names and values for a trial of a step's templates."""
     scene = scene_of(draft.spec, draft.id, scope.recipe.id)
@@ -165,19 +189,19 @@ def _scene(draft: NodeDraft, scope: Scope, open_inputs: _UnknownInputs) -> Scene
         return Scene({**scene.names, "steps": steps})
     paths = {("inputs", name) for name in inputs}
     step = draft.step
-    axes = {
-        axis: _axis(tree, inputs)
-        for axis, tree in (step.matrix or {}).items()
-        if _mentions(tree, paths)
-    }
+    axes: dict[str, Unknown] = {}
+    for axis, tree in (step.matrix or {}).items():
+        if _mentions(tree, paths):
+            axes[axis] = _axis(tree, inputs)
     names = dict(scene.names)
     names["inputs"] = {**names["inputs"], **inputs}
     names["matrix"] = {**names["matrix"], **axes}
     names["outputs"] = dict.fromkeys(names["outputs"], A_TEXT)
     names["steps"] = _AnySteps({id: AnyResults(_vague(made)) for id, made in steps.items()})
-    optional: dict[tuple[str, ...], object] = {
-        ("inputs", n): value.without_null for n, value in inputs.items() if value.may_be_null
-    }
+    optional: dict[tuple[str, ...], object] = {}
+    for name, value in inputs.items():
+        if value.may_be_null:
+            optional["inputs", name] = value.without_null
     return Scene(names, optional)
 
 
@@ -205,7 +229,9 @@ def _axis(tree: Tree, inputs: Mapping[str, Unknown]) -> Unknown:
         values = evaluate(tree, {"inputs": inputs})
     except TemplateError:
         return ANYTHING
-    return (values.items or ANYTHING) if isinstance(values, Unknown) else ANYTHING
+    if not isinstance(values, Unknown):
+        return ANYTHING
+    return values.items or ANYTHING
 
 
 def _open_axis(step: Any, axis: str, above: Collection[tuple[str, ...]]) -> bool:

@@ -67,9 +67,8 @@ def find_error(said: str) -> str:
     echoes = ("ChildFailedError", "CalledProcessError", "SystemExit")
     lines = [line for line in re.findall(raised, said, re.MULTILINE) if _name(line) not in echoes]
     if not lines:
-        lines = re.findall(
-            r"^(?:\w[\w./-]*: )?(?:fatal )?error: .*$", said, re.MULTILINE | re.IGNORECASE
-        )
+        of_compiler = r"^(?:\w[\w./-]*: )?(?:fatal )?error: .*$"
+        lines = re.findall(of_compiler, said, re.MULTILINE | re.IGNORECASE)
     return str(lines[-1])[:LONGEST_ERROR] if lines else ""
 
 
@@ -84,6 +83,7 @@ def find_last_line(said: str) -> str:
     For a progress bar redrawn with carriage returns, this is its last state.
     """
     for line in reversed(said.split("\n")):
-        if text := line.rstrip("\r").rpartition("\r")[2].strip():
+        text = line.rstrip("\r").rpartition("\r")[2].strip()
+        if text:
             return text[:LONGEST_ERROR]
     return ""

@@ -17,7 +17,7 @@ from ..language.unknowns import (
     unknown,
 )
 from .drafts import NodeDraft, PathValue, Results, Scope, Sketch
-from .mentions import is_template, templates, walk
+from .mentions import find_templates, steps_among, templates
 from .pairs import SAME, SameResults
 from .plan import SKIP
 
@@ -80,21 +80,20 @@ def wanted_steps(sketch: Sketch, scope: Scope, step: Step) -> list[str]:
         "outputs": {output.name: A_TEXT for output in step.outputs},
     }
     names = known_names(sketch, scope, step, given)
-    leaves = [*(leaf for _, leaf in templates(step, step.env)), *axis_leaves(step)]
-    certain, possible = needed_steps(leaves, names)
+    leaves = [leaf for _, leaf in templates(step, step.env)]
+    certain, possible = needed_steps([*leaves, *axis_leaves(step)], names)
     selected = [step.select.source] if step.select else []
     return [*dict.fromkeys([*step.needs, *selected, *sorted(certain), *sorted(possible)])]
 
 
 def leaves_of(spec: StepSpec) -> list[str]:
     """Return all templates of a compiled step."""
-    parts: list[Any] = [spec.run, spec.accelerate, spec.files, spec.env, spec.when, spec.nodes]
-    return [leaf for _, leaf in walk(parts, ()) if is_template(leaf)]
+    return find_templates([spec.run, spec.accelerate, spec.files, spec.env, spec.when, spec.nodes])
 
 
 def axis_leaves(step: Step) -> list[str]:
     """Return the templates in a step's matrix."""
-    return [leaf for _, leaf in walk(step.matrix or {}, ()) if is_template(leaf)]
+    return find_templates(step.matrix or {})
 
 
 def results_of(scope: Scope, matrix: Mapping[str, Any]) -> Results:
@@ -119,7 +118,7 @@ def choose_branches(
 
     Outputs of skipped steps are null, unless the value needs them.
     """
-    leaves = [leaf for _, leaf in walk(tree, ()) if is_template(leaf)]
+    leaves = find_templates(tree)
     try:
         if not any(map(chooses, leaves)):
             return ChoiceNames(names, False)
@@ -128,8 +127,9 @@ def choose_branches(
     known = {**names, "steps": KnownResults(sketch, scope, names.get("matrix"))}
     _, possible = needed_steps(leaves, known)
     skipped = {id for id in possible if sketch.skip_state(scope.group(id)).skipped}
-    results = names["steps"]
-    steps = {id: _Any(None) if id in skipped else results[id] for id in results}
+    steps: dict[str, Any] = {}
+    for id, made in names["steps"].items():
+        steps[id] = _Any(None) if id in skipped else made
     return ChoiceNames({**names, "steps": steps}, _is_late(leaves, known))
 
 
@@ -250,6 +250,5 @@ def needed_steps(leaves: Iterable[str], names: Mapping[str, Any]) -> tuple[set[s
             found.add(needs(leaf, names))
         except TemplateError:
             continue
-    certain = {path[1] for path in found.certain if path[0] == "steps" and len(path) > 1}
-    possible = {path[1] for path in found.possible if path[0] == "steps" and len(path) > 1}
-    return certain, possible - certain
+    certain = set(steps_among(found.certain))
+    return certain, set(steps_among(found.possible)) - certain

@@ -21,7 +21,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeGuard
 
 from ..digest import Digest
 from ..language import presets, shell
@@ -71,7 +71,7 @@ from .drafts import (
     resource_spec,
 )
 from .leaves import LeafReader, add_files
-from .mentions import mentions_step, templates
+from .mentions import is_template, mentions_step, templates
 from .path_rules import BELOW, WORKSPACE, explain_unfit, find_misplaced_paths
 from .patterns import (
     MadePaths,
@@ -187,11 +187,11 @@ class _Compiler:
         """Return all output paths of the plan, or none if no glob match could be an output."""
         if not self.axes.found and not self.left_out:
             return MadePaths(())
-        return MadePaths(
-            draft.prefix + path
-            for draft in self.sketch.drafts
-            for path, _ in draft.outputs.values()
-        )
+        paths = []
+        for draft in self.sketch.drafts:
+            for path, _ in draft.outputs.values():
+                paths.append(draft.prefix + path)
+        return MadePaths(paths)
 
     # -- one recipe --------------------------------------------------------------------------------
 
@@ -226,9 +226,9 @@ class _Compiler:
             self.sketch.top = scope
         chosen = presets.combine(recipe, preset)
         self.depth.append(recipe.id)
-        self.sketch.problems += [
-            found for found in find_misplaced_paths(recipe) if found not in self.sketch.problems
-        ]
+        # A recipe that two steps use is added twice, and its misplaced paths are reported once.
+        known = self.sketch.problems
+        known += [found for found in find_misplaced_paths(recipe) if found not in known]
         order, loops = order_steps(recipe)
         for loop in loops:
             self._report_cycle(recipe, loop)
@@ -277,13 +277,10 @@ class _Compiler:
         """
         if isinstance(value, PathValue):
             base = _last_name(value.name) or spec.name
-            given = value.kind in ("step", "below", "dep") or not spec.only
-            return PathValue(
-                f"{folder}/{base}",
-                value.kind,
-                value.address if given else (value.address[0], spec.only),
-                value.member,
-            )
+            address = value.address
+            if spec.only and value.kind not in ("step", "below", "dep"):
+                address = (address[0], spec.only)
+            return PathValue(f"{folder}/{base}", value.kind, address, value.member)
         if type not in ("file", "dataset", "model") or not isinstance(value, str):
             return value
         value, member = spec.split_member(value)
@@ -291,9 +288,8 @@ class _Compiler:
         if kind != "path" and spec.stream:
             return PathValue(value, "stream", (value, ()))
         whole = value if kind == "path" else value.split("@")[0]
-        return PathValue(
-            f"{folder}/{_last_name(whole) or spec.name}", kind, (value, spec.only), member
-        )
+        base = _last_name(whole) or spec.name
+        return PathValue(f"{folder}/{base}", kind, (value, spec.only), member)
 
     def _add_step(
         self, scope: Scope, step: Step, chosen: Preset | None, preset: str | None
@@ -316,18 +312,18 @@ class _Compiler:
         wanted = wanted_steps(self.sketch, scope, step)
         axes = self.axes.combinations(scope, step)
         written = [dep for dep in step.reads if not mentions_step(dep)]
-        reads_pending = not scope.pending.isdisjoint(wanted)
-        if axes is None or reads_pending or _possible_makers(recipe, scope.pending, written):
+        if axes is None or _needs_pending_steps(scope, wanted, written):
             self._wait_for(scope, step, wanted, written)
             self._add_sample(scope, step, chosen, known=known)
             return
-        if not axes and (makers := self._skipped_makers(scope, step)):
-            self._add_skipped_matrix(scope, step, chosen, makers, known=known)
-            return
-        drafts = [
-            self._add_instance(scope, step, combination, chosen, known=known)
-            for combination in axes
-        ]
+        if not axes:
+            makers = self._skipped_makers(scope, step)
+            if makers:
+                self._add_skipped_matrix(scope, step, chosen, makers, known=known)
+                return
+        drafts = []
+        for combination in axes:
+            drafts.append(self._add_instance(scope, step, combination, chosen, known=known))
         _record_results(scope, step, drafts)
 
     def _check_shell(self, scope: Scope, step: Step, run: str) -> None:
@@ -389,12 +385,17 @@ class _Compiler:
 
     def _skipped_makers(self, scope: Scope, step: Step) -> list[NodeDraft]:
         """Return the skipped steps that should have provided the values of an empty matrix."""
-        if maker := self.axes.lost.get((scope.prefix, step.id)):
+        maker = self.axes.lost.get((scope.prefix, step.id))
+        if maker is not None:
             return [maker]
         names = {"inputs": scope.inputs, "steps": KnownResults(self.sketch, scope)}
         certain, _ = needed_steps(axis_leaves(step), names)
-        groups = map(scope.group, sorted(certain))
-        return [d for group in groups if self.sketch.skip_state(group).skipped for d in group]
+        skipped: list[NodeDraft] = []
+        for id in sorted(certain):
+            group = scope.group(id)
+            if self.sketch.skip_state(group).skipped:
+                skipped += group
+        return skipped
 
     def _add_skipped_matrix(
         self,
@@ -473,7 +474,11 @@ class _Compiler:
         value = self.sketch.evaluate(scope, state.path, places, where)
         if isinstance(value, Unknown):
             return state.path
-        if value not in (None, state.path) and (wrong := explain_unfit(str(value))):
+        # find_misplaced_paths reports literal paths.
+        if value in (None, state.path):
+            return str(value)
+        wrong = explain_unfit(str(value))
+        if wrong:
             self.sketch.problem(
                 scope.recipe,
                 "path-escape",
@@ -491,10 +496,11 @@ class _Compiler:
         own = _settle_step(scope, step, chosen)
         places: Namespaces = {"inputs": draft.inputs, "matrix": draft.matrix}
         states = {each.name: self._state_path(scope, step, each, places) for each in step.state}
+        outputs = {name: path for name, (path, _) in draft.outputs.items()}
         names: Namespaces = {
             "inputs": draft.inputs,
             "steps": Results(scope),
-            "outputs": {name: path for name, (path, _) in draft.outputs.items()},
+            "outputs": outputs,
             "state": {name: {"latest": None} for name in states},
             "matrix": draft.matrix,
         }
@@ -537,11 +543,11 @@ class _Compiler:
             # A step without outputs runs for its side effect, so equal steps must not share a key.
             assert self.sketch.top is not None
             author["id"] = [self.sketch.top.recipe.name, draft.id]
-        author["reads"] = {
-            name: plain_value(value)
-            for name, value in reads.items()
-            if not _is_unkeyed(scope.recipe, name)
-        }
+        keyed: dict[str, Tree] = {}
+        for name, value in reads.items():
+            if not _is_unkeyed(scope.recipe, name):
+                keyed[name] = plain_value(value)
+        author["reads"] = keyed
         return author
 
     def _set_flags(
@@ -577,14 +583,12 @@ class _Compiler:
             names = {"inputs": scope.inputs, "steps": KnownResults(self.sketch, scope)}
             axes = needed_steps(axis_leaves(step), names)
             self._axis_steps[scope.prefix, step.id] = axes
-        draft.required_ids |= axes[0] | set(step.needs)
-        groups = [found for id in draft.required_ids if (found := scope.group(id))]
-        draft.required = [*groups, *draft.required_pairs]
-        perhaps = (draft.asked_for | axes[1]) - draft.required_ids
-        draft.choices += [found for id in perhaps if (found := scope.group(id))]
-        draft.choices = [
-            each for each in draft.choices if not any(each is w for w in draft.required)
-        ]
+        certain, possible = axes
+        draft.required_ids |= certain | set(step.needs)
+        draft.required = [*scope.groups_of(draft.required_ids), *draft.required_pairs]
+        perhaps = (draft.asked_for | possible) - draft.required_ids
+        choices = [*draft.choices, *scope.groups_of(perhaps)]
+        draft.choices = [group for group in choices if not _is_among(group, draft.required)]
 
     def _may_be_skipped(self, draft: NodeDraft) -> bool:
         """Return whether the run may still skip a step instance.
@@ -593,18 +597,19 @@ class _Compiler:
         """
         if draft.flags & SKIP:
             return False
-        return (
-            bool(draft.flags & WHEN_LATE)
-            or (self.sketch.skips and bool(draft.step.deps))
-            or any(self.sketch.skip_state(group).doubtful for group in draft.required)
-            or any(p.flags & SKIP or p.doubtful for p, _, _ in draft.upstream.values())
-        )
+        if draft.flags & WHEN_LATE:
+            return True
+        if self.sketch.skips and draft.step.deps:
+            return True
+        if any(self.sketch.skip_state(group).doubtful for group in draft.required):
+            return True
+        return any(p.flags & SKIP or p.doubtful for p, _, _ in draft.upstream.values())
 
     def _check_shell_variables(self, recipe: Recipe, step: Step) -> None:
         """Report templates in environment variables that a shell would execute."""
         for origin, env in ((("env",), recipe.env), ((*step.origin, "env"), step.env)):
             for name, value in env.items():
-                if isinstance(value, str) and "{{" in value and name in EXPANDED:
+                if name in EXPANDED and is_template(value):
                     message = f"{name} cannot contain a template: a shell would execute its value"
                     self.sketch.problem(
                         recipe,
@@ -677,7 +682,8 @@ class _Compiler:
     def _add_dep_files(self, draft: NodeDraft, dep: _Dep, *, is_made: bool) -> None:
         """Add the workspace files of a `deps` entry; if `is_made`, steps provide files, too."""
         pattern = encode_pattern(dep.path, dep.exclude)
-        if dep.requires_match and not is_made and not draft.flags & SKIP:
+        must_match_file = dep.requires_match and not is_made
+        if must_match_file and not draft.flags & SKIP:
             self.sketch.globs[f"{draft.prefix}{draft.step.id}", pattern] = dep.allow_empty
         if draft.is_sample and dep.allow_empty:
             return
@@ -711,12 +717,7 @@ class _Compiler:
         self, scope: Scope, draft: NodeDraft, dep: str | Glob, where: Where
     ) -> tuple[Any, list[str]]:
         """Return the rendered path or pattern of a `deps` entry, and its excluded patterns."""
-        # A glob match is a literal file name, even if it contains wildcard characters.
-        matrix = {
-            axis: as_pattern(value) if isinstance(value, PathValue) else value
-            for axis, value in draft.matrix.items()
-        }
-        names: Mapping[str, Any] = {"inputs": draft.inputs, "matrix": matrix}
+        names: Mapping[str, Any] = {"inputs": draft.inputs, "matrix": _with_patterns(draft.matrix)}
         text = dep if isinstance(dep, str) else dep.pattern
         if mentions_step(text):
             steps = results_of(scope, draft.matrix)
@@ -727,9 +728,8 @@ class _Compiler:
         if isinstance(dep, str):
             return self.sketch.evaluate(scope, dep, names, where), []
         exclude = self.sketch.evaluate(scope, list(dep.exclude), names, (*where, "exclude"))
-        return self.sketch.evaluate(scope, dep.pattern, names, (*where, "glob")), [
-            str(each) for each in exclude
-        ]
+        pattern = self.sketch.evaluate(scope, dep.pattern, names, (*where, "glob"))
+        return pattern, [str(each) for each in exclude]
 
     def _decide_when(self, scope: Scope, draft: NodeDraft, names: Mapping[str, Any]) -> None:
         """Evaluate `when`, or leave the decision to the run if it depends on step results."""
@@ -760,7 +760,7 @@ class _Compiler:
             value = int(value)
         if value is None or isinstance(value, Unknown):
             return None
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not _is_count(value):
             self.sketch.problem(
                 scope.recipe,
                 "nodes",
@@ -793,8 +793,10 @@ class _MadeOutputs:
                 continue
             for output, (path, _) in draft.outputs.items():
                 self.outputs[(draft.prefix + path)[len(prefix) :]] = (draft, output)
-        self.inside = {folder: path for path in self.outputs for folder in heads(path)[1:]}
+        self.inside: dict[str, str] = {}
         """One output in each directory."""
+        for path in self.outputs:
+            self.inside.update(dict.fromkeys(heads(path)[1:], path))
         self._index = PathIndex(self.outputs)
 
     def heads_of(self, path: str) -> list[str]:
@@ -852,15 +854,20 @@ def _record_results(scope: Scope, step: Step, drafts: list[NodeDraft]) -> None:
     """Record the instances of a step and their outputs for later templates."""
     scope.groups[step.id] = drafts
     if step.matrix is None:
-        scope.results[step.id] = {o.name: output_of(drafts[0], o.name) for o in step.outputs}
+        scope.results[step.id] = _outputs_of(drafts[0])
         return
     scope.many.add(step.id)
-    scope.made[step.id] = [
-        Instance(d.matrix, {o.name: output_of(d, o.name) for o in step.outputs}, [d])
-        for d in drafts
-    ]
+    scope.made[step.id] = [Instance(d.matrix, _outputs_of(d), [d]) for d in drafts]
     present = [d for d in drafts if not d.flags & SKIP]
-    scope.results[step.id] = {o.name: [output_of(d, o.name) for d in present] for o in step.outputs}
+    lists: dict[str, Tree] = {}
+    for output in step.outputs:
+        lists[output.name] = [output_of(d, output.name) for d in present]
+    scope.results[step.id] = lists
+
+
+def _outputs_of(draft: NodeDraft) -> dict[str, Tree]:
+    """Return the outputs of a step instance by name, for the templates of later steps."""
+    return {output.name: output_of(draft, output.name) for output in draft.step.outputs}
 
 
 def _flags_of(step: Step) -> int:
@@ -901,19 +908,17 @@ def _step_spec(
 ) -> StepSpec:
     """Build the StepSpec of a compiled step instance."""
     step, recipe = draft.step, scope.recipe
-    names = Names(
-        inputs={k: plain_value(v) for k, v in draft.inputs.items()} or NOTHING,
-        steps=reader.outputs or NOTHING,
-        outputs={name: path for name, (path, _) in draft.outputs.items()} or NOTHING,
-        matrix={k: plain_value(v) for k, v in draft.matrix.items()} or NOTHING,
-    )
+    accelerate = dict(step.accelerate) if step.accelerate is not None else None
+    sync = [SyncSpec(o.name, o.sync) for o in step.outputs if o.sync is not None]
+    when = step.when if draft.flags & WHEN_LATE else None
+    python = own.python.version if own.python else ""
     return StepSpec(
         recipe=recipe.id,
         step=step.id,
         author=draft.author,
         resources=resource_spec(own.resources),
         run=step.run,
-        accelerate=dict(step.accelerate) if step.accelerate is not None else None,
+        accelerate=accelerate,
         shell=step.shell,
         files=dict(step.files) or NOTHING,
         env=own.env or NOTHING,
@@ -922,17 +927,30 @@ def _step_spec(
         secrets=_secret_specs(scope, own) or _NONE,
         image=own.image,
         git=own.git or _NONE,
-        names=names,
-        sync=[SyncSpec(o.name, o.sync) for o in step.outputs if o.sync is not None] or _NONE,
+        names=_spec_names(draft, reader),
+        sync=sync or _NONE,
         state=_state_specs(step, states) or _NONE,
         continues=_continued_inputs(recipe, draft, reader) or NOTHING,
         options=step.options,
         asks=reader.metrics or NOTHING,
         metrics=own.metrics,
-        when=step.when if draft.flags & WHEN_LATE else None,
+        when=when,
         nodes=nodes,
-        python=own.python.version if own.python else "",
+        python=python,
         unlisted=_unlisted_secrets(scope, own) or NOTHING,
+    )
+
+
+def _spec_names(draft: NodeDraft, reader: LeafReader) -> Names:
+    """Return the template values of a step instance that are known before an attempt."""
+    inputs = {name: plain_value(value) for name, value in draft.inputs.items()}
+    outputs = {name: path for name, (path, _) in draft.outputs.items()}
+    matrix = {axis: plain_value(value) for axis, value in draft.matrix.items()}
+    return Names(
+        inputs=inputs or NOTHING,
+        steps=reader.outputs or NOTHING,
+        outputs=outputs or NOTHING,
+        matrix=matrix or NOTHING,
     )
 
 
@@ -967,11 +985,11 @@ def _state_specs(step: Step, states: Mapping[str, str]) -> list[StateSpec]:
 
 def _continued_inputs(recipe: Recipe, draft: NodeDraft, reader: LeafReader) -> dict[str, Tree]:
     """Return the inputs with `continues` that the step reads, with their values."""
-    return {
-        name: draft.inputs[name]
-        for name, spec in recipe.inputs.items()
-        if spec.continues and f"inputs.{name}" in reader.reads
-    }
+    continued: dict[str, Tree] = {}
+    for name, spec in recipe.inputs.items():
+        if spec.continues and f"inputs.{name}" in reader.reads:
+            continued[name] = draft.inputs[name]
+    return continued
 
 
 def _settle_step(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
@@ -981,7 +999,9 @@ def _settle_step(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
     if chosen is not None:
         env.update(chosen.env or {})
         image, python = chosen.image or image, chosen.python or python
+    secrets = recipe.secrets if step.secrets is None else step.secrets
     code = recipe.code if step.code is None else step.code
+    git = [GitSpec(each.url, each.commit, each.at) for each in code if isinstance(each, GitCode)]
     metrics = None
     if step.metrics:
         metrics = MetricsSpec(step.metrics.file, step.metrics.pattern)
@@ -990,9 +1010,9 @@ def _settle_step(scope: Scope, step: Step, chosen: Preset | None) -> _Settled:
         env,
         image,
         python,
-        recipe.secrets if step.secrets is None else step.secrets,
+        secrets,
         code,
-        [GitSpec(each.url, each.commit, each.at) for each in code if isinstance(each, GitCode)],
+        git,
         metrics,
     )
 
@@ -1067,16 +1087,50 @@ def _condition_value(leaf: str, names: Mapping[str, Any]) -> bool | None:
 
 def _glob_axes(step: Step) -> list[Mapping[str, Any]]:
     """Return the matrix axes of a step that are globs."""
-    return [axis for axis in (step.matrix or {}).values() if isinstance(axis, dict)]
+    axes = (step.matrix or {}).values()
+    return [axis for axis in axes if isinstance(axis, dict)]
 
 
 def _possible_makers(recipe: Recipe, among: Iterable[str], reads: Sequence[str]) -> list[str]:
     """Return the steps in `among` whose outputs the paths `reads` may match, without rendering."""
-    return [
-        id
-        for id in among
-        if any(may_make(o.path, dep) for o in recipe.steps[id].outputs for dep in reads)
-    ]
+    return [id for id in among if _may_make_any(recipe.steps[id], reads)]
+
+
+def _may_make_any(step: Step, reads: Sequence[str]) -> bool:
+    """Return whether an output of a step may match one of the paths `reads`."""
+    return any(may_make(output.path, dep) for output in step.outputs for dep in reads)
+
+
+def _needs_pending_steps(scope: Scope, wanted: Sequence[str], written: Sequence[str]) -> bool:
+    """Return whether a step needs a step that waits for an expansion.
+
+    `wanted` are the steps in its templates and `needs`, and `written` are the files in its `deps`.
+    """
+    if not scope.pending.isdisjoint(wanted):
+        return True
+    return bool(_possible_makers(scope.recipe, scope.pending, written))
+
+
+def _is_among(group: list[NodeDraft], groups: Iterable[list[NodeDraft]]) -> bool:
+    """Return whether a group of instances is one of `groups`."""
+    # Compared by identity, since `==` would compare all fields of all drafts: instances of a step
+    # share one list.
+    return any(group is each for each in groups)
+
+
+def _with_patterns(matrix: Mapping[str, Tree]) -> dict[str, Tree]:
+    """Return axis values in which files are patterns that match only themselves."""
+    # A glob match is a literal file name, even if it contains wildcard characters.
+    values = dict(matrix)
+    for axis, value in matrix.items():
+        if isinstance(value, PathValue):
+            values[axis] = as_pattern(value)
+    return values
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    """Return whether a value is a whole number, 1 or greater; a bool is no number here."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _last_name(path: str) -> str:

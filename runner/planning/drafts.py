@@ -170,16 +170,15 @@ class Scope:
         self.pairs: dict[tuple[str, tuple[str, ...]], dict[tuple[str, ...], Any]] = {}
         """Instances by their values of some axes, for each step and choice of axes."""
         self.makers: dict[str, tuple[str, str]] = {}
-        self.variables = {
-            name: spec.env or "" for name, spec in recipe.inputs.items() if spec.type == "secret"
-        }  # environment variable of each secret
+        self.variables: dict[str, str] = {}  # environment variable of each secret
+        for name, spec in recipe.inputs.items():
+            if spec.type == "secret":
+                self.variables[name] = spec.env or ""
 
     def awaits(self, refs: Iterable[Reference]) -> bool:
         """Return whether a reference names a step of this recipe that cannot be expanded yet."""
-        return any(
-            ref.path[0] == "steps" and len(ref.path) > 1 and ref.path[1] in self.pending
-            for ref in refs
-        )
+        names = [ref.path[1] for ref in refs if ref.path[0] == "steps" and len(ref.path) > 1]
+        return not self.pending.isdisjoint(names)
 
     def group(self, id: str) -> list[NodeDraft]:
         """Return all nodes under construction of a step.
@@ -187,6 +186,11 @@ class Scope:
         For a `uses` step, these are the nodes of the used recipe.
         """
         return self.groups.get(id) or self.inner.get(id) or []
+
+    def groups_of(self, ids: Iterable[str]) -> list[list[NodeDraft]]:
+        """Return the nodes of each step, without steps that have none."""
+        groups = map(self.group, ids)
+        return [group for group in groups if group]
 
     def instances(self, step: str) -> list[NodeDraft]:
         """Return the step instances that a `select` step compares.
@@ -196,11 +200,8 @@ class Scope:
         head, _, inside = step.partition("/")
         if not inside:
             return self.groups.get(head, [])
-        return [
-            draft
-            for draft in self.inner.get(head, ())
-            if bare(draft.id.removeprefix(self.prefix)) == step
-        ]
+        drafts = self.inner.get(head, ())
+        return [draft for draft in drafts if bare(draft.id.removeprefix(self.prefix)) == step]
 
 
 class SkipState(NamedTuple):
@@ -256,10 +257,9 @@ class Sketch:
         """
         scope.pending.add(step.id)
         id = f"{scope.prefix}{step.id}"
-        makers = [pending.producer for pending in self.pending if pending.step == id]
-        self.waiting[id] = list(
-            dict.fromkeys([*makers, *(f"{scope.prefix}{need}" for need in needs)])
-        )
+        awaited = [pending.producer for pending in self.pending if pending.step == id]
+        awaited += [f"{scope.prefix}{need}" for need in needs]
+        self.waiting[id] = list(dict.fromkeys(awaited))
 
     def problem(
         self,
@@ -301,9 +301,9 @@ class Sketch:
         if scope.recipe.partial and _left_out(scope.recipe, ref.path, where):
             self.wrong.add((scope.recipe.id, where))  # the unreadable part is reported elsewhere
             return
-        fix = did_you_mean(name, known) or (
-            f"available: {', '.join(sorted(known)[:8])}" if known else ""
-        )
+        fix = did_you_mean(name, known)
+        if not fix and known:
+            fix = f"available: {', '.join(sorted(known)[:8])}"
         self.problem(
             scope.recipe,
             "unknown-name",
@@ -401,42 +401,32 @@ class Sketch:
             self.unknown(scope, f"steps.{ref.path[1]}", [f"steps.{id}" for id in steps], where, ref)
             return False
         if len(ref.path) == 2:
-            # Outputs in a plain list are named by their paths, which are usually no identifiers.
-            outputs = [
-                f"steps.{target.id}.{o.name}" for o in target.outputs if o.name.isidentifier()
-            ]
-            no_names = (
-                "name the outputs, as in `outputs: {model: model.bin}`, or list the step in `needs`"
-                if target.outputs
-                else ""
-            )
             self.problem(
                 scope.recipe,
                 "unknown-name",
                 f'"steps.{target.id}" is a step, not a value',
                 where,
-                fix=f"use one of its outputs: {', '.join(outputs[:8])}"
-                if outputs
-                else no_names or "to run after this step, list it in `needs`",
+                fix=_suggest_output(target),
                 offset=ref.offset,
                 length=ref.length,
             )
             return False
-        if target.uses or target.select:
+        has_metrics = not target.uses and not target.select
+        if has_metrics:
+            known = [o.name for o in target.outputs]
+        else:
             known = list(scope.results.get(target.id, {}))
             if not known or target.id in scope.pending:
                 return True  # its outputs are not known yet, or its problems are reported elsewhere
-        else:
-            known = [o.name for o in target.outputs]
-        if ref.path[2:3] == ("same",) and len(ref.path) > 3 and "same" not in known:
+        name = ref.path[2]
+        # An output may be named `same`, and then hides the matching instance.
+        names_same = name == "same" and "same" not in known
+        if names_same and len(ref.path) > 3:
             return self._same_name(scope, target, known, ref, where)
-        if ref.path[2] in known or (
-            ref.path[2] == "metrics" and not target.uses and not target.select
-        ):
+        if name in known or (name == "metrics" and has_metrics):
             return True
-        self.unknown(
-            scope, ".".join(ref.path[:3]), [f"steps.{target.id}.{n}" for n in known], where, ref
-        )
+        names = [f"steps.{target.id}.{each}" for each in known]
+        self.unknown(scope, ".".join(ref.path[:3]), names, where, ref)
         return False
 
     def _same_name(
@@ -465,6 +455,18 @@ class Sketch:
         self.problem(
             scope.recipe, "same-instance", message, where, fix=fix, offset=ref.offset, length=ref.length
         )  # fmt: skip
+
+
+def _suggest_output(target: Step) -> str:
+    """Return the fix for a template that uses a step as a value."""
+    # Outputs in a plain list are named by their paths, which are usually no identifiers.
+    named = [o.name for o in target.outputs if o.name.isidentifier()]
+    if named:
+        values = [f"steps.{target.id}.{name}" for name in named[:8]]
+        return f"use one of its outputs: {', '.join(values)}"
+    if target.outputs:
+        return "name the outputs, as in `outputs: {model: model.bin}`, or list the step in `needs`"
+    return "to run after this step, list it in `needs`"
 
 
 def _shares_axis(recipe: Recipe, target: Step, where: Where) -> bool:
@@ -501,10 +503,12 @@ def _show_value(value: Any) -> str:
 
 def _where_written(recipe: Recipe, where: Where) -> Where:
     """Return the recipe location of an `env` value: in the step, or in the recipe-wide `env`."""
-    if where[2:3] != ("env",) or where[3:4] == () or where[3] not in recipe.env:
+    if len(where) < 4 or where[2] != "env":
         return where
+    name = where[3]
     step = recipe.steps.get(str(where[1]))
-    return where if step is not None and where[3] in step.env else where[2:]
+    in_step = step is not None and name in step.env
+    return where if in_step or name not in recipe.env else where[2:]
 
 
 class Results(Mapping[str, "dict[str, Tree]"]):
@@ -515,7 +519,8 @@ class Results(Mapping[str, "dict[str, Tree]"]):
 
     def __getitem__(self, id: str) -> dict[str, Tree]:
         found = self._scope.results.get(id)
-        found = found if found is not None else self._scope.foreseen[id]
+        if found is None:
+            found = self._scope.foreseen[id]
         return found if self._same is None else {"same": self._same(id), **found}
 
     def __iter__(self) -> Iterator[str]:
@@ -551,9 +556,9 @@ def plain_value(value: Tree) -> Tree:
 
 def is_path_value(value: object) -> bool:
     """Return whether a value is a path in the attempt directory, or a list with such a path."""
-    return isinstance(value, PathValue) or (
-        isinstance(value, list) and any(isinstance(item, PathValue) for item in value)
-    )
+    if isinstance(value, list):
+        return any(isinstance(item, PathValue) for item in value)
+    return isinstance(value, PathValue)
 
 
 def output_of(draft: NodeDraft, output: str) -> PathValue:
@@ -563,12 +568,16 @@ def output_of(draft: NodeDraft, output: str) -> PathValue:
 
 def output_flags(output: Output) -> int:
     """Return the flags of an output declaration as an integer."""
-    return (
-        (OPTIONAL if output.optional else 0)
-        | (NONEMPTY if output.nonempty else 0)
-        | (TEMPORARY if output.temporary else 0)
-        | (DIRECTORY if output.directory else 0)
-    )
+    flags = 0
+    if output.optional:
+        flags |= OPTIONAL
+    if output.nonempty:
+        flags |= NONEMPTY
+    if output.temporary:
+        flags |= TEMPORARY
+    if output.directory:
+        flags |= DIRECTORY
+    return flags
 
 
 def resource_spec(asked: Resources) -> ResourceSpec:

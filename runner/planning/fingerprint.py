@@ -77,11 +77,12 @@ def explain(before: Mapping[str, object], after: Mapping[str, object]) -> list[C
     Contents have the form `{"author": …, "world": …}`.  The result is empty if the keys are equal.
     """
     old, new = dict(_parts(before)), dict(_parts(after))
-    return [
-        Change(part[0], old.get(part), new.get(part))
-        for part in sorted(old.keys() | new.keys())
-        if _form(old, part) != _form(new, part)
-    ]
+    changes: list[Change] = []
+    for part in sorted(old.keys() | new.keys()):
+        if _form(old, part) != _form(new, part):
+            name, _ = part
+            changes.append(Change(name, old.get(part), new.get(part)))
+    return changes
 
 
 def _form(parts: Mapping[_Part, object], part: _Part) -> bytes | None:

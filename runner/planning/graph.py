@@ -21,9 +21,8 @@ def dag(dependencies: Mapping[T, Iterable[T]]) -> nx.DiGraph[T]:
     """
     graph: nx.DiGraph[T] = nx.DiGraph()
     graph.add_nodes_from(dependencies)
-    graph.add_edges_from(
-        (dependency, node) for node, wanted in dependencies.items() for dependency in wanted
-    )
+    for node, wanted in dependencies.items():
+        graph.add_edges_from((dependency, node) for dependency in wanted)
     return graph
 
 

@@ -6,7 +6,6 @@ Works on numbers alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from typing import Final, NamedTuple, TypeAlias
 
 Stream: TypeAlias = Sequence[tuple[float, float]]
@@ -32,12 +31,10 @@ def stream(points: Sequence[Mapping[str, object]], metric: str) -> Stream:
     found: list[tuple[float, float]] = []
     for point in points:
         value, step = point.get(metric), point.get("step", len(found) + 1)
-        if (
-            isinstance(value, (int, float))
-            and isinstance(step, (int, float))
-            and step > 0
-            and value == value
-        ):
+        if not isinstance(value, (int, float)) or not isinstance(step, (int, float)):
+            continue
+        is_nan = value != value
+        if step > 0 and not is_nan:
             found.append((step, value))
     return found
 
@@ -48,23 +45,31 @@ def explain_stop(own: Stream, others: Sequence[Stream], least: bool) -> str:
     Rungs are at two, four, eight … times the first step that any instance reported.  An instance
     continues if it is in the better half of those that reached its last rung.
     """
-    begins = [each[0][0] for each in (own, *others) if each]
-    if not own or not begins:
+    if not own:
         return ""
-    rungs = takewhile(
-        lambda rung: rung <= own[-1][0], (min(begins) * FACTOR**n for n in range(1, 64))
-    )
-    rung = max(rungs, default=None)
+    first = min(each[0][0] for each in (own, *others) if each)
+    rung = _find_last_rung(first, own[-1][0])
     if rung is None:
         return ""
-    there = [value for each in others if (value := _at(each, rung)) is not None]
-    mine = _at(own, rung)
+    mine = _value_at(own, rung)
     assert mine is not None
-    better = sum(value < mine if least else value > mine for value in there)
+    values = [_value_at(each, rung) for each in others]
+    there = [value for value in values if value is not None]
+    if least:
+        better = sum(value < mine for value in there)
+    else:
+        better = sum(value > mine for value in there)
+    # Half of the instances continue, and half of an odd number is rounded up.
     if better < -(-(len(there) + 1) // FACTOR):
         return ""
     return f"{mine:.4g} at step {rung:g} is below the better half of {len(there) + 1} instances"
 
 
-def _at(each: Stream, rung: float) -> float | None:
+def _find_last_rung(first: float, reached: float) -> float | None:
+    """Return the last rung that an instance at step `reached` has passed, or None."""
+    rungs = [first * FACTOR**n for n in range(1, 64)]
+    return max((rung for rung in rungs if rung <= reached), default=None)
+
+
+def _value_at(each: Stream, rung: float) -> float | None:
     return next((value for step, value in each if step >= rung), None)

@@ -29,12 +29,14 @@ _KEPT: Final = frozenset(",=[]% ")
 
 def readable(text: str) -> str:
     """Replace all percent-encoded step ids in `text` with their readable form."""
-    return _INSTANCE.sub(lambda id: _read_instance(id[0]), text) if "%" in text else text
+    if "%" not in text:
+        return text
+    return _INSTANCE.sub(_read_instance, text)
 
 
-def _read_instance(instance: str) -> str:
+def _read_instance(instance: re.Match[str]) -> str:
     """Return the bracketed axis values of an id in readable form."""
-    whole = _CUT_TREE.sub(r"=\1", _MAPPING.sub(_by_name, instance))
+    whole = _CUT_TREE.sub(r"=\1", _MAPPING.sub(_by_name, instance[0]))
     return _ESCAPES.sub(_unescape, whole)
 
 
@@ -48,7 +50,8 @@ def _by_name(axis: re.Match[str]) -> str:
     except ValueError:
         return axis[0]
     parts = ",".join(_leaves(axis[1], tree))
-    return parts if _typed_axes(f"{parts}]", 0) == (axis[0], len(parts) + 1) else axis[0]
+    is_unique = _typed_axes(f"{parts}]", 0) == (axis[0], len(parts) + 1)
+    return parts if is_unique else axis[0]
 
 
 def _leaves(name: str, tree: Any) -> Iterator[str]:
@@ -57,8 +60,9 @@ def _leaves(name: str, tree: Any) -> Iterator[str]:
         for key, value in tree.items():
             yield from _leaves(f"{name}.{key}", value)
     else:
-        plain = isinstance(tree, str) and _scalar(tree) == tree
-        yield f"{name}={quote(tree if plain else json.dumps(tree, sort_keys=True), safe='')}"
+        is_plain = isinstance(tree, str) and _scalar(tree) == tree
+        text = tree if is_plain else json.dumps(tree, sort_keys=True)
+        yield f"{name}={quote(text, safe='')}"
 
 
 def _scalar(text: str) -> Any:
@@ -96,9 +100,13 @@ def encode_value(value: object) -> str:
     from ..language.template import text_of
 
     plain = _plain(value)
-    is_text = isinstance(plain, (str, int, float, bool))
-    text = quote(text_of(plain) if is_text else json.dumps(plain, sort_keys=True), safe="")
-    return text if len(text) <= LONGEST else f"{text[:64]}~{of_value('axis', plain)[:12]}"
+    if isinstance(plain, (str, int, float, bool)):
+        text = quote(text_of(plain), safe="")
+    else:
+        text = quote(json.dumps(plain, sort_keys=True), safe="")
+    if len(text) <= LONGEST:
+        return text
+    return f"{text[:64]}~{of_value('axis', plain)[:12]}"
 
 
 def _plain(value: object) -> object:
@@ -107,7 +115,9 @@ def _plain(value: object) -> object:
         return str(value)
     if isinstance(value, (list, tuple)):
         return [_plain(each) for each in value]
-    return {k: _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return value
 
 
 def bare(id: str) -> str:
@@ -122,25 +132,28 @@ def names(id: str) -> set[str]:
     id.  Shortened values may be given by their hashes: all of them, or those that `readable` shows
     as a hash.
     """
-    cut = {form.sub(r"=\1", id) for form in (_CUT, _CUT_TREE)} if "~" in id else set()
-    return {
-        id,
-        *cut,
-        *(whole[: at.start()] for whole in (id, bare(id)) for at in re.finditer(r"[\[/]", whole)),
-        bare(id),
-    }
+    step = bare(id)
+    found = {id, step}
+    if "~" in id:
+        found.update(form.sub(r"=\1", id) for form in (_CUT, _CUT_TREE))
+    for whole in (id, step):
+        found.update(whole[: at.start()] for at in re.finditer(r"[\[/]", whole))
+    return found
 
 
 def inner_names(id: str) -> set[str]:
     """Return the names of a step inside its used recipe, such as `train` for `lm[lr=1]/train`."""
     parts = id.split("/")
-    return {name for n in range(1, len(parts)) for name in names("/".join(parts[n:]))}
+    found: set[str] = set()
+    for n in range(1, len(parts)):
+        found |= names("/".join(parts[n:]))
+    return found
 
 
 def stored_form(word: str) -> str:
     """Convert a step id, readable or percent-encoded, to its percent-encoded form."""
     done = ""
-    while (start := _TYPED.search(word)) is not None:
+    while start := _TYPED.search(word):
         found = _typed_axes(word, start.end())
         if found is None:
             break
@@ -158,7 +171,7 @@ def _typed_axes(word: str, at: int) -> tuple[str, int] | None:
     """
     axes: dict[str, str] = {}
     dotted: list[str] = []
-    while (name := _AXIS.match(word, at)) is not None:
+    while name := _AXIS.match(word, at):
         value, at = _typed_value(word, name.end())
         head = name[1].partition(".")[0]
         if head != name[1]:
@@ -166,11 +179,9 @@ def _typed_axes(word: str, at: int) -> tuple[str, int] | None:
         axes.setdefault(head, value)
         if word[at : at + 1] == "]":
             trees = _tree(",".join(dotted)) if dotted else {}
-            parts = (
-                f"{axis}={encode_value(trees[axis]) if axis in trees else v}"
-                for axis, v in axes.items()
-            )
-            return ",".join(parts), at + 1
+            for axis in axes.keys() & trees.keys():
+                axes[axis] = encode_value(trees[axis])
+            return ",".join(f"{axis}={text}" for axis, text in axes.items()), at + 1
         if word[at : at + 1] != ",":
             return None
         at += 1
@@ -200,6 +211,11 @@ def _unescape(found: re.Match[str]) -> str:
         text = unquote(found[0], errors="strict")
     except UnicodeDecodeError:  # a long value was cut here
         return found[0]
-    return "".join(
-        char if char.isprintable() and char not in _KEPT else quote(char, safe="") for char in text
-    )
+    return "".join(map(_show_char, text))
+
+
+def _show_char(char: str) -> str:
+    """Return a character of a value, or its escape if the character has a meaning in an id."""
+    if char.isprintable() and char not in _KEPT:
+        return char
+    return quote(char, safe="")

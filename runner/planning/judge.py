@@ -204,13 +204,13 @@ def _metrics_of_trace(
 
 def _why_skipped(plan: Plan, n: int) -> str:
     """Return the reason why the plan skips a step."""
-    node = plan.nodes[n]
-    before = {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}
-    gone = [each for each in sorted(before) if plan.nodes[each].flags & SKIP]
-    if gone:
-        return f"{bare(plan.nodes[gone[0]].id)}, a dependency, is skipped"
-    around = ", or that of a step around it, is false" if "/" in node.id else " is false"
-    return f"its `when`{around}"
+    for each in sorted(plan.dependencies(n)):
+        dependency = plan.nodes[each]
+        if dependency.flags & SKIP:
+            return f"{bare(dependency.id)}, a dependency, is skipped"
+    if "/" in plan.nodes[n].id:
+        return "its `when`, or that of a step around it, is false"
+    return "its `when` is false"
 
 
 def rule_of(plan: Plan, n: int) -> MetricsSpec:
@@ -247,30 +247,25 @@ def _judge_targets(
 
     `why` is the reason of a FRESH verdict.
     """
-    outputs, there = left.outputs, facts.there
-    gone = [
-        target
-        for target in targets
-        if target.output in outputs and there.get(target.path) != outputs[target.output]
-    ]
+    gone: list[Target] = []
+    for target in targets:
+        # An optional output that the step did not make has no content to compare.
+        content = left.outputs.get(target.output)
+        if content is not None and facts.there.get(target.path) != content:
+            gone.append(target)
     if not gone:
         return Verdict(FRESH, key, why, left)
     clashes = _find_conflicts(gone, facts)
-    lost = [
-        target.output
-        for target in gone
-        if facts.stored is not None and outputs[target.output] not in facts.stored
-    ]
-    if lost:
-        return Verdict(
-            RUN, key, tuple(f"output {name} is no longer stored" for name in lost), None, clashes
-        )
-    words = tuple(
-        f"{target.path} {_describe_state(target.path, facts)}"
-        for target in gone
-        if target.path not in clashes
-    )
-    return Verdict(RESTORE, key, words, left, clashes)
+    reasons: list[str] = []
+    for target in gone:
+        if facts.stored is not None and left.outputs[target.output] not in facts.stored:
+            reasons.append(f"output {target.output} is no longer stored")
+    if reasons:
+        return Verdict(RUN, key, tuple(reasons), None, clashes)
+    for target in gone:
+        if target.path not in clashes:
+            reasons.append(f"{target.path} {_describe_state(target.path, facts)}")
+    return Verdict(RESTORE, key, tuple(reasons), left, clashes)
 
 
 def _find_skipped_need(plan: Plan, node: Node, made: Mapping[int, StepResult]) -> str:
@@ -278,7 +273,9 @@ def _find_skipped_need(plan: Plan, node: Node, made: Mapping[int, StepResult]) -
 
     A step that may fail counts as successful.
     """
-    needed = {*(u.producer for u in node.upstream), *(m.producer for m in node.late), *node.after}
+    needed = {each.producer for each in node.upstream}
+    needed.update(each.producer for each in node.late)
+    needed.update(node.after)
     some_ran: dict[str, bool] = {}
     for n in needed.difference(node.choices):
         step = _needed_step(plan, node, n)
@@ -306,9 +303,8 @@ def _find_skipped_choice(plan: Plan, n: int, made: Mapping[int, StepResult]) -> 
     lost = _find_lost_choices(plan, node, made)
     if not lost:
         return ""
-    certain, _ = needed_steps(
-        leaves_of(spec), {**LATE, **scope_of(spec, plan, n, made), "state": ANY_STATE}
-    )
+    names = {**LATE, **scope_of(spec, plan, n, made), "state": ANY_STATE}
+    certain, _ = needed_steps(leaves_of(spec), names)
     return next((f"{node.prefix}{id}" for id in lost if id in certain), "")
 
 
@@ -319,10 +315,8 @@ def _find_lost_choices(plan: Plan, node: Node, made: Mapping[int, StepResult]) -
     """
     lost: dict[str, bool] = {}
     for number in node.choices:
-        other = plan.nodes[number]
-        id = bare(other.id.removeprefix(node.prefix)).partition("/")[0]
-        gone = number in made and not made[number].ok and not other.flags & ALLOW_FAILURE
-        lost[id] = lost.get(id, True) and gone
+        id = bare(plan.nodes[number].id.removeprefix(node.prefix)).partition("/")[0]
+        lost[id] = lost.get(id, True) and _is_lost(plan, number, made)
     return [id for id, gone in lost.items() if gone]
 
 
@@ -346,25 +340,29 @@ def world_of(
     for source in node.takes:
         name, kind, address = source.name, source.kind, source.address
         identity = facts.takes.get(source.lookup_key)
-        if identity is None:
-            missing.append(
-                f"{address} does not exist" if kind == "path" else f"{address} is not resolved yet"
-            )
-        world.append(
-            ["file", name, identity] if kind == "path" else ["model", name, identity, *source.only]
-        )
+        if kind == "path":
+            world.append(["file", name, identity])
+            if identity is None:
+                missing.append(f"{address} does not exist")
+        else:
+            world.append(["model", name, identity, *source.only])
+            if identity is None:
+                missing.append(f"{address} is not resolved yet")
     for producer, output, name, below in node.upstream:
         left = made[producer]
         content = left.outputs.get(output)
         if below and content is not None:
             content = facts.trees[content].get(below)
-        if left.ok:
-            world.append(["file", name, content] if content is not None else ["absent", name, ""])
+        if left.ok and content is not None:
+            world.append(["file", name, content])
+        elif left.ok:
+            world.append(["absent", name, ""])
     for producer, metric, name in node.late:
         if name:  # metrics without a name are not part of the key
             world.append(["value", name, made[producer].metrics.get(metric)])
     for tool in node.tools:
-        if (content := facts.tools.get(tool)) is None:
+        content = facts.tools.get(tool)
+        if content is None:
             missing.append(f"{tool} is not on PATH")
         world.append(["tool", tool, content])
     if facts.current_python is not None:
@@ -387,11 +385,10 @@ def evaluate_when(spec: StepSpec, made: Mapping[int, StepResult], plan: Plan, n:
     try:
         value = evaluate(str(spec.when), scope_of(spec, plan, n, made))
     except TemplateError as error:
-        late = plan.nodes[n].late
-        gone = [m for m in late if made[m.producer].metrics.get(m.metric) is None]
-        silent = dict.fromkeys(
-            f"; {plan.nodes[m.producer].id} reported no {m.metric}" for m in gone
-        )
+        silent: list[str] = []
+        for producer, metric, _ in plan.nodes[n].late:
+            if made[producer].metrics.get(metric) is None:
+                silent.append(f"; {plan.nodes[producer].id} reported no {metric}")
         raise CannotRun(f"`when` of {plan.nodes[n].id}: {error}{''.join(silent)}") from error
     if not isinstance(value, bool):
         raise CannotRun(f"`when` of {plan.nodes[n].id} is {value!r}, not true or false")
@@ -467,40 +464,53 @@ def _remove_lost_items(
 
 def _replace_by_null(names: Mapping[str, object]) -> dict[str, object]:
     """Return a nested mapping with all values replaced by None."""
-    return {n: _replace_by_null(v) if isinstance(v, Mapping) else None for n, v in names.items()}
+    nulls: dict[str, object] = {}
+    for name, value in names.items():
+        nulls[name] = _replace_by_null(value) if isinstance(value, Mapping) else None
+    return nulls
 
 
 def _find_skipped_names(plan: Plan, node: Node, made: Mapping[int, StepResult]) -> set[str]:
     """Return the output paths of skipped steps among the choices of conditional templates."""
-    return {
-        each.name
-        for each in node.upstream
-        if each.producer in node.choices
-        and each.producer in made
-        and not made[each.producer].ok
-        and not plan.nodes[each.producer].flags & ALLOW_FAILURE
-    }
+    skipped: set[str] = set()
+    for producer, _, name, _ in node.upstream:
+        if producer in node.choices and _is_lost(plan, producer, made):
+            skipped.add(name)
+    return skipped
+
+
+def _is_lost(plan: Plan, n: int, made: Mapping[int, StepResult]) -> bool:
+    """Return whether node `n` was skipped or failed, and its failure is not allowed."""
+    if n not in made or made[n].ok:
+        return False
+    return not plan.nodes[n].flags & ALLOW_FAILURE
 
 
 def _collect_metrics(
     wanted: Sequence[MetricAsked], node: Node, plan: Plan, made: Mapping[int, StepResult], step: str
 ) -> dict[str, object]:
     found: dict[str, object] = {}
-    head = node.prefix + step
+    id = node.prefix + step
     for metric, many, same in wanted:
         if same:
             continue
-        values = []
-        for late in node.late:
-            id = plan.nodes[late.producer].id
-            if (
-                late.metric == metric
-                and (id == head or id.startswith(head + "["))
-                and made[late.producer].ok
-            ):
-                values.append(made[late.producer].metrics.get(metric))
-        found[metric] = values if many else (values[0] if values else None)
+        values: list[object] = []
+        for producer, name, _ in node.late:
+            if name != metric or not _is_instance_of(plan.nodes[producer].id, id):
+                continue
+            if made[producer].ok:
+                values.append(made[producer].metrics.get(metric))
+        found[metric] = values if many else _first_or_none(values)
     return found
+
+
+def _is_instance_of(id: str, step: str) -> bool:
+    """Return whether an id is that of a step, or of one of its matrix instances."""
+    return id == step or id.startswith(step + "[")
+
+
+def _first_or_none(values: Sequence[object]) -> object:
+    return values[0] if values else None
 
 
 def _collect_same_metrics(
@@ -509,14 +519,13 @@ def _collect_same_metrics(
     """Return metrics of the other step's instances with the same axis values."""
     found: dict[str, object] = {}
     for metric, many, same in wanted:
-        values = [
-            made[late.producer].metrics.get(metric)
-            for late in node.late
-            if late.metric == metric
-            and plan.nodes[late.producer].id in same
-            and made[late.producer].ok
-        ]
-        found[metric] = values if many else (values[0] if values else None)
+        values: list[object] = []
+        for producer, name, _ in node.late:
+            if name != metric or plan.nodes[producer].id not in same:
+                continue
+            if made[producer].ok:
+                values.append(made[producer].metrics.get(metric))
+        found[metric] = values if many else _first_or_none(values)
     return found
 
 
@@ -529,24 +538,22 @@ def _judge_select(
     metric, best = chosen
     if not node.late:
         return Verdict(RUN, None, ("no instance to select from",), None)
-    scores = [
-        (made[late.producer].metrics.get(metric), late.producer)
-        for late in node.late
-        if made[late.producer].ok
-    ]
-    known = [
-        (float(value), producer)
-        for value, producer in scores
-        if isinstance(value, (int, float)) and value == value
-    ]
-    if not known:
+    scores: dict[int, float] = {}
+    for producer, _, _ in node.late:
+        result = made[producer]
+        value = result.metrics.get(metric) if result.ok else None
+        # NaN is left out, since it is neither better nor worse than a number.
+        if isinstance(value, (int, float)) and value == value:
+            scores[producer] = float(value)
+    if not scores:
         return Verdict(RUN, None, (f"no instance reported the metric {metric}",), None)
-    value, winner = (min if best == "min" else max)(known, key=lambda entry: entry[0])
-    left = made[winner]
-    why = (
-        f"{plan.nodes[winner].id} has the {'lowest' if best == 'min' else 'highest'} {metric}, {value:g}",
-    )
-    return _judge_targets(StepResult(True, left.outputs, left.metrics), None, why, facts, targets)
+    # Of equal instances, both take the first one in the order of the matrix.
+    if best == "min":
+        winner, word = min(scores, key=scores.__getitem__), "lowest"
+    else:
+        winner, word = max(scores, key=scores.__getitem__), "highest"
+    why = f"{plan.nodes[winner].id} has the {word} {metric}, {scores[winner]:g}"
+    return _judge_targets(made[winner]._replace(ok=True), None, (why,), facts, targets)
 
 
 def _find_conflicts(targets: Sequence[Target], facts: Facts) -> tuple[str, ...]:
@@ -562,4 +569,5 @@ def _describe_state(path: str, facts: Facts) -> str:
 
 
 def _list_ids(ids: Sequence[str]) -> str:
-    return ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+    shown = ", ".join(ids[:3])
+    return f"{shown} and {len(ids) - 3} more" if len(ids) > 3 else shown

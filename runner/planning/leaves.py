@@ -176,7 +176,10 @@ class LeafReader:
             self._note_same(mention)
             return
         draft, group = self._draft, self._scope.group(id)
-        (draft.asked_for if mention.asks else draft.required_ids).add(id)
+        if mention.asks:
+            draft.asked_for.add(id)
+        else:
+            draft.required_ids.add(id)
         skipped = self._sketch.skip_state(group).skipped
         if skipped and not mention.asks:
             draft.after.extend(group)
@@ -186,7 +189,8 @@ class LeafReader:
             message = f'"{mention.name}" is not known yet when `deps` are resolved'
             self._problem(mention, "late-name", message, "use a file output of the step")
         else:
-            self._note_metric(mention, [] if skipped else list(self._scope.groups.get(id, ())))
+            producers = [] if skipped else list(self._scope.groups.get(id, ()))
+            self._note_metric(mention, producers)
 
     def _note_metric(self, mention: _Mention, producers: list[NodeDraft]) -> None:
         id, metric = mention.ref.path[1], ".".join(mention.ref.path[3:])
@@ -232,8 +236,12 @@ class LeafReader:
         if found is None:
             self._report_no_pair(mention, id)
             return
-        (draft.choices if mention.asks else draft.required_pairs).append(found.drafts)
-        draft.flags |= PAIRED if found.one else 0
+        if mention.asks:
+            draft.choices.append(found.drafts)
+        else:
+            draft.required_pairs.append(found.drafts)
+        if found.one:
+            draft.flags |= PAIRED
         if name != "metrics":
             self._note_same_output(mention, id, name, found)
             return
@@ -256,10 +264,8 @@ class LeafReader:
 
     def _report_no_pair(self, mention: _Mention, id: str) -> None:
         draft = self._draft
-        axes = ", ".join(
-            f"{axis}={encode_value(draft.matrix[axis])}"
-            for axis in shared_axes(draft.step, self._scope.recipe.steps[id])
-        )
+        shared = shared_axes(draft.step, self._scope.recipe.steps[id])
+        axes = ", ".join(f"{axis}={encode_value(draft.matrix[axis])}" for axis in shared)
         message = f'no instance of "{id}" has {axes}, as {draft.id} has'
         self._problem(
             mention, "same-instance", message, "use the same values for this axis in both steps"

@@ -20,12 +20,13 @@ T = TypeVar("T")
 def templates(step: Step, env: Mapping[str, Any]) -> list[tuple[Where, str]]:
     """Return every template of a step with its location in the recipe."""
     origin = step.origin
+    given = step.uses.given if step.uses else None
     trees: tuple[tuple[str, Any], ...] = (
         ("run", step.run),
         ("accelerate", step.accelerate),
         ("files", step.files),
         ("env", env),
-        ("with", step.uses.given if step.uses else None),
+        ("with", given),
         ("when", step.when),
         ("nodes", step.nodes),
     )
@@ -41,13 +42,20 @@ def templates(step: Step, env: Mapping[str, Any]) -> list[tuple[Where, str]]:
             found.append(((*origin, "outputs", output.name), output.path))
     for n, dep in enumerate(step.reads):
         if "{{" in dep:
-            is_glob_entry = not isinstance(step.deps[n], str)
-            found.append(((*origin, "deps", n, *(("glob",) if is_glob_entry else ())), dep))
+            where = (*origin, "deps", n)
+            if not isinstance(step.deps[n], str):
+                where += ("glob",)
+            found.append((where, dep))
     return found
 
 
 def is_template(leaf: object) -> bool:
     return isinstance(leaf, str) and "{{" in leaf
+
+
+def find_templates(tree: Any) -> list[str]:
+    """Return all templates in a tree of values."""
+    return [leaf for _, leaf in walk(tree, ()) if is_template(leaf)]
 
 
 def walk(tree: Any, where: Where) -> Iterable[tuple[Where, Any]]:
@@ -75,18 +83,20 @@ def steps_of(step: Step) -> list[str]:
     if step.select:
         found.append(step.select.source)
     leaves = [leaf for _, leaf in templates(step, step.env)]
-    for axis in (step.matrix or {}).values():
-        leaves += [leaf for _, leaf in walk(axis, ()) if is_template(leaf)]
-    for leaf in leaves:
+    for leaf in [*leaves, *find_templates(step.matrix or {})]:
         found += _steps_in(leaf)
     return found
 
 
 def _steps_in(template: str) -> list[str]:
     try:
-        paths = [reference.path for reference in references(template)]
+        return steps_among(reference.path for reference in references(template))
     except TemplateError:
         return []
+
+
+def steps_among(paths: Iterable[tuple[str, ...]]) -> list[str]:
+    """Return the ids of the steps that the names in templates begin with: x of `steps.x.y`."""
     return [path[1] for path in paths if path[0] == "steps" and len(path) > 1]
 
 
@@ -103,11 +113,10 @@ def resolve_recipe(recipe: Recipe, uses: Uses) -> str:
 
     A path is relative to the directory of the using recipe.
     """
-    return (
-        posixpath.normpath(f"{posixpath.dirname(recipe.document.name) or '.'}/{uses.recipe}")
-        if is_path(uses.recipe)
-        else uses.recipe
-    )
+    if not is_path(uses.recipe):
+        return uses.recipe
+    folder = posixpath.dirname(recipe.document.name) or "."
+    return posixpath.normpath(f"{folder}/{uses.recipe}")
 
 
 def find_selected(
@@ -128,18 +137,17 @@ def find_selected(
         step, here = recipe.steps[id], f"{above}/{id}" if above else id
         many |= step.matrix is not None
         if here == path and not step.uses:
-            return (
-                step
-                if many
-                else TargetProblem(
-                    "not-a-matrix",
-                    f'step "{path}" has no `matrix` to select from',
-                    "use the step's outputs directly",
-                )
+            if many:
+                return step
+            return TargetProblem(
+                "not-a-matrix",
+                f'step "{path}" has no `matrix` to select from',
+                "use the step's outputs directly",
             )
         if not step.uses:
             return TargetProblem("unknown-step", f'"{here}" contains no steps', f"select: {here}")
-        if (place := resolve_recipe(recipe, step.uses)) not in used:
+        place = resolve_recipe(recipe, step.uses)
+        if place not in used:
             return None
         recipe, above = used[place], here
     return TargetProblem(
@@ -155,18 +163,24 @@ def _choices(recipe: Recipe, used: Mapping[str, Recipe], prefix: str) -> str:
     Targets are steps that report metrics.
     """
 
-    def inside(recipe: Recipe, prefix: str, above: tuple[str, ...]) -> Iterator[str]:
-        for step in recipe.steps.values():
-            if step.metrics or step.select:
-                yield f"select: {prefix}/{step.id}"
-            elif (
-                step.uses
-                and (other := used.get(resolve_recipe(recipe, step.uses)))
-                and other.id not in above
-            ):
-                yield from inside(other, f"{prefix}/{step.id}", (*above, recipe.id))
+    found = list(_find_selectable(recipe, used, prefix, ()))
+    if not found:
+        return "no step reports metrics: add `metrics: true` to one"
+    return " or ".join(found[:8])
 
-    return (
-        " or ".join(list(inside(recipe, prefix, ()))[:8])
-        or "no step reports metrics: add `metrics: true` to one"
-    )
+
+def _find_selectable(
+    recipe: Recipe, used: Mapping[str, Recipe], prefix: str, above: tuple[str, ...]
+) -> Iterator[str]:
+    """Yield a `select` entry for each step with metrics, also in used recipes.
+
+    `above` are the ids of the recipes around `recipe`.
+    """
+    for step in recipe.steps.values():
+        if step.metrics or step.select:
+            yield f"select: {prefix}/{step.id}"
+            continue
+        other = used.get(resolve_recipe(recipe, step.uses)) if step.uses else None
+        # Recipes that use each other would never end; the cycle is reported elsewhere.
+        if other is not None and other.id not in above:
+            yield from _find_selectable(other, used, f"{prefix}/{step.id}", (*above, recipe.id))

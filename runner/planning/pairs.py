@@ -48,12 +48,14 @@ def is_same(path: tuple[str, ...]) -> bool:
 
 def shared_axes(step: Step, other: Step) -> list[str]:
     """Return the matrix axes that two steps have in common."""
-    return [axis for axis in other.matrix or {} if axis in (step.matrix or {})]
+    own = step.matrix or {}
+    return [axis for axis in other.matrix or {} if axis in own]
 
 
 def find_pair(scope: Scope, id: str, matrix: Mapping[str, Any]) -> Pair | None:
     """Return the instances of step `id` that match the axis values in `matrix`, or None."""
-    axes = [axis for axis in scope.recipe.steps[id].matrix or {} if axis in matrix]
+    others = scope.recipe.steps[id].matrix or {}
+    axes = [axis for axis in others if axis in matrix]
     by_values = scope.pairs.get((id, tuple(axes)))
     if by_values is None:
         by_values = scope.pairs[id, tuple(axes)] = _group_instances(scope, id, axes)

@@ -46,20 +46,23 @@ AUTO: Final = "/auto"
 
 def encode_automatic(starts: Iterable[EntryPoint], path: Iterable[str]) -> str:
     """Encode `code: auto` for storage: started scripts and modules, and PYTHONPATH directories."""
-    return encode_pattern(
-        AUTO, [*(f"{kind} {name}" for kind, name in starts), *(f"path {folder}" for folder in path)]
-    )
+    parts = [f"{kind} {name}" for kind, name in starts]
+    parts += [f"path {folder}" for folder in path]
+    return encode_pattern(AUTO, parts)
 
 
 def decode_automatic(text: str) -> tuple[list[EntryPoint], list[str]]:
     """Decode a stored `code: auto`: started scripts and modules, and PYTHONPATH directories."""
-    parts = [part.partition(" ") for part in decode_pattern(text)[1]]
-    starts = [
-        EntryPoint("script" if kind == "script" else "module", name)
-        for kind, _, name in parts
-        if kind != "path"
-    ]
-    return starts, [name for kind, _, name in parts if kind == "path"]
+    starts: list[EntryPoint] = []
+    folders: list[str] = []
+    _, parts = decode_pattern(text)
+    for part in parts:
+        kind, _, name = part.partition(" ")
+        if kind == "path":
+            folders.append(name)
+        else:
+            starts.append(EntryPoint("script" if kind == "script" else "module", name))
+    return starts, folders
 
 
 def code_name(text: str) -> str:
@@ -74,9 +77,14 @@ def python_path(env: Mapping[str, object]) -> list[str]:
     They are relative to the step's working directory.
     """
     value = env.get("PYTHONPATH")
-    folders = value.split(":") if isinstance(value, str) and "{{" not in value else []
-    plain = [posixpath.normpath(folder) for folder in folders if folder and not escapes(folder)]
-    return ["" if folder == "." else folder for folder in plain]
+    if not isinstance(value, str) or "{{" in value:
+        return []
+    found: list[str] = []
+    for folder in value.split(":"):
+        if folder and not escapes(folder):
+            plain = posixpath.normpath(folder)
+            found.append("" if plain == "." else plain)
+    return found
 
 
 def is_excluded(path: str, exclude: Sequence[str]) -> bool:
@@ -87,11 +95,12 @@ def is_excluded(path: str, exclude: Sequence[str]) -> bool:
     if not exclude:
         return False
     above = [head.split("/") for head in heads(posixpath.normpath(path))]
-    return any(
-        _fits(pattern.strip("/").split("/"), names if "/" in pattern else names[-1:])
-        for pattern in exclude
-        for names in above
-    )
+    for pattern in exclude:
+        candidates = above if "/" in pattern else [names[-1:] for names in above]
+        parts = pattern.strip("/").split("/")
+        if any(_fits(parts, names) for names in candidates):
+            return True
+    return False
 
 
 def _fits(parts: Sequence[str], names: Sequence[str]) -> bool:
@@ -110,7 +119,9 @@ class MadePaths:
 
     def __init__(self, paths: Iterable[str]) -> None:
         self._all = set(paths)
-        self._above = {head for path in self._all for head in heads(path)[1:]}
+        self._above: set[str] = set()
+        for path in self._all:
+            self._above.update(heads(path)[1:])
 
     def meets(self, path: str) -> bool:
         path = posixpath.normpath(path)

@@ -205,16 +205,20 @@ class Plan:
         If there are none, the name may be that of a step inside a used recipe.
         """
         named = {n for n, node in enumerate(self.nodes) if word in names(node.id)}
-        return named or {n for n, node in enumerate(self.nodes) if word in inner_names(node.id)}
+        if named:
+            return named
+        return {n for n, node in enumerate(self.nodes) if word in inner_names(node.id)}
 
     def resolve_words(self, words: Iterable[str]) -> set[str]:
         """Return the given step names, plus the ids of steps with these names in used recipes."""
-        known = {name for id in [*self.index, *self.waiting] for name in names(id)}
-        inner = [word for word in words if word not in known]
-        found = (
-            {id for id in self.index if not inner_names(id).isdisjoint(inner)} if inner else set()
-        )
-        return {*words, *found}
+        known: set[str] = set()
+        for id in [*self.index, *self.waiting]:
+            known |= names(id)
+        resolved = set(words)
+        inner = resolved - known
+        if inner:
+            resolved.update(id for id in self.index if not inner_names(id).isdisjoint(inner))
+        return resolved
 
     def closure_of(self, word: str) -> tuple[set[int], set[str]]:
         """Return the nodes and unexpanded steps with a name, and all their dependencies."""
@@ -235,7 +239,10 @@ class Plan:
         """
         if only:
             return self.nodes_named(only)
-        return self.closure_of(until)[0] if until else set(range(len(self.nodes)))
+        if not until:
+            return set(range(len(self.nodes)))
+        chosen, _ = self.closure_of(until)
+        return chosen
 
     def after(self, chosen: Iterable[int]) -> set[int]:
         """Return the given nodes with all their downstream nodes."""
@@ -253,12 +260,10 @@ class Plan:
         """
         from .graph import dag
 
-        graph = dag(
-            {
-                node.id: [self.nodes[each].id for each in sorted(self.dependencies(n))]
-                for n, node in enumerate(self.nodes)
-            }
-        )
+        dependencies: dict[str, list[str]] = {}
+        for n, node in enumerate(self.nodes):
+            dependencies[node.id] = [self.nodes[each].id for each in sorted(self.dependencies(n))]
+        graph = dag(dependencies)
         graph.graph["recipe"] = self.recipe
         for node in self.nodes:
             graph.nodes[node.id]["node"] = node
@@ -285,8 +290,10 @@ class Plan:
         ]
         encode = json.JSONEncoder(separators=(",", ":")).encode
         yield encode(head) + "\n["
-        for n, spec in enumerate(self.specs()):
-            yield ("," if n else "") + encode(spec)
+        separator = ""
+        for spec in self.specs():
+            yield separator + encode(spec)
+            separator = ","
         yield "]\n"
 
     @staticmethod
@@ -313,25 +320,20 @@ class Plan:
                 cell.append([StepSpec.load(row) for row in json.loads(rest)])
             return cell[0]
 
-        published = [Publication._make(row) for row in publish]
-        axes = [PendingMatrix(*row) for row in pending]
         return Plan(
             recipe,
             digest,
             homes,
             [_node(*row) for row in nodes],
-            published,
-            axes,
+            list(map(Publication._make, publish)),
+            list(map(PendingMatrix._make, pending)),
             waiting,
             inputs,
             specs,
             RunSettings.load(settings),
-            [
-                Ahead(step, home, [Source._make(row) for row in takes], deps, code)
-                for step, home, takes, deps, code in ahead
-            ],
-            [(step, pattern) for step, pattern in empty],
-            [(step, pattern, allowed) for step, pattern, allowed in globs],
+            [_ahead(*row) for row in ahead],
+            list(map(tuple, empty)),
+            list(map(tuple, globs)),
         )
 
 
@@ -355,10 +357,15 @@ def _node(
         deps,
         code,
         home,
-        [Source._make(row) for row in takes],
-        [Upstream._make(row) for row in upstream],
-        [LateValue._make(row) for row in late],
+        list(map(Source._make, takes)),
+        list(map(Upstream._make, upstream)),
+        list(map(LateValue._make, late)),
         after,
-        [OutputSpec._make(row) for row in outputs],
+        list(map(OutputSpec._make, outputs)),
         *rest,
     )
+
+
+def _ahead(step: str, home: int, takes: Rows, deps: list[str], code: list[str]) -> Ahead:
+    """Build the known dependencies of a waiting step from their JSON array."""
+    return Ahead(step, home, list(map(Source._make, takes)), deps, code)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ..language.recipe import AutoCode, GitCode, Glob, Python
 
 if TYPE_CHECKING:
-    from ..language.recipe import Recipe, Step
+    from ..language.recipe import Preset, Recipe, Step
     from ..language.values import Tree, Where
 
 _Code = TypeVar("_Code", str, "str | Glob", "str | Glob | GitCode | AutoCode")
@@ -32,10 +32,9 @@ def move_root(recipe: Recipe, source: str, root: str) -> Recipe:
     if not folder:
         return replace(recipe, home=root)
     steps = {id: _step(step, folder) for id, step in recipe.steps.items()}
-    presets = {
-        name: replace(preset, python=_python(preset.python, folder))
-        for name, preset in recipe.presets.items()
-    }
+    presets: dict[str, Preset] = {}
+    for name, preset in recipe.presets.items():
+        presets[name] = replace(preset, python=_python(preset.python, folder))
     code = tuple(_item(item, folder) for item in recipe.code)
     return replace(
         recipe,
@@ -53,7 +52,8 @@ def from_root(path: str, folder: str) -> str:
 
     A path outside the root is returned unchanged.
     """
-    left, rest = folder.split("/") if folder else [], path
+    left = folder.split("/") if folder else []
+    rest = path
     while rest.startswith(("./", "../")):
         head, _, rest = rest.partition("/")
         rest = rest.lstrip("/")
@@ -74,16 +74,17 @@ def shift_at(recipe: Recipe, where: Where) -> int:
             written = written.get(part)
         elif isinstance(written, list) and isinstance(part, int):
             written = written[part]
-    return len(written) - len(from_root(written, recipe.folder)) if isinstance(written, str) else 0
+    if not isinstance(written, str):
+        return 0
+    return len(written) - len(from_root(written, recipe.folder))
 
 
 def _step(step: Step, folder: str) -> Step:
-    code = tuple(_item(item, folder) for item in step.code) if step.code is not None else None
-    matrix = (
-        {name: _axis(axis, folder) for name, axis in step.matrix.items()}
-        if step.matrix is not None
-        else None
-    )
+    code, matrix = step.code, step.matrix
+    if code is not None:
+        code = tuple(_item(item, folder) for item in code)
+    if matrix is not None:
+        matrix = {name: _axis(axis, folder) for name, axis in matrix.items()}
     deps = tuple(_item(dep, folder) for dep in step.deps)
     return replace(step, code=code, deps=deps, matrix=matrix, python=_python(step.python, folder))
 
@@ -92,12 +93,13 @@ def _item(item: _Code, folder: str) -> _Code:
     if isinstance(item, AutoCode):
         return item
     if isinstance(item, GitCode):
-        beside = item.url.startswith(("./", "../"))  # a repository may lie anywhere
-        return replace(item, url=posixpath.normpath(f"{folder}/{item.url}")) if beside else item
+        if not item.url.startswith(("./", "../")):
+            return item
+        # Not `from_root`: a repository may lie anywhere, also outside the root.
+        return replace(item, url=posixpath.normpath(f"{folder}/{item.url}"))
     if isinstance(item, Glob):
-        return Glob(
-            from_root(item.pattern, folder), tuple(from_root(each, folder) for each in item.exclude)
-        )
+        exclude = tuple(from_root(each, folder) for each in item.exclude)
+        return Glob(from_root(item.pattern, folder), exclude)
     return from_root(item, folder)
 
 
@@ -108,8 +110,6 @@ def _axis(axis: Tree, folder: str) -> Tree:
 
 
 def _python(python: Python | None, folder: str) -> Python | None:
-    return (
-        python
-        if python is None or not python.lock
-        else replace(python, lock=from_root(python.lock, folder))
-    )
+    if python is None or not python.lock:
+        return python
+    return replace(python, lock=from_root(python.lock, folder))

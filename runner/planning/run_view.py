@@ -105,9 +105,9 @@ class TrainingReport(NamedTuple):
         if self.step is None and not self.values and not warnings:
             return ""
         known = {name: value for name, value in self._asdict().items() if value is not None}
-        return json.dumps(
-            known | ({"warnings": list(warnings)} if warnings else {}), separators=(",", ":")
-        )
+        if warnings:
+            known["warnings"] = list(warnings)
+        return json.dumps(known, separators=(",", ":"))
 
     @property
     def part(self) -> float:
@@ -271,7 +271,10 @@ class RunView(NamedTuple):
     @property
     def warnings(self) -> list[str]:
         """Warnings of all steps, each prefixed with its step id."""
-        return [f"{step.id}: {text}" for step in self.steps.values() for text in step.warnings]
+        lines: list[str] = []
+        for step in self.steps.values():
+            lines += [f"{step.id}: {text}" for text in step.warnings]
+        return lines
 
 
 def fold(
@@ -296,14 +299,13 @@ def fold(
     heard: dict[str, StepView] = {}
     for move in moves:
         heard[move.id] = apply_move(heard.get(move.id, StepView(move.id)), move)
-    steps = {
-        id: _now(heard.get(id, StepView(id)), row, now, live=live)._replace(
-            expected=expected.get(id)
-        )
-        for id, row in _in_order(rows, planned).items()
-    }
+    steps: dict[str, StepView] = {}
+    for id, row in _in_order(rows, planned).items():
+        step = _now(heard.get(id, StepView(id)), row, now, live=live)
+        steps[id] = step._replace(expected=expected.get(id))
     # The worker may have died after it claimed the run and before its first event.
-    begun = "ACTIVE" if run.state == "QUEUED" and run.fence and run.claim else run.state
+    is_claimed = bool(run.fence and run.claim)
+    begun = "ACTIVE" if run.state == "QUEUED" and is_claimed else run.state
     trains = _trains(steps, planned)
     standing = _standing_of(run, steps, planned, expected, others, trains, now)
     word_ = _word(run, begun, standing, steps, others, leases, live=live)
@@ -327,40 +329,44 @@ def fold(
 
 def apply_move(step: StepView, move: StateChange) -> StepView:
     """Return the view of a step after a state-change event."""
-    data, after = move.data, move.after
+    after = move.after
     if after == State.RUNNING:
         if move.before == State.RUNNING:
             return step._replace(phase=move.reason, reason=move.reason)
-        number = data.get("attempt")
-        # A step that could not be started passes RUNNING without an attempt.
-        begins = isinstance(number, int)
-        return step._replace(
-            state=after,
-            phase=move.reason,
-            reason=move.reason,
-            detail="",
-            host=str(data.get("site", "")),
-            attempts=number if isinstance(number, int) else step.attempts,
-            began=move.at if begins else None,
-            ended=None,
-            failure=None,
-            warnings=(),
-        )
-    step = step._replace(
-        state=after,
-        phase="",
-        reason=move.reason,
-        detail="",
-        ended=move.at if after in FINAL else None,
-    )
+        return _begin_attempt(step, move)
+    ended = move.at if after in FINAL else None
+    step = step._replace(state=after, phase="", reason=move.reason, detail="", ended=ended)
     if move.before == State.RUNNING:
         step = _end_attempt(step, move)
     if after == State.FAILED:
         failure = _failure(step.id, move)
         step = step._replace(failure=failure, detail=failure.words)
-    if isinstance(said := data.get("warnings"), list):
+    said = move.data.get("warnings")
+    if isinstance(said, list):
         step = step._replace(warnings=[str(text) for text in said])
     return step
+
+
+def _begin_attempt(step: StepView, move: StateChange) -> StepView:
+    """Return the step's view, updated with the start of an attempt."""
+    attempts = step.attempts
+    began: float | None = None
+    number = move.data.get("attempt")
+    # A step that could not be started passes RUNNING without an attempt.
+    if isinstance(number, int):
+        attempts, began = number, move.at
+    return step._replace(
+        state=move.after,
+        phase=move.reason,
+        reason=move.reason,
+        detail="",
+        host=str(move.data.get("site", "")),
+        attempts=attempts,
+        began=began,
+        ended=None,
+        failure=None,
+        warnings=(),
+    )
 
 
 def _end_attempt(step: StepView, move: StateChange) -> StepView:
@@ -368,9 +374,11 @@ def _end_attempt(step: StepView, move: StateChange) -> StepView:
     if move.reason == BUSY:  # the attempt never began
         return step._replace(attempts=max(0, step.attempts - 1), began=None)
     took = move.data.get("seconds")
-    if not is_number(took):
-        took = max(0.0, move.at - step.began) if step.began is not None else None
-    return step if took is None else _spend(step, took)
+    if is_number(took):
+        return _spend(step, took)
+    if step.began is None:
+        return step
+    return _spend(step, max(0.0, move.at - step.began))
 
 
 def _spend(step: StepView, seconds: float) -> StepView:
@@ -383,16 +391,16 @@ def _spend(step: StepView, seconds: float) -> StepView:
 
 def _failure(id: str, move: StateChange) -> Failure:
     data, kind = move.data, move.reason
+    words = str(data.get("error") or data.get("detail") or kind)
     exit, signal, lines = data.get("exit"), data.get("signal"), data.get("tail")
-    return Failure(
-        kind,
-        str(data.get("error") or data.get("detail") or kind),
-        id,
-        exit if isinstance(exit, int) else None,
-        signal if isinstance(signal, int) else None,
-        [str(line) for line in lines] if isinstance(lines, list) else [],
-        str(data.get("fix") or REMEDIES.get(kind, "")),
-    )
+    if not isinstance(exit, int):
+        exit = None
+    if not isinstance(signal, int):
+        signal = None
+    if not isinstance(lines, list):
+        lines = []
+    fix = str(data.get("fix") or REMEDIES.get(kind, ""))
+    return Failure(kind, words, id, exit, signal, [str(line) for line in lines], fix)
 
 
 def training_from(
@@ -406,22 +414,18 @@ def training_from(
 
     `total` is the number of training steps from its inputs.
     """
-    numbers = {
-        name: value for name, value in values.items() if is_number(value) and abs(value) < LARGEST
-    }
+    numbers: dict[str, float] = {}
+    for name, value in values.items():
+        if is_number(value) and abs(value) < LARGEST:
+            numbers[name] = value
     total = next((numbers[name] for name in TOTALS if name in numbers), total)
-    others = {
-        name: value
-        for name, value in numbers.items()
-        if name not in ("step", *TOTALS) and len(name) <= LONGEST_NAME
-    }
-    return TrainingReport(
-        numbers.get("step"),
-        total if total is not None and total > 0 else None,
-        eta,
-        at,
-        dict(list(others.items())[:NAMES]),
-    )
+    if total is not None and total <= 0:
+        total = None
+    others: list[tuple[str, float]] = []
+    for name, value in numbers.items():
+        if name not in ("step", *TOTALS) and len(name) <= LONGEST_NAME:
+            others.append((name, value))
+    return TrainingReport(numbers.get("step"), total, eta, at, dict(others[:NAMES]))
 
 
 def stored_training(
@@ -438,7 +442,9 @@ def stored_training(
     if not isinstance(found, dict):
         return None, ()
     said = found.get("warnings")
-    warnings = [str(each) for each in said] if isinstance(said, list) else []
+    if not isinstance(said, list):
+        said = []
+    warnings = [str(each) for each in said]
     training = TrainingReport(
         **_numbers_of(found, ("step", "total", "eta", "at")),
         values=_numbers_of(found.get("values")),
@@ -455,11 +461,11 @@ def _numbers_of(stored: object, names: Collection[str] | None = None) -> dict[st
     """Return the numbers in a stored mapping, or only those with a name in `names`."""
     if not isinstance(stored, dict):
         return {}
-    return {
-        str(name): value
-        for name, value in stored.items()
-        if is_number(value) and (names is None or name in names)
-    }
+    numbers: dict[str, float] = {}
+    for name, value in stored.items():
+        if is_number(value) and (names is None or name in names):
+            numbers[str(name)] = value
+    return numbers
 
 
 def _now(step: StepView, row: Row, now: float, *, live: bool) -> StepView:
@@ -491,9 +497,12 @@ def _in_order(rows: Mapping[str, Row], planned: PlannedSteps) -> dict[str, Row]:
     places = {step: n for n, step in enumerate(planned.instances)}
     if not places:
         return dict(sorted(rows.items()))
-    return dict(
-        sorted(rows.items(), key=lambda item: (places.get(bare(item[0]), len(places)), item[0]))
-    )
+
+    def place_of(item: tuple[str, Row]) -> tuple[int, str]:
+        id, _ = item
+        return places.get(bare(id), len(places)), id
+
+    return dict(sorted(rows.items(), key=place_of))
 
 
 def _word(
@@ -563,7 +572,8 @@ def _counts(standing: ProgressInput, steps: Mapping[str, StepView]) -> dict[str,
     counts = dict(standing.others)
     for step in steps.values():
         counts[step.state] = counts.get(step.state, 0) + 1
-    if restored := _count_restored(standing):
+    restored = _count_restored(standing)
+    if restored:
         counts[State.FRESH] = counts.get(State.FRESH, 0) + restored
     return {str(state): number for state, number in counts.items()}
 
@@ -602,26 +612,26 @@ def _trains(steps: Mapping[str, StepView], planned: PlannedSteps) -> str:
     if planned.trains in steps:
         return planned.trains
     # At the start of the run, the planned id may have stood for unknown instances.
-    reporting = [
-        step
-        for step in steps.values()
-        if step.training is not None and planned.trains in ("", bare(step.id))
-    ]
+    reporting: list[StepView] = []
+    for step in steps.values():
+        if step.training is not None and planned.trains in ("", bare(step.id)):
+            reporting.append(step)
     if not reporting:
         return planned.trains
+    return max(reporting, key=_rank_training).id
 
-    def rank(step: StepView) -> tuple[bool, bool, bool, float]:
-        training = step.training or TrainingReport()
-        running = step.state == State.RUNNING
-        left = training.eta if training.eta is not None else training.total
-        return (
-            bool(training.total),
-            any(name.endswith("loss") for name in training.values),
-            running,
-            (left or 0.0) if running else (training.at or 0.0),
-        )
 
-    return max(reporting, key=rank).id
+def _rank_training(step: StepView) -> tuple[bool, bool, bool, float]:
+    """Return how likely a step is the training of its run, for comparison with other steps.
+
+    Of running steps the one with the most work left ranks highest, of others the latest.
+    """
+    training = step.training or TrainingReport()
+    has_loss = any(name.endswith("loss") for name in training.values)
+    if step.state != State.RUNNING:
+        return bool(training.total), has_loss, False, training.at or 0.0
+    left = training.eta if training.eta is not None else training.total
+    return bool(training.total), has_loss, True, left or 0.0
 
 
 # -- progress --------------------------------------------------------------------------------------
@@ -630,7 +640,9 @@ def _trains(steps: Mapping[str, StepView], planned: PlannedSteps) -> str:
 def progress_of(run: ProgressInput) -> Progress:
     """Return the progress of a run, from training reports and earlier durations of steps."""
     is_over = run.state in _OVER
-    total = _count_steps(run) if run.total is not None or is_over else None
+    total = None
+    if is_over or run.total is not None:
+        total = _count_steps(run)
     if run.state == "COMPLETED":
         return Progress(total or 0, total, 100.0, 0.0)
     ended = _count_ended(run)
@@ -677,12 +689,14 @@ def _percent(run: ProgressInput, total: int | None) -> float | None:
     free += sum(number for state, number in run.others.items() if state in FREE)
     # Steps without a known id have the usual weight.
     is_weighed = total <= WEIGHED
-    weights = {id: _weight(run, id) if is_weighed else 1.0 for id in parts}
+    weights = {id: _weight(run, id) for id in parts} if is_weighed else dict.fromkeys(parts, 1.0)
     usual = _usual(run, weights)
     whole = usual * (total - free - _count_restored(run) - len(parts))
     done = usual * run.others.get(State.DONE, 0)
     for id, part in parts.items():
-        weight = weights[id] or usual * (TENFOLD if bare(id) == run.trains else 1.0)
+        weight = weights[id]
+        if not weight:
+            weight = usual * TENFOLD if bare(id) == run.trains else usual
         whole += weight
         done += weight * part
     if whole <= 0:
@@ -699,7 +713,9 @@ def _usual(run: ProgressInput, weights: Mapping[str, float]) -> float:
     if known:
         return sum(known) / len(known)
     trained = [weight for weight in weights.values() if weight]
-    return sum(trained) / len(trained) / TENFOLD if trained else 1.0
+    if not trained:
+        return 1.0
+    return sum(trained) / len(trained) / TENFOLD
 
 
 def _part(run: ProgressInput, id: str, state: str) -> float:
@@ -707,7 +723,8 @@ def _part(run: ProgressInput, id: str, state: str) -> float:
     if state in SUCCEEDED:
         return 1.0
     training = run.trainings.get(id)
-    if training is not None and training.total and (state == State.RUNNING or run.state in _HALTED):
+    is_partial = state == State.RUNNING or run.state in _HALTED
+    if is_partial and training is not None and training.total:
         return training.part
     if state != State.RUNNING or id not in run.expected:
         return 0.0
@@ -746,7 +763,10 @@ def _eta(
 ) -> float | None:
     """Return the estimated seconds until the run ends, at its current number of parallel steps."""
     known = [seconds for seconds in left.values() if seconds is not None]
-    if total is None or len(known) < len(left) or ended + len(left) < total:
+    if total is None or len(known) < len(left):
+        return None
+    # Steps without a known id are left, and their durations are unknown.
+    if ended + len(left) < total:
         return None
     at_once = sum(state == State.RUNNING for state in run.states.values())
     return max(max(known, default=0.0), sum(known) / max(1, at_once))

@@ -68,6 +68,8 @@ FINAL: frozenset[State] = frozenset(
 
 Decision: TypeAlias = Literal["fresh", "run", "skip"]
 RunState: TypeAlias = Literal["ACTIVE", "PAUSED", "COMPLETED", "FAILED", "CANCELLED"]
+_Rank: TypeAlias = "tuple[float, int, str]"
+"""Place of a step in its queue: negated priority, order of creation, and id."""
 
 _STATES_AFTER: Mapping[Decision, State] = {"fresh": _S.FRESH, "run": _S.QUEUED, "skip": _S.SKIPPED}
 PREEMPTIONS = frozenset({"lost", "preempted"})
@@ -77,6 +79,7 @@ BUSY = "busy"  # reason: the attempt never began, because the host had no room a
 ORPHANED = "orphaned"  # reason: the worker is lost; another one resumes or restarts the attempt
 _FREE = frozenset({"stopped", BUSY, ORPHANED})  # reasons that cost no retry budget
 _NOT_STARTED = (_S.WAITING, _S.READY, _S.QUEUED)
+_PASSED = (_S.DONE, _S.FRESH, _S.SKIPPED)
 _PATIENCE = 16
 _UNIT = 1_000_000  # pools are counted in whole millionths, because sums of floats would drift
 
@@ -687,32 +690,47 @@ class _PoolQueues:
         Steps in `resting`, which pause before a retry, are left out.
         """
         free = dict(self._free)
-        chosen: list[str] = []
-        walks = {
-            shape: shape.queue.walk(resting) for shape in self._shapes.values() if len(shape.queue)
-        }
-        elder = self._reserved if self._reserved in walks else None
-        if elder is not None and (node := walks[elder].next()) is not None:
-            if elder.fits(free):
-                chosen.append(node.task.id)
-            else:
-                walks[elder].stop()
-                del walks[elder]
-            elder.take(free)  # amounts of the started or reserved step; others share the rest
-        heads = [
-            (node.rank, shape) for shape, walk in walks.items() if (node := walk.next()) is not None
-        ]
+        waiting = [shape for shape in self._shapes.values() if shape.queue]
+        walks = {shape: shape.queue.walk(resting) for shape in waiting}
+        chosen = self._choose_reserved(walks, free)
+        heads: list[tuple[_Rank, _Shape]] = []
+        for shape, walk in walks.items():
+            node = walk.next()
+            if node is not None:
+                heads.append((node.rank, shape))
         heapify(heads)
         while heads and len(chosen) < most:
-            rank, shape = heappop(heads)
+            (_, _, id), shape = heappop(heads)
             if not shape.fits(free):
                 continue  # no other step of this shape fits either
             shape.take(free)
-            chosen.append(rank[2])
-            if (node := walks[shape].next()) is not None:
+            chosen.append(id)
+            node = walks[shape].next()
+            if node is not None:
                 heappush(heads, (node.rank, shape))
         for walk in walks.values():
             walk.stop()
+        return chosen
+
+    def _choose_reserved(self, walks: dict[_Shape, _QueueWalk], free: dict[str, int]) -> list[str]:
+        """Return the first step of the shape with the reservation, if there is one and it fits.
+
+        If it does not fit, its amounts are taken from `free` all the same, and its shape leaves
+        `walks`.
+        """
+        elder = self._reserved
+        if elder is None or elder not in walks:
+            return []
+        node = walks[elder].next()
+        if node is None:
+            return []
+        chosen: list[str] = []
+        if elder.fits(free):
+            chosen.append(node.task.id)
+        else:
+            walks[elder].stop()
+            del walks[elder]
+        elder.take(free)  # amounts of the started or reserved step; others share the rest
         return chosen
 
     def let_past(self, begun: _Node) -> None:
@@ -738,18 +756,23 @@ class _PoolQueues:
     def _shape(self, node: _Node) -> _Shape:
         """Return the queue of all steps that request the same pool amounts as this step."""
         if node.shape is None:
-            pools = node.task.pools
-            wanted = (
-                (pool, min(int(pools[pool] * _UNIT), self._capacity[pool]))
-                for pool in pools
-                if pool in self._capacity
-            )
-            amounts = tuple(sorted((pool, amount) for pool, amount in wanted if amount > 0))
+            amounts = self._amounts_of(node.task)
             shape = self._shapes.get(amounts)
-            node.shape = (
-                shape if shape is not None else self._shapes.setdefault(amounts, _Shape(amounts))
-            )
+            if shape is None:
+                shape = self._shapes[amounts] = _Shape(amounts)
+            node.shape = shape
         return node.shape
+
+    def _amounts_of(self, task: Task) -> tuple[tuple[str, int], ...]:
+        """Return the amounts that a step takes from the limited pools, sorted by pool."""
+        amounts: list[tuple[str, int]] = []
+        for pool, asked in task.pools.items():
+            if pool in self._capacity:
+                # A step that requests more than there is takes all, and so runs alone.
+                amount = min(int(asked * _UNIT), self._capacity[pool])
+                if amount > 0:
+                    amounts.append((pool, amount))
+        return tuple(sorted(amounts))
 
 
 class _Node:
@@ -789,21 +812,15 @@ class _Node:
 
     def has_waiting_dependent_before(self, other: _Node) -> bool:
         """Return whether a dependent that waits only for this step is more urgent than `other`."""
-        return any(
-            below.state is _S.WAITING and below.unmet == 1 and below.rank < other.rank
-            for below in self.below
-        )
+        waiting = (below for below in self.below if below.state is _S.WAITING and below.unmet == 1)
+        return any(below.rank < other.rank for below in waiting)
 
     @property
     def passes(self) -> bool:
         """Whether the step's result lets its dependents start."""
-        state = self.state
-        return (
-            state is _S.DONE
-            or state is _S.FRESH
-            or state is _S.SKIPPED
-            or (state is _S.FAILED and self.task.allow_failure)
-        )
+        if self.state is _S.FAILED:
+            return self.task.allow_failure
+        return self.state in _PASSED
 
     @property
     def is_broken(self) -> bool:
@@ -854,7 +871,7 @@ class _Queue:
     __slots__ = ("_heap", "_here", "_in_heap")
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[float, int, str], _Node]] = []
+        self._heap: list[tuple[_Rank, _Node]] = []
         self._here: set[_Node] = set()
         self._in_heap: set[_Node] = set()
 
@@ -892,13 +909,13 @@ class _QueueWalk:
 
     def __init__(
         self,
-        heap: list[tuple[tuple[float, int, str], _Node]],
+        heap: list[tuple[_Rank, _Node]],
         here: set[_Node],
         in_heap: set[_Node],
         skip: Collection[str],
     ) -> None:
         self._heap, self._here, self._in_heap, self._skip = heap, here, in_heap, skip
-        self._read: list[tuple[tuple[float, int, str], _Node]] = []
+        self._read: list[tuple[_Rank, _Node]] = []
 
     def next(self) -> _Node | None:
         while self._heap:

@@ -13,11 +13,8 @@ from .step import StepSpec
 
 def find_secrets_set(spec: StepSpec, environ: Mapping[str, str]) -> list[Secret]:
     """Return the secrets of a step that are set in `environ`, by their names in the step."""
-    return [
-        Secret(each.variable, environ[each.source])
-        for each in spec.secrets
-        if environ.get(each.source)
-    ]
+    given = [each for each in spec.secrets if environ.get(each.source)]
+    return [Secret(each.variable, environ[each.source]) for each in given]
 
 
 def all_given(plan: Plan, environ: Mapping[str, str]) -> list[Secret]:
@@ -25,7 +22,9 @@ def all_given(plan: Plan, environ: Mapping[str, str]) -> list[Secret]:
 
     A step may print a secret of another step.
     """
-    sources = {each.source for spec in plan.specs() for each in spec.secrets}
+    sources: set[str] = set()
+    for spec in plan.specs():
+        sources.update(each.source for each in spec.secrets)
     return [Secret(source, environ[source]) for source in sorted(sources) if environ.get(source)]
 
 
@@ -47,26 +46,29 @@ def variables_passed(
     `files` holds the variables of its `env_file`.  A variable of the caller in `pass_env` overrides
     these.
     """
-    found = {**files, **{name: environ[name] for name in spec.pass_env if name in environ}}
+    found = dict(files)
+    for name in spec.pass_env:
+        if name in environ:
+            found[name] = environ[name]
     hidden = {name for name, value in found.items() if is_tokenlike(name, value)}
     plain = {name: value for name, value in found.items() if name not in hidden}
-    return PassedVariables(
-        plain, [Secret(name, found[name]) for name in sorted(hidden) if name not in spec.env]
-    )
+    # The step's own `env` overrides a variable, whose value the step then never sees.
+    secrets = [Secret(name, found[name]) for name in sorted(hidden.difference(spec.env))]
+    return PassedVariables(plain, secrets)
 
 
 def secrets_of_addresses(addresses: Iterable[str]) -> list[Secret]:
     """Return the secret parts of URLs, such as passwords and tokens."""
-    return [
-        Secret("address", part)
-        for address in addresses
-        for part in split_secrets(address)[1]
-        if len(part) >= SHORTEST
-    ]
+    secrets: list[Secret] = []
+    for address in addresses:
+        _, parts = split_secrets(address)
+        secrets += [Secret("address", part) for part in parts if len(part) >= SHORTEST]
+    return secrets
 
 
 def faults(id: str, spec: StepSpec, environ: Mapping[str, str]) -> Iterator[str]:
     """Yield a message for each secret of a step with an unusable value."""
     for _input, name, source, required in spec.secrets:
-        if wrong := describe_unusable(source, environ.get(source), required=required):
+        wrong = describe_unusable(source, environ.get(source), required=required)
+        if wrong:
             yield f"{id}: the secret {name}, which is ${source}, {wrong}"

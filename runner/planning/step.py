@@ -197,17 +197,16 @@ class ResourceSpec(NamedTuple):
     @property
     def as_key(self) -> dict[str, object]:
         """Requested resources by name, in the form that is hashed in a cache key."""
-        return {
-            name: value
-            for name, value in self._asdict().items()
-            if value is not None and (name != "pools" or value)
-        }
+        found = {name: value for name, value in self._asdict().items() if value is not None}
+        if not self.pools:
+            found.pop("pools", None)
+        return found
 
     @property
     def room(self) -> dict[str, float]:
         """Requested CPUs, GPUs and bytes of memory on a host, without unset and zero amounts."""
-        takes = (("cpus", self.cpus), ("gpus", self.gpus), ("memory", self.memory))
-        return {name: float(amount) for name, amount in takes if amount}
+        amounts = (("cpus", self.cpus), ("gpus", self.gpus), ("memory", self.memory))
+        return {name: float(amount) for name, amount in amounts if amount}
 
 
 class LimitSpec(NamedTuple):
@@ -239,9 +238,8 @@ class RunSettings(NamedTuple):
     def load(cls, row: Sequence[Any]) -> RunSettings:
         """Build run settings from their JSON array."""
         setup, cleanup, limits, health = row
-        return cls(
-            setup, cleanup, LimitSpec._make(limits), HealthSpec._make(health) if health else None
-        )
+        check = HealthSpec._make(health) if health else None
+        return cls(setup, cleanup, LimitSpec._make(limits), check)
 
 
 class Names(NamedTuple):
@@ -333,19 +331,21 @@ class StepSpec(NamedTuple):
     def load(cls, row: Sequence[Any]) -> StepSpec:
         """Build a StepSpec from its JSON array."""
         spec = cls._make(row)
+        select = SelectSpec._make(spec.select) if spec.select else None
+        metrics = MetricsSpec._make(spec.metrics) if spec.metrics else None
+        asks: dict[str, list[MetricAsked]] = {}
+        for step, asked in spec.asks.items():
+            asks[step] = list(map(MetricAsked._make, asked))
         return spec._replace(
             resources=ResourceSpec._make(spec.resources),
-            select=SelectSpec._make(spec.select) if spec.select else None,
-            secrets=[SecretSpec._make(each) for each in spec.secrets],
-            git=[GitSpec._make(each) for each in spec.git],
+            select=select,
+            secrets=list(map(SecretSpec._make, spec.secrets)),
+            git=list(map(GitSpec._make, spec.git)),
             names=Names._make(spec.names),
-            sync=[SyncSpec._make(each) for each in spec.sync],
-            state=[StateSpec._make(each) for each in spec.state],
+            sync=list(map(SyncSpec._make, spec.sync)),
+            state=list(map(StateSpec._make, spec.state)),
             # A plan stored by an earlier version may lack the last options.
             options=StepOptions(*spec.options),
-            asks={
-                step: [MetricAsked._make(each) for each in asked]
-                for step, asked in spec.asks.items()
-            },
-            metrics=MetricsSpec._make(spec.metrics) if spec.metrics else None,
+            asks=asks,
+            metrics=metrics,
         )

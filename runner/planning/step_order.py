@@ -48,13 +48,17 @@ class _StepEdges:
 
     def __init__(self, recipe: Recipe) -> None:
         self._steps = recipe.steps
-        makers = [
-            (posixpath.normpath(output.path), step.id)
-            for step in recipe.steps.values()
-            for output in step.outputs
-        ]
-        self._literal = {path: id for path, id in makers if "{{" not in path}
-        self._templates = [(path, id) for path, id in makers if "{{" in path]
+        self._literal: dict[str, str] = {}
+        """Steps by output path."""
+        self._templates: list[tuple[str, str]] = []
+        """Output paths with a template, and their steps."""
+        for step in recipe.steps.values():
+            for output in step.outputs:
+                path = posixpath.normpath(output.path)
+                if "{{" in path:
+                    self._templates.append((path, step.id))
+                else:
+                    self._literal[path] = step.id
         self._near = PathIndex(self._literal)
 
     def of(self, step: Step) -> tuple[list[str], list[str]]:
@@ -86,8 +90,10 @@ class _StepEdges:
     def _used_recipe_at(self, path: str) -> list[str]:
         """Return the `uses` step with the name of the first directory in a path."""
         first, _, below = path.partition("/")
-        step = self._steps.get(first)
-        return [step.id] if below and step is not None and step.uses else []
+        step = self._steps.get(first) if below else None
+        if step is None or not step.uses:
+            return []
+        return [step.id]
 
     def _makers_near(self, pattern: str, reader: str) -> list[str]:
         """Return the steps whose outputs a glob pattern may match."""
@@ -113,12 +119,17 @@ def may_make(output: str, dep: str) -> bool:
     """Return whether an output path may be or contain a `deps` path, judged by unrendered text."""
     output, dep = posixpath.normpath(output), posixpath.normpath(dep)
     if "{{" in dep or ("{{" in output and is_glob(dep)):
-        one, other = (re.split(r"\{\{|[*?\[]", path, maxsplit=1)[0] for path in (output, dep))
+        one, other = _literal_start(output), _literal_start(dep)
         return one.startswith(other) or other.startswith(one)
     if "{{" in output:
         shape = ".+".join(map(re.escape, re.split(r"\{\{.*?\}\}", output)))
         return any(re.fullmatch(shape, head) for head in heads(dep))
     return reaches(dep, output, True) if is_glob(dep) else output in heads(dep)
+
+
+def _literal_start(path: str) -> str:
+    """Return the part of a path before its first template or wildcard."""
+    return re.split(r"\{\{|[*?\[]", path, maxsplit=1)[0]
 
 
 class PathIndex:
@@ -129,7 +140,7 @@ class PathIndex:
         self._all = set(self._sorted)
 
     def to(self, pattern: str) -> Iterable[str]:
-        fixed = re.split(r"\{\{|[*?\[]", pattern, maxsplit=1)[0]
+        fixed = _literal_start(pattern)
         for n in range(bisect.bisect_left(self._sorted, fixed), len(self._sorted)):
             if not self._sorted[n].startswith(fixed):
                 break

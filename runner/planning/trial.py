@@ -32,7 +32,7 @@ from ..language.unknowns import (
     kinds_of,
     unknown,
 )
-from .mentions import is_template, walk
+from .mentions import find_templates, is_template, walk
 from .step import MetricAsked, RunSettings, StepSpec, unwritable
 
 if TYPE_CHECKING:
@@ -53,14 +53,15 @@ class Scene(NamedTuple):
 
 def scene_of(spec: StepSpec, id: str, recipe: str = "") -> Scene:
     """Return the template values of a compiled step before its first attempt."""
-    steps: dict[str, dict[str, object]] = {
-        step: dict(outputs) for step, outputs in spec.names.steps.items()
-    }
+    steps: dict[str, dict[str, object]] = {}
+    for step, outputs in spec.names.steps.items():
+        steps[step] = dict(outputs)
     for step, asked in spec.asks.items():
         of = steps.setdefault(step, {})
         of["metrics"] = _unknown_metrics(each for each in asked if not each.same)
-        if paired := [each for each in asked if each.same]:
-            same = {**cast("dict[str, object]", of.get("same") or {})}
+        paired = [each for each in asked if each.same]
+        if paired:
+            same = cast("dict[str, object]", of.get("same") or {})
             of["same"] = {**same, "metrics": _unknown_metrics(paired)}
     names = {
         **spec.names._asdict(),
@@ -76,9 +77,10 @@ def scene_of(spec: StepSpec, id: str, recipe: str = "") -> Scene:
 
 
 def _unknown_metrics(asked: Iterable[MetricAsked]) -> dict[str, object]:
-    return {
-        each.metric: unknown("list", items=ANYTHING) if each.many else ANYTHING for each in asked
-    }
+    metrics: dict[str, object] = {}
+    for each in asked:
+        metrics[each.metric] = unknown("list", items=ANYTHING) if each.many else ANYTHING
+    return metrics
 
 
 def faults(spec: StepSpec, scene: Scene) -> Iterator[tuple[Where, TemplateError]]:
@@ -110,10 +112,11 @@ def find_hook_faults(
     Each has its location in the recipe.
     """
     scene = Scene({"inputs": inputs, "host": _HOST})
-    commands: list[tuple[Where, Any]] = [
-        *((("setup", n), command) for n, command in enumerate(settings.setup)),
-        *((("cleanup", n), command) for n, command in enumerate(settings.cleanup)),
-    ]
+    commands: list[tuple[Where, Any]] = []
+    for n, command in enumerate(settings.setup):
+        commands.append((("setup", n), command))
+    for n, command in enumerate(settings.cleanup):
+        commands.append((("cleanup", n), command))
     if settings.health is not None:
         commands.append((("health", "run"), settings.health.run))
     for where, command in commands:
@@ -138,14 +141,15 @@ def _argv_faults(items: Sequence[Any], scene: Scene) -> Iterator[tuple[Where, Te
             found = list(_try_part(where, [leaf], partial(argv, [leaf]), scene))
             wrong |= bool(found)
             yield from found
-    if not wrong and not any(isinstance(item, str) and "{{" not in item for item in items):
-        yield from _try_part(("run",), _leaves(items), partial(_words, items), scene)
+    # A command with a literal item cannot be empty.
+    is_literal = any(isinstance(item, str) and not is_template(item) for item in items)
+    if not wrong and not is_literal:
+        yield from _try_part(("run",), find_templates(items), partial(_words, items), scene)
 
 
 def _accelerate_faults(
     block: Mapping[str, Any], scene: Scene
 ) -> Iterator[tuple[Where, TemplateError]]:
-    given = block.get("args")
     for name, value in block.items():
         where: Where = ("accelerate", name)
         if name == "args":
@@ -154,17 +158,20 @@ def _accelerate_faults(
             yield from _try_part(where, [value], partial(_count, value), scene)
         elif _suspect(value):
             yield from _try_part(where, [value], partial(evaluate, value), scene)
+    yield from _find_args_faults(block.get("args"), scene)
+
+
+def _find_args_faults(given: object, scene: Scene) -> Iterator[tuple[Where, TemplateError]]:
+    """Yield the faults of `args` in `accelerate`, a mapping of options or a list of words."""
+    where: Where = ("accelerate", "args")
     if isinstance(given, Mapping):
         for name, value in given.items():
-            yield from _try_part(
-                ("accelerate", "args", name),
-                _leaves(value),
-                partial(args, {name: value}),
-                scene,
-            )
-    for where, leaf in walk(given, ("accelerate", "args")) if isinstance(given, list) else ():
-        if _suspect(leaf):
-            yield from _try_part(where, [leaf], partial(argv, [leaf]), scene)
+            use = partial(args, {name: value})
+            yield from _try_part((*where, name), find_templates(value), use, scene)
+    elif isinstance(given, list):
+        for place, leaf in walk(given, where):
+            if _suspect(leaf):
+                yield from _try_part(place, [leaf], partial(argv, [leaf]), scene)
 
 
 def _file_faults(path: str, tree: Any, scene: Scene) -> Iterator[tuple[Where, TemplateError]]:
@@ -175,9 +182,8 @@ def _file_faults(path: str, tree: Any, scene: Scene) -> Iterator[tuple[Where, Te
             wrong |= bool(found)
             yield from found
     if not wrong:
-        yield from _try_part(
-            ("files", path), _leaves(tree), partial(_check_file_text, path, tree), scene
-        )
+        use = partial(_check_file_text, path, tree)
+        yield from _try_part(("files", path), find_templates(tree), use, scene)
 
 
 # -- one part of a step ----------------------------------------------------------------------------
@@ -244,20 +250,22 @@ def _prefix_error(words: str, error: TemplateError) -> TemplateError:
 def _paths(leaves: Iterable[Any]) -> Iterator[tuple[str, ...]]:
     """Yield each name that templates read, once."""
     found: dict[tuple[str, ...], None] = {}
-    for leaf in leaves:
+    for leaf in filter(is_template, leaves):
         try:
-            found |= (
-                dict.fromkeys(ref.path for ref in references(leaf)) if is_template(leaf) else {}
-            )
+            paths = [ref.path for ref in references(leaf)]
         except TemplateError:
             continue
-    yield from dict.fromkeys(path if path[0] == "state" else path[:2] for path in found)
+        for path in paths:
+            # Of `inputs.x.y`, the input x may be null; of `state.x.latest`, the last part.
+            found[path if path[0] == "state" else path[:2]] = None
+    yield from found
 
 
 def _is_null(names: Mapping[str, Any], path: Sequence[str]) -> bool:
     value: Any = names
     for part in path:
-        value = value.parts if isinstance(value, StatePath) else value
+        if isinstance(value, StatePath):
+            value = value.parts
         if not isinstance(value, Mapping) or part not in value:
             return False
         value = value[part]
@@ -274,10 +282,6 @@ def _with_value(names: Mapping[str, Any], path: Sequence[str], value: object) ->
     if isinstance(inner, StatePath):
         return {**names, first: StatePath(str(inner), _with_value(inner.parts, rest, value))}
     return {**names, first: _with_value(inner, rest, value)}
-
-
-def _leaves(tree: Any) -> list[str]:
-    return [leaf for _, leaf in walk(tree, ()) if is_template(leaf)]
 
 
 def _suspect(leaf: object) -> bool:
@@ -326,8 +330,8 @@ def _count(value: Any, names: Mapping[str, Any]) -> None:
 
 
 def _check_file_text(path: str, tree: Any, names: Mapping[str, Any]) -> None:
-    kinds = kinds_of(render(tree, names))
-    if wrong := unwritable(path, kinds):
+    wrong = unwritable(path, kinds_of(render(tree, names)))
+    if wrong:
         length = len(tree) if isinstance(tree, str) else 1
         fix = "use one of these suffixes, or write the content of the file as text"
         raise TemplateError(wrong, 0, length, fix)

@@ -35,7 +35,7 @@ from .mentions import resolve_recipe, templates, walk
 from .plan import SKIP
 
 if TYPE_CHECKING:
-    from ..language.recipe import Recipe, Step, Uses
+    from ..language.recipe import Input, Recipe, Step, Uses
     from ..language.template import Reference
     from ..language.values import Tree, Where
 
@@ -120,9 +120,11 @@ class UsesCompiler:
         if values is None:
             return None
         start = len(self.sketch.drafts)
+        # Paths keep their origins, whatever `bind` makes of their texts.
+        paths = {name: value for name, value in given.items() if is_path_value(value)}
         inner = self.compile_recipe(
             other,
-            {**values, **{k: v for k, v in given.items() if is_path_value(v)}},
+            {**values, **paths},
             prefix=instance_id(scope, step.id, combination) + "/",
             preset=preset,
             variables=variables,
@@ -131,7 +133,9 @@ class UsesCompiler:
         )
         inner.used_by = (scope, step, combination)
         drafts = self.sketch.drafts[start:]
-        after = [draft for id in step.needs for draft in scope.group(id)]
+        after: list[NodeDraft] = []
+        for id in step.needs:
+            after += scope.group(id)
         for draft in drafts:
             if when is False:
                 draft.flags |= SKIP
@@ -148,10 +152,10 @@ class UsesCompiler:
         self, scope: Scope, step: Step, names: Mapping[str, Any]
     ) -> list[list[NodeDraft]]:
         """Return the nodes of each step that an instance of a `uses` step certainly depends on."""
-        leaves = [*(leaf for _, leaf in templates(step, {})), *axis_leaves(step)]
+        leaves = [leaf for _, leaf in templates(step, {})]
         known = {**names, "steps": KnownResults(self.sketch, scope, names["matrix"])}
-        needed = {*step.needs, *needed_steps(leaves, known)[0]}
-        return [group for id in needed if (group := scope.group(id))]
+        certain, _ = needed_steps([*leaves, *axis_leaves(step)], known)
+        return scope.groups_of({*step.needs, *certain})
 
     def _bind_inputs(
         self, scope: Scope, step: Step, other: Recipe, given: dict[str, Any], preset: str | None
@@ -161,10 +165,10 @@ class UsesCompiler:
             return self.bind(other, given, preset=preset)
         except Invalid as error:
             at_with = scope.recipe.document.locate((*step.origin, "with"))
-            self.sketch.problems += [
-                Problem(p.code, f'in `with` of "{step.id}": {p.message}', p.where or at_with, p.fix)
-                for p in error.problems
-            ]
+            for each in error.problems:
+                message = f'in `with` of "{step.id}": {each.message}'
+                found = Problem(each.code, message, each.where or at_with, each.fix)
+                self.sketch.problems.append(found)
             return None
 
     def _bind_with(
@@ -179,52 +183,60 @@ class UsesCompiler:
             if spec is not None and spec.type == "secret":
                 variables |= self._hand_secret(scope, name, leaf, place)
                 continue
-            late = [
-                ref
-                for ref in self.sketch.references(scope, leaf, place)
-                if _is_metrics_reference(ref) or ref.path[0] in LATE_NAMES
-            ]
-            for ref in late:
-                self._late(
-                    scope, step, ref, place, "use this value in a step of this recipe instead"
-                )
-            if spec is not None:
-                leaf = value_as_written(scope.recipe.document, spec, leaf, place)
-            choice = choose_branches(self.sketch, scope, leaf, names)
-            if choice.late and not late:
-                self._chosen_late(scope, step, place)
-            given[name] = value = self.sketch.evaluate(scope, leaf, choice.names, place)
-            addresses = spec is not None and bool(
-                {spec.type, spec.items} & {"file", "dataset", "model"}
-            )
-            if (
-                addresses
-                and not is_path_value(value)
-                and self._names_paths(scope, leaf, names, place)
-            ):
-                self.sketch.problem(
-                    scope.recipe,
-                    "path-in-text",
-                    f'"{name}" requires a whole output or input, not a path inside one',
-                    place,
-                    fix="pass the whole output and read the path in a step of that recipe, or declare the path as a separate output",
-                )
+            given[name] = value = self._evaluate_with(scope, step, spec, leaf, names, place)
+            if spec is not None and _names_content(spec) and not is_path_value(value):
+                self._check_whole_path(scope, name, leaf, names, place)
         return given, variables
+
+    def _evaluate_with(
+        self,
+        scope: Scope,
+        step: Step,
+        spec: Input | None,
+        leaf: Any,
+        names: Mapping[str, Any],
+        where: Where,
+    ) -> Any:
+        """Return the value of an entry of `with`, and report what is known only during the run.
+
+        `spec` is the input of the used recipe, or None if it has no such input.
+        """
+        references = self.sketch.references(scope, leaf, where)
+        late = [ref for ref in references if _is_late_reference(ref)]
+        for ref in late:
+            fix = "use this value in a step of this recipe instead"
+            self._late(scope, step, ref, where, fix)
+        if spec is not None:
+            leaf = value_as_written(scope.recipe.document, spec, leaf, where)
+        choice = choose_branches(self.sketch, scope, leaf, names)
+        if choice.late and not late:
+            self._chosen_late(scope, step, where)
+        return self.sketch.evaluate(scope, leaf, choice.names, where)
+
+    def _check_whole_path(
+        self, scope: Scope, name: str, leaf: Any, names: Mapping[str, Any], where: Where
+    ) -> None:
+        """Report an entry of `with` that puts a path into a longer text."""
+        # The inner recipe could not tell which step creates a file that is named in a text.
+        if self._names_paths(scope, leaf, names, where):
+            self.sketch.problem(
+                scope.recipe,
+                "path-in-text",
+                f'"{name}" requires a whole output or input, not a path inside one',
+                where,
+                fix="pass the whole output and read the path in a step of that recipe, or declare the path as a separate output",
+            )
 
     def _condition(self, scope: Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
         """Evaluate the `when` of a `uses` step for one instance; return None if unknown."""
         if step.when is None:
             return True
         place = (*step.origin, "when")
-        late = [
-            ref
-            for ref in self.sketch.references(scope, step.when, place)
-            if _is_metrics_reference(ref)
-        ]
+        references = self.sketch.references(scope, step.when, place)
+        late = [ref for ref in references if _is_metrics_reference(ref)]
         for ref in late:
-            self._late(
-                scope, step, ref, place, "use this value in the `when` of a step with a command"
-            )
+            fix = "use this value in the `when` of a step with a command"
+            self._late(scope, step, ref, place, fix)
         if late:
             return None
         choice = choose_branches(self.sketch, scope, step.when, names)
@@ -261,14 +273,9 @@ class UsesCompiler:
 
         It is the variable of the outer secret in `with`.
         """
-        refs = self.sketch.references(scope, leaf, where)
-        if (
-            len(refs) == 1
-            and refs[0].path[0] == "inputs"
-            and len(refs[0].path) == 2
-            and refs[0].path[1] in scope.variables
-        ):
-            return {name: scope.variables[refs[0].path[1]]}
+        secret = _find_only_input(self.sketch.references(scope, leaf, where))
+        if secret in scope.variables:
+            return {name: scope.variables[secret]}
         self.sketch.problem(
             scope.recipe,
             "secret",
@@ -296,14 +303,14 @@ class UsesCompiler:
         moved: dict[str, Any] = {}
         for name, value in found.items():
             if isinstance(value, PathValue):
-                moved[name] = PathValue(
-                    prefix + value.name, value.kind, value.address, value.member
-                )
+                moved[name] = _move_below(prefix, value)
             elif isinstance(value, list):
-                moved[name] = [
-                    PathValue(prefix + v.name, v.kind, v.address, v.member) for v in value
-                ]
+                moved[name] = [_move_below(prefix, each) for each in value]
         return moved
+
+
+def _move_below(prefix: str, path: PathValue) -> PathValue:
+    return PathValue(prefix + path.name, path.kind, path.address, path.member)
 
 
 def _record_instances(scope: Scope, step: Step, instances: list[Instance]) -> None:
@@ -311,7 +318,10 @@ def _record_instances(scope: Scope, step: Step, instances: list[Instance]) -> No
 
     A matrix step has the outputs that all its instances have, as lists.
     """
-    scope.inner[step.id] = [draft for instance in instances for draft in instance.drafts]
+    drafts: list[NodeDraft] = []
+    for instance in instances:
+        drafts += instance.drafts
+    scope.inner[step.id] = drafts
     scope.made[step.id] = instances
     results = [instance.outputs for instance in instances]
     if step.matrix is None:
@@ -323,10 +333,31 @@ def _record_instances(scope: Scope, step: Step, instances: list[Instance]) -> No
 
 def _join_outputs(results: Sequence[Mapping[str, Tree]]) -> dict[str, Tree]:
     """Return the values of the outputs that all results have, as lists by name."""
+    joined: dict[str, Tree] = {}
     if not results:
-        return {}
-    common = [name for name in results[0] if all(name in outputs for outputs in results)]
-    return {name: [outputs[name] for outputs in results] for name in common}
+        return joined
+    for name in results[0]:
+        if all(name in outputs for outputs in results):
+            joined[name] = [outputs[name] for outputs in results]
+    return joined
+
+
+def _names_content(spec: Input) -> bool:
+    """Return whether the value of an input names files: a path, a dataset or a model."""
+    return not {"file", "dataset", "model"}.isdisjoint((spec.type, spec.items))
+
+
+def _find_only_input(refs: Sequence[Reference]) -> str:
+    """Return the input that a template reads if it reads nothing else, or an empty string."""
+    if len(refs) != 1:
+        return ""
+    path = refs[0].path
+    return path[1] if len(path) == 2 and path[0] == "inputs" else ""
+
+
+def _is_late_reference(ref: Reference) -> bool:
+    """Return whether a reference has a value only during the run."""
+    return _is_metrics_reference(ref) or ref.path[0] in LATE_NAMES
 
 
 def _is_metrics_reference(ref: Reference) -> bool:

@@ -81,9 +81,12 @@ def explain_waits(
     `worked_on` are the runs in execution, which count towards the workers' limits.
     """
     free = [taker for taker in takers if taker.free]
-    busy = Counter(pair for each in worked_on for pair in _list_limit_groups(each))
+    busy = Counter[tuple[str, str]]()
+    for each in worked_on:
+        busy.update(_list_limit_groups(each))
     waits = []
-    for position, run in enumerate(sorted(runs, key=lambda each: _sort_key(each, now)), 1):
+    in_order = sorted(runs, key=lambda run: _sort_key(run, now))
+    for position, run in enumerate(in_order, 1):
         kind, words, fix = _explain_wait(run, takers, free, busy, now)
         if kind == WaitKind.STARTING:
             free.remove(_find_claiming(run, free, busy)[0])
