@@ -152,17 +152,17 @@ def _parse_target(word: str) -> tuple[Path, str]:
 
 
 def _show_path(path: Path) -> str:
-    return f"./{path}" if not path.is_absolute() and path.parts[0] not in (".", "..") else str(path)
+    if path.is_absolute() or path.parts[0] in (".", ".."):
+        return str(path)
+    return f"./{path}"
 
 
 def _path_from_root(location: CallerLocation, path: Path) -> str:
     """Return a path relative to the workspace; only its name if it is outside the workspace."""
     root, there = os.path.abspath(location.root), os.path.abspath(location.here / path)
-    return (
-        os.path.relpath(there, root)
-        if f"{there}/".startswith(f"{root}/")
-        else os.path.basename(there)
-    )
+    if not f"{there}/".startswith(f"{root}/"):
+        return os.path.basename(there)
+    return os.path.relpath(there, root)
 
 
 def _scaffold(name: str, shown: str, programs_at: str) -> dict[str, str]:
@@ -276,9 +276,11 @@ def _imports_of(home: Path, files: Iterable[str]) -> tuple[str, ...]:
     """Return the distinct modules that the Python files import."""
     from ...survey.imports import read_imports
 
-    programs = [home / file for file in files if file.endswith(".py")]
-    names = [name for each in programs for name in read_imports(str(each)).module_names]
-    return tuple(dict.fromkeys(names))
+    names: dict[str, None] = {}
+    for file in files:
+        if file.endswith(".py"):
+            names.update(dict.fromkeys(read_imports(str(home / file)).module_names))
+    return tuple(names)
 
 
 def _kind_of(home: Path, path: str) -> str:
@@ -305,16 +307,17 @@ def _config(home: Path, script: Path, folder: str, name: str) -> HydraConfig | N
     from ..script_hydra import HydraConfig, targets_of
 
     place = Path(os.path.abspath(script.parent / folder))
-    if not place.is_relative_to(home) or not (file := place / f"{name}.yaml").is_file():
+    file = place / f"{name}.yaml"
+    if not place.is_relative_to(home) or not file.is_file():
         return None
     values = document.read(file).value
-    groups = {
-        each.name: tuple(sorted(member.stem for member in each.glob("*.yaml")))
-        for each in place.iterdir()
-        if each.is_dir()
-    }
-    found = (document.read(each).value for each in sorted(place.rglob("*.yaml")))
-    targets = dict.fromkeys(target for each in found for target in targets_of(each))
+    groups = {}
+    for each in place.iterdir():
+        if each.is_dir():
+            groups[each.name] = tuple(sorted(member.stem for member in each.glob("*.yaml")))
+    targets: dict[str, None] = {}
+    for each in sorted(place.rglob("*.yaml")):
+        targets.update(dict.fromkeys(targets_of(document.read(each).value)))
     return HydraConfig(
         place.relative_to(home).as_posix(),
         values if isinstance(values, dict) else {},
@@ -350,5 +353,6 @@ def _read(source: Path, home: Path) -> Script:
 def _next_steps(shown: str, made: RecipeDraft) -> list[str]:
     lines = [f"note: {note}" for note in made.look]
     words = [f"{name}=…" for name in made.needed]
-    words += ["--preset smoke"] if made.smaller else []
+    if made.smaller:
+        words.append("--preset smoke")
     return [*lines, f"next: recipe validate {shown}; recipe run {' '.join([shown, *words])}"]
