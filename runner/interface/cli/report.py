@@ -34,7 +34,7 @@ from ..tail import safe_ids, safe_line, span
 from .flags import JSON_HELP, RUN_HELP
 from .history import describe_producer
 from .overview import ProgressOverview
-from .targets import find_producers, format_time, open_for_reading, suggest_step
+from .targets import find_producers, format_time, open_for_reading, peak_memory, suggest_step
 
 if TYPE_CHECKING:
     from ...planning.run_view import RunView, StepView
@@ -318,19 +318,13 @@ def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) 
         "warnings": list(step.warnings),
         "attempts": step.attempts,
         "seconds": step.seconds or None,
-        "peak_memory": _peak_memory(done.tries) or None,
+        "peak_memory": peak_memory(done.tries) or None,
         "usd": done.usd,
         "metrics": _values_of(known),
         "kept": all(each.points is not None for each in ended),
         "training": _training_of(points, inputs),
         "machine": machine,
     }
-
-
-def _peak_memory(attempts: Sequence[AttemptRow]) -> int:
-    """Return the largest measured memory of the attempts in bytes, 0 without a measurement."""
-    peaks = [attempt.exit.get("peak_memory") for attempt in attempts]
-    return max((peak for peak in peaks if isinstance(peak, int)), default=0)
 
 
 def _values_of(known: Mapping[str, Metric]) -> dict[str, Value]:
