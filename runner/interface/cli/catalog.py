@@ -78,11 +78,10 @@ def _list(args: argparse.Namespace) -> int:
     else:
         _print_groups([*here, *known])
         if not args.quiet:
-            print(
-                "Run `recipe show NAME` for the inputs of a recipe, `recipe new NAME` to create your own."
-                if known or here
-                else "no recipes; create one with `recipe new NAME`"
-            )
+            hint = "no recipes; create one with `recipe new NAME`"
+            if known or here:
+                hint = "Run `recipe show NAME` for the inputs of a recipe, `recipe new NAME` to create your own."
+            print(hint)
     if faults:
         raise Invalid(faults)
     return 0
@@ -125,6 +124,7 @@ def _validate(args: argparse.Namespace) -> int:
     from ..diagnostics import render
 
     names, given = split_words(args.words)
+    reports_valid = args.format == "text" and not args.quiet
     found: list[Problem] = []
     for name in dict.fromkeys(names or ["./recipe.yaml"]):
         mine: list[Problem]
@@ -142,16 +142,17 @@ def _validate(args: argparse.Namespace) -> int:
         except NotFound as error:
             mine = [Problem("not-found", str(error), fix=error.fix)]
         found += mine
-        if (
-            args.format == "text"
-            and not args.quiet
-            and not any(problem.severity == "error" for problem in mine)
-        ):
+        if reports_valid and not _errors_in(mine):
             print(f"{name}: valid", file=sys.stderr)
-    if args.quiet:
-        found = [problem for problem in found if problem.severity == "error"]
-    sys.stdout.write(render(found, args.format, color(sys.stdout)))
-    return Invalid.exit_code if any(problem.severity == "error" for problem in found) else 0
+    errors = _errors_in(found)
+    shown = errors if args.quiet else found
+    sys.stdout.write(render(shown, args.format, color(sys.stdout)))
+    return Invalid.exit_code if errors else 0
+
+
+def _errors_in(problems: Sequence[Problem]) -> list[Problem]:
+    """Return the problems that make a recipe invalid, without warnings."""
+    return [problem for problem in problems if problem.severity == "error"]
 
 
 # -- schema ----------------------------------------------------------------------------------------
@@ -181,5 +182,7 @@ def _schema(args: argparse.Namespace) -> int:
         from ...language.reference import markdown
 
         text = markdown(json.loads(text))
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    if not text.endswith("\n"):
+        text += "\n"
+    sys.stdout.write(text)
     return 0
