@@ -187,18 +187,18 @@ async def _find_untracked(
     """
     config = settings.load(root, os.environ)
     with Ledger.open(of_user(os.environ), read_only=True) as ledger:
-        names = {row.driver for row in ledger.living_leases() if row.price}
+        paid = {row.driver for row in ledger.living_leases() if row.price}
+    names = {*paid, *config.drivers} if only is None else {only}
     found: list[Lease] = []
     silent: list[str] = []
-    for name in sorted({*names, *config.drivers} if only is None else {only}):
+    for name in sorted(names):
         try:
             driver = create_driver(name, config.driver(name), (), str(home(root, os.environ)))
         except CannotRun:
             continue  # it has no lease in the ledger, or `end_leases` reports the problem
         except Invalid as error:
-            if rents(
-                name
-            ):  # the user's own servers have no tags, and may have no hosts except a stack's head
+            # The user's own servers have no tags, and may have no hosts except a stack's head.
+            if rents(name):
                 silent.append(f"cannot list the machines of this installation at {name}: {error}")
             continue
         try:
@@ -273,9 +273,16 @@ def _choose_leases(
     """Return the leases to terminate.  Raises NotFound, CannotRun, Invalid."""
     for key in keys:
         find_endable_lease(known, key)
-    ends = [each for each in known if each.row.key in keys or (each.fate.end and not args.keys)]
+    ends: list[OpenLease] = []
+    others: list[OpenLease] = []
+    for each in known:
+        # With keys on the command line, no other machine is terminated, even if it is due.
+        is_due = each.fate.end and not args.keys
+        if is_due or each.row.key in keys:
+            ends.append(each)
+        else:
+            others.append(each)
     if args.dead:
-        others = [each for each in known if each not in ends]
         ends += _choose_dead(args, others)
     return ends
 
@@ -287,7 +294,9 @@ def _choose_dead(args: argparse.Namespace, leases: Sequence[OpenLease]) -> list[
         return dead
     now = time.time()
     lines = [reaper.describe_lease(each.row, now) for each in dead]
-    return dead if _ask_to_end(args, lines, "--dead") else []
+    if not _ask_to_end(args, lines, "--dead"):
+        return []
+    return dead
 
 
 def _must_stay(fate: reaper.Fate) -> bool:
@@ -297,10 +306,8 @@ def _must_stay(fate: reaper.Fate) -> bool:
 
 def _as_json(each: OpenLease, machines: _Machines, *, is_dry_run: bool) -> dict[str, object]:
     row = each.row
-    facts = {
-        name: getattr(row, name)
-        for name in ("key", "driver", "run", "workspace", "state", "price", "asked", "until")
-    }
+    shown = ("key", "driver", "run", "workspace", "state", "price", "asked", "until")
+    facts = {name: getattr(row, name) for name in shown}
     if row.key in machines.left:
         done = "still there"
     elif each not in machines.ends:
