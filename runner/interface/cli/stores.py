@@ -308,21 +308,19 @@ def _config(args: argparse.Namespace) -> int:
         }
         print(json.dumps(facts, indent=2))
         return 0
-    names, values = (
-        max((len(name) for name, _, _ in rows), default=0),
-        max((len(_plain(value)) for _, value, _ in rows), default=0),
-    )
+    names = max((len(name) for name, _, _ in rows), default=0)
+    values = max((len(_plain(value)) for _, value, _ in rows), default=0)
     for name, value, origin in rows:
         print(f"{name:<{names}}  {_plain(value):<{min(values, 60)}}  {safe_line(origin)}")
     if not rows:
         print("no settings")
     if not args.quiet:
         for path in files:
-            print(
-                f"{path}: {'read' if os.path.exists(path) else 'does not exist'}", file=sys.stderr
-            )
+            state = "read" if os.path.exists(path) else "does not exist"
+            print(f"{path}: {state}", file=sys.stderr)
     return 0
 
 
 def _plain(value: object) -> str:
-    return safe_line(value if isinstance(value, str) else json.dumps(value))
+    text = value if isinstance(value, str) else json.dumps(value)
+    return safe_line(text)
