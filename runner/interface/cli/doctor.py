@@ -138,7 +138,8 @@ def _machine() -> Iterator[ProbeLine]:
     memory, cgroup = cgroups.memory()
     installed = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"
     limited = f"{memory / 1e9:.1f} GB (limit of this cgroup; the machine has {installed})"
-    yield ProbeLine("ok", "memory", limited if cgroup else installed)
+    usable = limited if cgroup else installed
+    yield ProbeLine("ok", "memory", usable)
     yield _sandbox()
     yield _gpus()
 

@@ -212,7 +212,9 @@ def _parameter_files_of_stage(stage: Table) -> set[str]:
 
 def _from_root(base: str, path: str) -> str:
     """Return a path relative to the workspace root, given relative to the directory `base`."""
-    return os.path.normpath(f"{base}/{path}" if base else path)
+    if base:
+        path = f"{base}/{path}"
+    return os.path.normpath(path)
 
 
 def _base(source: Path, root: Path) -> str:

@@ -21,7 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.set_threshold(_OBJECTS)
     atexit.register(gc.freeze)  # Python's collection at exit would visit all objects in vain
     _open_streams()
-    code = _flush(_answer(list(sys.argv[1:] if argv is None else argv)))
+    words = sys.argv[1:] if argv is None else argv
+    code = _flush(_answer(list(words)))
     # If a KeyboardInterrupt left an `exec`, for example that of a dataclass, Python exits by
     # SIGINT. Another `exec` resets this.
     exec("")  # noqa: S102
@@ -117,7 +118,10 @@ def explain(error: Exception, words: Sequence[str] = ()) -> int:
         format = _requested_format(words)
         shown = format if format in ("json", "github", "sarif") else "text"
         text = render(error.problems, shown, sys.stderr.isatty())  # type: ignore[arg-type]
-        _write_error(text) if shown == "text" else sys.stdout.write(text)
+        if shown == "text":
+            _write_error(text)
+        else:
+            sys.stdout.write(text)
     else:
         fix = f"\n  fix: {error.fix}" if error.fix else ""
         _write_error(readable(f"recipe: {error}{fix}") + "\n")

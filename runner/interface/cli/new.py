@@ -126,7 +126,10 @@ def write(location: CallerLocation, path: Path, files: dict[str, str]) -> list[s
         write_schema(base)
     except OSError as error:
         for target in reversed(made):
-            target.rmdir() if target.is_dir() else target.unlink()
+            if target.is_dir():
+                target.rmdir()
+            else:
+                target.unlink()
         raise CannotRun(
             f"cannot write {_show_path(path)}: {error.strerror}",
             fix="choose an existing directory that you can write to",
@@ -240,10 +243,8 @@ def _draft_script(location: CallerLocation, recipe: Path, name: str, script: Pat
     made = drafting.draft(
         name, path, facts, list(needed.files), _show_path(recipe), kind, start, folders
     )
-    made.look += [
-        f"{file}: {doubt}: check that `code` lists every file that it imports"
-        for file, doubt in needed.doubts
-    ]
+    for file, doubt in needed.doubts:
+        made.look.append(f"{file}: {doubt}: check that `code` lists every file that it imports")
     return made
 
 
@@ -310,7 +311,8 @@ def _config(home: Path, script: Path, folder: str, name: str) -> HydraConfig | N
     file = place / f"{name}.yaml"
     if not place.is_relative_to(home) or not file.is_file():
         return None
-    values = document.read(file).value
+    content = document.read(file).value
+    values = content if isinstance(content, dict) else {}
     groups = {}
     for each in place.iterdir():
         if each.is_dir():
@@ -320,7 +322,7 @@ def _config(home: Path, script: Path, folder: str, name: str) -> HydraConfig | N
         targets.update(dict.fromkeys(targets_of(document.read(each).value)))
     return HydraConfig(
         place.relative_to(home).as_posix(),
-        values if isinstance(values, dict) else {},
+        values,
         groups,
         tuple(targets),
     )

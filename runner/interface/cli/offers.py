@@ -50,7 +50,10 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 def run(args: argparse.Namespace) -> int:
     where = filters(args.where)
     take_stack(args)
-    asked, args.driver = args.driver, args.driver if args.stack else "local"
+    asked = args.driver
+    if not args.stack:
+        # `request_of` refuses `all` and lists of drivers.
+        args.driver = "local"
     with Workspace.open(args.workspace, read_only=True) as ws:
         asked = ",".join(driver_names(ws.config, asked))
     if args.recipe is None and args.file is None:

@@ -120,7 +120,8 @@ def _print_text(args: argparse.Namespace, machines: _Machines) -> None:
         print(f"warning: {why}", file=sys.stderr)
     for lease in machines.untracked:
         print(_describe_untracked(lease, args.installation))
-    if not machines.known and not machines.untracked and not args.quiet:
+    has_machines = machines.known or machines.untracked
+    if not has_machines and not args.quiet:
         print(_describe_none(args.installation))
     _print_leases(args, machines)
 
@@ -171,7 +172,8 @@ def _print_leases(args: argparse.Namespace, machines: _Machines) -> None:
         if key in machines.left:
             print(f"still there  {words}; {machines.left[key]}", file=sys.stderr)
         elif each in machines.ends:
-            print(f"{'would end' if args.dry_run else 'ended':11}  {words}")
+            done = "would end" if args.dry_run else "ended"
+            print(f"{done:11}  {words}")
         elif not args.quiet:
             remedy = "" if _must_stay(each.fate) else f"; `recipe reap {key}` terminates it"
             print(f"{'kept':11}  {words}{remedy}")

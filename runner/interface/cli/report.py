@@ -284,10 +284,9 @@ def _steps(ws: Workspace, row: RunRow, view: RunView) -> list[_Done]:
         tries.setdefault(attempt.step, []).append(attempt)
     moves = ws.store.runs.step_moves(row.id)
     going = {part.step: part for part in list_attempt_logs(moves) if not part.ended}
-    found = [
-        _Done(step, tries.get(id, ()), usd.get(id, 0.0), going.get(id))
-        for id, step in view.steps.items()
-    ]
+    found = []
+    for id, step in view.steps.items():
+        found.append(_Done(step, tries.get(id, ()), usd.get(id, 0.0), going.get(id)))
     return sorted(found, key=lambda done: done.view.attempts == 0)
 
 
@@ -360,7 +359,8 @@ def _training_of(
     phases = bottleneck.average_phases(_lines(filter(bottleneck.is_timed, points)))
     if len(lines) < 2 and phases is None:
         return None
-    gpu = lines[-1].get("gpu")
+    named = lines[-1].get("gpu")
+    gpu = named if isinstance(named, str) else None
     speeds = {}
     for name in ("samples_per_second", "tokens_per_second"):
         rate = metrics.mean_rate(lines, name)
@@ -371,7 +371,7 @@ def _training_of(
         "last_step": lines[-1].get("step"),
         "loss": [_first(lines, "loss"), _first(lines[::-1], "loss")],
         "memory_gb": max(_numbers(lines, "memory_gb"), default=None),
-        "gpu": gpu if isinstance(gpu, str) else None,
+        "gpu": gpu,
         "speeds": speeds,
         "step_seconds": None,
         "parts": {},
@@ -380,7 +380,7 @@ def _training_of(
         "advice": [],
     }
     if phases is not None:
-        verdict = bottleneck.judge(phases, inputs, gpu=training["gpu"] is not None)
+        verdict = bottleneck.judge(phases, inputs, gpu=gpu is not None)
         training["step_seconds"] = round(phases.seconds, 6)
         training["parts"] = {
             name: {"seconds": round(seconds, 6), "share": round(phases.share(name), 4)}
@@ -438,10 +438,9 @@ def as_text(run: RunReport) -> list[str]:
             text.append(_failure_line(run["id"], step))
     for step in listed:
         text += [f"{safe_ids(step['id'])}: warning: {safe_line(each)}" for each in step["warnings"]]
-    text += [
-        f"{safe_line(each['name'])}: {safe_line(each['to'])}  ({safe_ids(each['step'])})"
-        for each in run["links"][:_LISTED]
-    ]
+    for link in run["links"][:_LISTED]:
+        name, url = safe_line(link["name"]), safe_line(link["to"])
+        text.append(f"{name}: {url}  ({safe_ids(link['step'])})")
     for alike in _alike(steps):
         text += ["", *_metrics(alike)]
     measured = [step for step in steps if step["machine"]]

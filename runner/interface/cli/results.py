@@ -268,13 +268,16 @@ def _table_cells(
     best result is bold.
     """
     header = [_heading(name) for name in columns]
-    text = [["", *header] if has_marks else header]
+    if has_marks:
+        header.insert(0, "")
+    text = [header]
     for row in rows:
         cells = [_cell_text(name, row.get(name)) for name in columns]
         if in_markdown and row["best"]:
             cells[0] = f"**{cells[0]}**"
         if has_marks:
-            cells.insert(0, "*" if row["best"] else "")
+            mark = "*" if row["best"] else ""
+            cells.insert(0, mark)
         text.append(cells)
     right = {n + has_marks for n, name in enumerate(columns) if _is_numeric(rows, name)}
     return text, right

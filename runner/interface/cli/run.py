@@ -125,11 +125,10 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         action="store_true",
         help="Show each command, and the files written for it",
     )
-    output.add_argument(
-        "--json",
-        action="store_true",
-        help=JSON_HELP if verb == "plan" else f"{EVENTS_HELP}; with -n, print the plan as JSON",
-    )
+    json_help = f"{EVENTS_HELP}; with -n, print the plan as JSON"
+    if verb == "plan":
+        json_help = JSON_HELP
+    output.add_argument("--json", action="store_true", help=json_help)
     output.add_argument(
         "--format",
         default="text",
@@ -670,8 +669,8 @@ def as_text(
         may_run = answer in ("run", "maybe")
         # GPU trainings get an estimate instead, because earlier runs may be smoke tests without a
         # GPU.
-        is_known = may_run and node.id in expected and n not in estimated
-        duration = f"  ~{span(expected[node.id])}" if is_known else ""
+        seconds = expected.get(node.id) if n not in estimated else None
+        duration = f"  ~{span(seconds)}" if may_run and seconds is not None else ""
         details = _node_details(ws, found, n, reasons[n])
         if n in estimated:
             details += estimated[n].lines

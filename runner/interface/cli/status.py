@@ -304,7 +304,8 @@ def pulse(sample: Mapping[str, float], numbers: Sequence[str]) -> str:
     For example `step 120/1000 12%, ETA 3m05s, loss 0.21, GPU 87%, 22.1 GB; processors 35%`.
     """
     progress = f"step {sample['step']:.0f}" if "step" in sample else ""
-    if progress and "total" in sample and "percent" in sample:
+    has_total = "total" in sample and "percent" in sample
+    if progress and has_total:
         progress += f"/{sample['total']:.0f} {sample['percent']:.0f}%"
     remaining = f"ETA {span(sample['eta'])}" if "eta" in sample else ""
     parts = [progress, remaining, *numbers, describe_samples(sample)]

@@ -159,11 +159,11 @@ def _adopt(ws: Workspace, args: argparse.Namespace, request: Request) -> int:
         if trace is None:
             print(f"{safe_ids(id)} is already up to date")
         else:
-            made = ", ".join(
-                f"{safe_line(from_here(ws.root, path))} ({brief(content)})"
-                for _, path, content in trace.outputs
-            )
-            print(f"{safe_ids(id)} is now up to date" + (f": {made}" if made else ""))
+            outputs = []
+            for _, path, content in trace.outputs:
+                outputs.append(f"{safe_line(from_here(ws.root, path))} ({brief(content)})")
+            made = f": {', '.join(outputs)}" if outputs else ""
+            print(f"{safe_ids(id)} is now up to date{made}")
     return 0
 
 

@@ -222,7 +222,8 @@ def _explain_node(
     changes = differences(found, n, row)
     reasons = list(verdict.reasons)
     reasons += [f"would replace {words}" for words in describe_replaced(ws, verdict.conflicts)]
-    if verdict.answer == "run" and not reasons and changes == [] and row is not None:
+    is_unexplained = verdict.answer == "run" and not reasons
+    if is_unexplained and row is not None and changes == []:
         reasons.append(explain_unremembered(row))
     trace = None
     if verdict.key is not None:
@@ -232,6 +233,7 @@ def _explain_node(
         metrics = verdict.made.metrics
     elif trace is not None:
         metrics = trace.numbers
+    causes = _causes(ws, found, n) if verdict.answer == "maybe" else []
     return VerdictExplanation(
         id=found.plan.nodes[n].id,
         answer=verdict.answer,
@@ -242,7 +244,7 @@ def _explain_node(
         chosen=against,
         trace=trace,
         metrics=metrics,
-        causes=_causes(ws, found, n) if verdict.answer == "maybe" else [],
+        causes=causes,
     )
 
 

@@ -113,9 +113,10 @@ def run(args: argparse.Namespace) -> int:
 
     def handle_signal(number: int, frame: object) -> None:
         handover(number, frame)
+        seconds = END_WITHIN if handover.asked == 1 else AGAIN
         # The default action of SIGALRM ends the process, and the kernel releases the lock on its
         # run.
-        signal.alarm(END_WITHIN if handover.asked == 1 else AGAIN)
+        signal.alarm(seconds)
 
     for each in ENDS:
         signal.signal(each, handle_signal)
@@ -215,7 +216,8 @@ def _fork(args: argparse.Namespace, workers: set[int], tie: tuple[int, int]) -> 
     `tie` is a pipe whose write end only this process keeps open.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
-    if pid := os.fork():
+    pid = os.fork()
+    if pid:
         workers.add(pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
         return
