@@ -68,10 +68,7 @@ class _ListedRecipe(NamedTuple):
 
 def _list(args: argparse.Namespace) -> int:
     known = [_listed_from_library(entry) for entry in library.entries()]
-    here = [
-        _ListedRecipe(f"./{entry.path.name}", entry, "folder", "in this directory")
-        for entry in library.list_recipes(args.location.here)
-    ]
+    here = [_listed_from_folder(entry) for entry in library.list_recipes(args.location.here)]
     faults = library.faults()
     if args.json:
         print(json.dumps([_listed_as_json(row) for row in [*known, *here]], indent=2))
@@ -91,6 +88,10 @@ def _listed_from_library(entry: library.LibraryEntry) -> _ListedRecipe:
     """Return a recipe of the library or of an installed package."""
     title = f"from {entry.origin}" if entry.origin else "library"
     return _ListedRecipe(entry.id, entry, entry.origin or "library", title)
+
+
+def _listed_from_folder(entry: library.LibraryEntry) -> _ListedRecipe:
+    return _ListedRecipe(f"./{entry.path.name}", entry, "folder", "in this directory")
 
 
 def _listed_as_json(row: _ListedRecipe) -> dict[str, str]:
@@ -134,7 +135,8 @@ def _validate(args: argparse.Namespace) -> int:
                     sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>", args.workspace, given
                 )
             else:
-                meant = library.resolve(args.location, name if names else None)
+                word = name if names else None
+                meant = library.resolve(args.location, word)
                 path = library.find(meant, args.workspace)
                 mine = validation.check_file(
                     Path(beside(str(path))), args.workspace, given, own=is_path(meant)

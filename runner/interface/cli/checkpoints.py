@@ -194,25 +194,27 @@ def _row(each: Checkpoint, newest: Checkpoint | None, best: Checkpoint | None) -
 
 def _as_json(state: StepState) -> dict[str, object]:
     newest, best = state.newest(), state.best()
-    checkpoints = [
-        {
-            "path": str(each.path),
-            "number": each.number,
-            "step": each.step,
-            "bytes": each.size,
-            "made": each.made,
-            "whole": not each.why,
-            "why": each.why,
-            "aside": each.aside,
-            "newest": each is newest,
-            "best": each is best,
-        }
-        for each in state.checkpoints
-    ]
     return {
         "step": state.step,
         "state": state.state,
         "folder": str(state.folder),
         "note": state.note,
-        "checkpoints": checkpoints,
+        "checkpoints": [_checkpoint_as_json(each, newest, best) for each in state.checkpoints],
+    }
+
+
+def _checkpoint_as_json(
+    each: Checkpoint, newest: Checkpoint | None, best: Checkpoint | None
+) -> dict[str, object]:
+    return {
+        "path": str(each.path),
+        "number": each.number,
+        "step": each.step,
+        "bytes": each.size,
+        "made": each.made,
+        "whole": not each.why,
+        "why": each.why,
+        "aside": each.aside,
+        "newest": each is newest,
+        "best": each is best,
     }

@@ -132,7 +132,8 @@ def _candidates_of_verb(verb: str, before: list[str], word: str) -> Iterator[str
         yield from _values(value_flags[flag], flag, word, before)
         return
     flag, equals, value = word.partition("=")
-    if equals and flag.startswith("--") and flag in value_flags:
+    takes_value = flag.startswith("--") and flag in value_flags
+    if equals and takes_value:
         for found in _values(value_flags[flag], flag, value, before):
             # `:files` and `:folders` are requests to the shell, not values.
             if not found.startswith(":"):
@@ -361,7 +362,8 @@ def _positional_words(words: list[str], value_flags: dict[str, argparse.Action])
         if before not in value_flags:
             found.append(word)
         elif before in ("-f", "--file"):
-            found.append(word if "/" in word else f"./{word}")
+            path = word if "/" in word else f"./{word}"
+            found.append(path)
     return found
 
 

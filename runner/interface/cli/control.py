@@ -127,7 +127,8 @@ def _stop(transport: Transport, run: str, args: argparse.Namespace) -> int:
     """
     keep_hosts = args.verb == "pause" and args.keep_host
     outcome = _stop_run(transport, run, args.verb, keep_hosts=keep_hosts)
-    if not outcome.done and outcome.state not in FINAL and not args.no_wait:
+    is_pending = not outcome.done and outcome.state not in FINAL
+    if is_pending and not args.no_wait:
         outcome = _wait_for_end(transport, run, args.verb, keep_hosts=keep_hosts)
     print(describe_outcome(outcome, args.verb))
     # The run ended in another way before the request took effect.
@@ -214,7 +215,9 @@ def _continue_locally(transport: LocalTransport, run: str, args: argparse.Namesp
     queue = args.queue or was_submitted
     if queue and args.driver is not None:
         raise _fixed_driver_error()
-    if queue or (args.verb == "retry" and row.state not in FINAL):
+    # `_continue` refuses to retry a run that has not finished.
+    is_too_early = args.verb == "retry" and row.state not in FINAL
+    if queue or is_too_early:
         return _continue(transport, run, args)
     if args.verb == "retry":
         return _execute(transport.ws, row, args, requests.retried_choice(row, args.begin))
@@ -223,7 +226,8 @@ def _continue_locally(transport: LocalTransport, run: str, args: argparse.Namesp
 
 def _resume(ws: Workspace, run: str, args: argparse.Namespace) -> int:
     outcome = requests.resume(ws, run, queue=False)
-    if outcome.done or outcome.state in FINAL or ws.store.runs.live(run):
+    is_settled = outcome.done or outcome.state in FINAL
+    if is_settled or ws.store.runs.live(run):
         print(describe_outcome(outcome, "resume"))
         return 0
     row = ws.store.runs.get(run)

@@ -162,7 +162,8 @@ def _gpus() -> ProbeLine:
     names = []
     for device in found:
         has_uuid = device.uuid not in ("", device.name)
-        names.append(f"{device.name} is {device.uuid}" if has_uuid else device.name)
+        name = f"{device.name} is {device.uuid}" if has_uuid else device.name
+        names.append(name)
     return ProbeLine("ok", "gpus", f"{len(found)} ({driver}{setting}): {', '.join(names)}")
 
 

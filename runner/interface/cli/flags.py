@@ -159,9 +159,11 @@ def recipe_and_values(args: argparse.Namespace) -> tuple[str, dict[str, object],
 
     words, name = list(args.inputs), args.recipe
     # argparse takes the first word for the recipe, even if that is an input value.
-    if name is not None and (args.file is not None or _is_input_value(name)):
-        words.insert(0, name)
-        name = None
+    if name is not None:
+        is_value = args.file is not None or _is_input_value(name)
+        if is_value:
+            words.insert(0, name)
+            name = None
     if args.file is not None:
         recipe = library.resolve_path(args.location, args.file)
     else:
@@ -292,7 +294,8 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     given: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if equals and "/" not in name and not name.endswith((".yaml", ".yml")):
+        is_file = "/" in name or name.endswith((".yaml", ".yml"))
+        if equals and not is_file:
             given[name] = value
         else:
             names.append(word)

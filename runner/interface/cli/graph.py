@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Final
 from ...execution.session import preview
 from ...planning.ids import names, readable
 from ..tail import safe_ids, safe_line
-from .targets import add_request_words, describe_request, open_for_reading, resolve_requests
+from .targets import (
+    add_request_words,
+    describe_request,
+    open_for_reading,
+    pending_as_json,
+    resolve_requests,
+)
 
 if TYPE_CHECKING:
     from ...survey.survey import Survey, WaitingStep
@@ -196,10 +202,7 @@ def as_json(found: Survey) -> Mapping[str, object]:
     edges = []
     for id, needs in plan.graph.pred.items():
         edges += [[need, id] for need in needs]
-    pending = [
-        {"step": p.step, "producer": p.producer, "output": p.output, "pattern": p.pattern}
-        for p in plan.pending
-    ]
+    pending = pending_as_json(found)
     return {"recipe": plan.recipe, "nodes": nodes, "edges": edges, "pending": pending}
 
 
@@ -220,7 +223,9 @@ def _family(id: str) -> str:
     heads = []
     for part in parents:
         head, bracket, _ = part.partition("[")
-        heads.append(f"{head}[]" if bracket else head)
+        if bracket:
+            head += "[]"
+        heads.append(head)
     return "/".join([*heads, last.partition("[")[0]])
 
 

@@ -192,7 +192,8 @@ def _tailor(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str, 
     from ...storage.workspace import Workspace
     from ..tailoring import tailor
 
-    if args.origin is None or args.gpu is None or args.script is not None:
+    has_both = args.origin is not None and args.gpu is not None
+    if not has_both or args.script is not None:
         known = ", ".join(gpu.name for gpu in load_hardware().gpus)
         raise Invalid(
             [

@@ -114,7 +114,7 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
 
 def _check_folders(ws: Workspace, path: Path, out: Path | None) -> None:
     """Raise NotFound if the dataset contains the archive to write, or the store of recipe."""
-    if out is not None and (out == path or path in out.parents):
+    if out is not None and path in (out, *out.parents):
         message = f"{out} is inside the directory to pack"
         raise NotFound(message, fix="write the pack outside that directory")
     if path in ws.home.parents:
@@ -215,6 +215,7 @@ def _print_json(pack: _Pack, doubts: Sequence[str], out: Path | None) -> None:
         }
         for shard in pack.shards
     ]
+    place = None if out is None else str(out)
     facts = {
         "id": pack.content,
         "files": len(sizes),
@@ -222,7 +223,7 @@ def _print_json(pack: _Pack, doubts: Sequence[str], out: Path | None) -> None:
         "entries": len(pack.manifest),
         "shards": parts,
         "warnings": list(doubts),
-        "out": None if out is None else str(out),
+        "out": place,
     }
     print(json.dumps(facts, indent=2))
 
@@ -269,12 +270,14 @@ def _compare(ws: Workspace, args: argparse.Namespace) -> int:
     if not is_equal and before is not None:
         differences = packed.differences(before, now)
     if args.json:
-        rows = [{"what": what, "path": name} for what, name in differences]
+        rows = None
+        if before is not None:
+            rows = [{"what": what, "path": name} for what, name in differences]
         facts = {
             "id": content,
             "expected": expected,
             "ok": is_equal,
-            "differences": rows if before is not None else None,
+            "differences": rows,
         }
         print(json.dumps(facts, indent=2))
         return 0 if is_equal else 1
@@ -327,7 +330,8 @@ class ProgressBar:
 
     def __init__(self, args: argparse.Namespace, what: str) -> None:
         self._what = what
-        self._on = sys.stderr.isatty() and not args.quiet and os.environ.get("TERM") != "dumb"
+        is_unwanted = args.quiet or os.environ.get("TERM") == "dumb"
+        self._on = sys.stderr.isatty() and not is_unwanted
         self._begun = self._last = time.monotonic()
         self._drawn = False
 

@@ -136,7 +136,8 @@ def _check_installation(args: argparse.Namespace) -> None:
     """Raise Invalid for a bad `--installation`, or one with `--adopt` or `--dead`."""
     if args.installation is None:
         return
-    if not _ID.fullmatch(args.installation) or args.adopt or args.dead:
+    is_excluded = args.adopt or args.dead
+    if is_excluded or not _ID.fullmatch(args.installation):
         words = "--installation requires the eight-digit ID of another installation, and excludes --adopt and --dead"
         fix = "find the ID in the machine name at the provider: recipe-ID-KEY"
         raise Invalid([Problem("bad-input", words, None, fix)])

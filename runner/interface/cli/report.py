@@ -304,6 +304,7 @@ def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) 
     known = {**stored, **summarize_points(live, {})}
     stored_samples = chain.from_iterable(samples.load_samples(ws, row) for row in done.tries)
     machine = samples.summarize_samples([*stored_samples, *live_samples])
+    is_kept = all(each.points is not None for each in ended)
     exit_code, fix = None, ""
     if step.failure is not None:
         exit_code, fix = step.failure.exit, step.failure.fix
@@ -320,7 +321,7 @@ def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) 
         "peak_memory": peak_memory(done.tries) or None,
         "usd": done.usd,
         "metrics": _values_of(known),
-        "kept": all(each.points is not None for each in ended),
+        "kept": is_kept,
         "training": _training_of(points, inputs),
         "machine": machine,
     }

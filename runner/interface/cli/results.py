@@ -105,14 +105,13 @@ def _choose_step(found: Sequence[Result], step: str, recipe: str) -> list[Result
 
     Raises NotFound.
     """
-    chosen = [result for result in found if step in names(result.step)]
-    if not chosen:
-        chosen = [result for result in found if step in inner_names(result.step)]
-    if not chosen:
-        known = [result.step for result in found]
-        fix = suggest_step(step, known) if known else _NONE
-        raise NotFound(f'no result of "{step}" in the runs of {recipe}', fix=fix)
-    return chosen
+    for names_of in (names, inner_names):
+        chosen = [result for result in found if step in names_of(result.step)]
+        if chosen:
+            return chosen
+    known = [result.step for result in found]
+    fix = suggest_step(step, known) if known else _NONE
+    raise NotFound(f'no result of "{step}" in the runs of {recipe}', fix=fix)
 
 
 def _choose_sortable(

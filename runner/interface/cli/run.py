@@ -49,7 +49,7 @@ from .flags import (
     request_of,
     section,
 )
-from .targets import count_verdicts, describe_counts, open_for_run
+from .targets import count_verdicts, describe_counts, open_for_run, pending_as_json
 
 if TYPE_CHECKING:
     from drivers.base import Driver
@@ -531,7 +531,9 @@ def _check_endless(drivers: Mapping[str, Driver], args: argparse.Namespace) -> N
     from ...hosts.renting import offering
 
     endless = [name for name, driver in drivers.items() if driver.traits.ends == "nothing"]
-    if endless and not args.unattended and not sys.stdin.isatty():
+    if not endless or args.unattended:
+        return
+    if not sys.stdin.isatty():
         words = f"{', '.join(endless)}: {offering.ENDS['nothing']}, and stdin is not a terminal"
         fix = "pass `--unattended` and set `limits.cost` in the recipe; terminate leftover machines with `recipe reap`"
         raise Invalid([Problem("bad-input", words, fix=fix)])
@@ -634,7 +636,8 @@ def _exit_code(summary: Summary, *, more: bool) -> int:
     If an interrupted run completes all the same, the code is 0, because the next run would find
     everything up to date. With `more`, the code is 130 so that the caller starts no further runs.
     """
-    if summary.interrupted and (more or summary.state != "COMPLETED"):
+    must_stop = more or summary.state != "COMPLETED"
+    if summary.interrupted and must_stop:
         return 130
     if summary.state == "COMPLETED":
         return 0
@@ -751,16 +754,12 @@ def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping
         # As in `as_text`, an estimate takes the place of the earlier duration.
         seconds = expected.get(node.id) if estimate is None else None
         steps.append(_step_as_json(ws, found, n, why[n], seconds, estimate))
-    pending = [
-        {"step": p.step, "producer": p.producer, "output": p.output, "pattern": p.pattern}
-        for p in found.plan.pending
-    ]
     return {
         "recipe": found.plan.recipe,
         "digest": found.plan.digest,
         "inputs": found.plan.inputs,
         "steps": steps,
-        "pending": pending,
+        "pending": pending_as_json(found),
         "warnings": warn_of_empty_globs(ws, found),
     }
 
@@ -817,7 +816,9 @@ def _findings_json(verdict: RuleFindings | None, found: Survey) -> Any:
 
 
 def _print_findings(verdict: RuleFindings | None, found: Survey, args: argparse.Namespace) -> None:
-    if verdict is None or not verdict.findings or args.quiet > 1:
+    if args.quiet > 1:
+        return
+    if verdict is None or not verdict.findings:
         return
     from ...advice.findings import problems
     from ..diagnostics import render

@@ -286,10 +286,11 @@ def data(recipe: Recipe) -> list[Data]:
         name = folder.relative_to(library.fixtures()).as_posix()
         if name == "." or name in found:
             continue
-        papers = [paper for paper in (folder / "LICENSE", folder / "README.md") if paper.is_file()]
-        if papers:
-            licence = _licence_of(papers[0].read_text("utf-8", "replace"))
-            found[name] = Data(f"fixtures/{name}", f"{licence}, in {papers[0].name}")
+        for paper in ("LICENSE", "README.md"):
+            if (folder / paper).is_file():
+                licence = _licence_of((folder / paper).read_text("utf-8", "replace"))
+                found[name] = Data(f"fixtures/{name}", f"{licence}, in {paper}")
+                break
     return list(found.values())
 
 

@@ -22,6 +22,7 @@ from .targets import format_time
 if TYPE_CHECKING:
     from ...hosts.renting.stack_leases import StackLeases
     from ...settings import Stack
+    from ...storage.records.ledger import LeaseRow
 
 
 ACTIONS = {
@@ -199,16 +200,6 @@ def _as_json(leases: StackLeases, found: stacks.StackState) -> str:
     machine = found.machine
     if machine is None:
         return json.dumps({"machine": None})
-    uses = [
-        {
-            "key": row.key,
-            "run": row.run,
-            "state": row.state,
-            "until": row.until,
-            "usd_an_hour": row.price,
-        }
-        for row in found.uses
-    ]
     facts = {
         "machine": machine.lease.get("id"),
         "key": machine.key,
@@ -218,6 +209,16 @@ def _as_json(leases: StackLeases, found: stacks.StackState) -> str:
         "usd_an_hour_stopped": machine.price,
         "usd": leases.total_cost(machine),
         "made": machine.asked,
-        "uses": uses,
+        "uses": [_use_as_json(row) for row in found.uses],
     }
     return json.dumps(facts, indent=2)
+
+
+def _use_as_json(row: LeaseRow) -> dict[str, object]:
+    return {
+        "key": row.key,
+        "run": row.run,
+        "state": row.state,
+        "until": row.until,
+        "usd_an_hour": row.price,
+    }

@@ -91,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
     meant, given, origins = recipe_and_values(args)
     source = library.find(meant, args.workspace)
     asked = _SweepRequest(args, parse.load(source), meant, source, given, origins)
-    if asked.metric is None and (args.tpe is not None or args.stop_early):
+    needs_metric = args.tpe is not None or args.stop_early
+    if asked.metric is None and needs_metric:
         flag = "--tpe" if args.tpe is not None else "--stop-early"
         raise Invalid(
             [

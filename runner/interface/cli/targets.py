@@ -309,6 +309,14 @@ def count_verdicts(found: Survey) -> dict[str, int]:
     return dict(Counter(verdict.answer for verdict in found.verdicts))
 
 
+def pending_as_json(found: Survey) -> list[dict[str, str]]:
+    """Return the matrices that are not expanded yet, for JSON output."""
+    return [
+        {"step": p.step, "producer": p.producer, "output": p.output, "pattern": p.pattern}
+        for p in found.plan.pending
+    ]
+
+
 def describe_counts(counts: Mapping[str, int]) -> str:
     """Format verdict counts, for example `3 to run, 9 fresh`."""
     words = {

@@ -175,7 +175,8 @@ def _clean(ws: Workspace, args: argparse.Namespace) -> int:
     kept: list[str] = []
     missing: list[str] = []
     for item in _examine_outputs(ws, args):
-        if item.now == "ours" or (item.now == "edited" and args.force):
+        is_forced = item.now == "edited" and args.force
+        if item.now == "ours" or is_forced:
             removed.append(item.row)
         elif item.now == "edited":
             kept.append(item.row.path)

@@ -137,7 +137,9 @@ class Help(argparse.RawDescriptionHelpFormatter):
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         lines = []
         for line in text.splitlines():
-            lines.append(line if line.startswith(" ") else textwrap.fill(line, width))
+            if not line.startswith(" "):
+                line = textwrap.fill(line, width)
+            lines.append(line)
         return "\n".join(lines)
 
 
@@ -209,7 +211,8 @@ def _index_of_verb(words: Sequence[str]) -> int:
 
 def _describe_unknown_verb(verb: str) -> str:
     hint = did_you_mean(verb, VERBS)
-    if not hint and ("@" in verb or verb.endswith((".yaml", ".yml"))):
+    is_recipe = "@" in verb or verb.endswith((".yaml", ".yml"))
+    if is_recipe and not hint:
         hint = f"to run a recipe, use `recipe run {verb}`"
     return f'recipe: unknown verb "{verb}"; {hint or "see recipe --help"}'
 
