@@ -134,12 +134,9 @@ def _snakemake(name: str, source: Path, root: Path, args: argparse.Namespace) ->
     if not source.is_file():
         raise NotFound(f"there is no file {args.file}", fix="pass the path of a Snakefile")
     python = _python_of_snakemake()
-    unasked = CannotRun(
-        f"to read {args.file}, Snakemake executes it", fix="review the file, then add `--yes`"
-    )
-    if not args.yes and not ask_consent(
-        f"to read {args.file}, Snakemake executes it. Continue?", unasked
-    ):
+    warning = f"to read {args.file}, Snakemake executes it"
+    unasked = CannotRun(warning, fix="review the file, then add `--yes`")
+    if not args.yes and not ask_consent(f"{warning}. Continue?", unasked):
         raise unasked
     read = rules_of(python, source, root)
     return from_snakemake(name, read, lambda path: _kind(root / path))

@@ -362,18 +362,13 @@ def _training_of(
         return None
     named = lines[-1].get("gpu")
     gpu = named if isinstance(named, str) else None
-    speeds = {}
-    for name in ("samples_per_second", "tokens_per_second"):
-        rate = metrics.mean_rate(lines, name)
-        if rate:
-            speeds[name] = round(rate, 3)
     training: TrainingStatistics = {
         "steps": len(lines),
         "last_step": lines[-1].get("step"),
         "loss": [_first(lines, "loss"), _first(lines[::-1], "loss")],
         "memory_gb": max(_numbers(lines, "memory_gb"), default=None),
         "gpu": gpu,
-        "speeds": speeds,
+        "speeds": _mean_speeds(lines),
         "step_seconds": None,
         "parts": {},
         "verdict": None,
@@ -391,6 +386,15 @@ def _training_of(
         training["why"] = verdict.why
         training["advice"] = list(verdict.advice)
     return training
+
+
+def _mean_speeds(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    speeds = {}
+    for name in ("samples_per_second", "tokens_per_second"):
+        rate = metrics.mean_rate(lines, name)
+        if rate:
+            speeds[name] = round(rate, 3)
+    return speeds
 
 
 def _cause(done: _Done) -> str:
