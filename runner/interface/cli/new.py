@@ -70,18 +70,12 @@ def run(args: argparse.Namespace) -> int:
     if args.origin is not None or args.gpu is not None:
         files, next_words = _tailor(args, path, name)
     elif args.inputs or args.preset is not None:
-        raise Invalid(
-            [
-                Problem(
-                    "bad-input",
-                    "inputs and --preset require --from",
-                    fix="add --from RECIPE --gpu NAME",
-                )
-            ]
-        )
+        fix = "add --from RECIPE --gpu NAME"
+        raise Invalid([Problem("bad-input", "inputs and --preset require --from", fix=fix)])
     elif args.script is not None:
         made = _draft_script(args.location, path, name, args.script)
-        files, next_words = {path.name: made.text}, _next_steps(shown, made)
+        files = {path.name: made.text}
+        next_words = _next_steps(shown, made)
     else:
         files = _scaffold(name, shown, _path_from_root(args.location, path.parent / name))
         next_words = [

@@ -48,32 +48,7 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    where = filters(args.where)
-    take_stack(args)
-    asked = args.driver
-    if not args.stack:
-        # `request_of` refuses `all` and lists of drivers.
-        args.driver = "local"
-    with Workspace.open(args.workspace, read_only=True) as ws:
-        asked = ",".join(driver_names(ws.config, asked))
-    if args.recipe is None and args.file is None:
-        with Workspace.open(args.workspace, read_only=True) as ws:
-            if args.stack:
-                ws.on(args.stack)
-            found = _ask_drivers(args, ws, asked, _request_any_card, where)
-    else:
-        request = request_of(args)
-        with open_for_run(args.workspace, request) as ws:
-            if args.stack:
-                ws.on(args.stack)
-            survey = preview(ws, request, Choice())
-            found = _ask_drivers(
-                args,
-                ws,
-                asked,
-                lambda cluster: wishes(ws, survey, asked, args.stack, cluster=cluster),
-                where,
-            )
+    found = _ask_offers(args)
     by_step: dict[str, list[Shelf]] = {}
     for step, shelf in found:
         by_step.setdefault(step, []).append(shelf)
@@ -87,6 +62,33 @@ def run(args: argparse.Namespace) -> int:
     for step, shelves in by_step.items():
         _print_offers(step, shelves)
     return 0
+
+
+def _ask_offers(args: argparse.Namespace) -> list[tuple[str, Shelf]]:
+    """Return the offers for the steps of a recipe; without a recipe, the offers for one GPU."""
+    where = filters(args.where)
+    take_stack(args)
+    asked = args.driver
+    if not args.stack:
+        # `request_of` refuses `all` and lists of drivers.
+        args.driver = "local"
+    with Workspace.open(args.workspace, read_only=True) as ws:
+        asked = ",".join(driver_names(ws.config, asked))
+    if args.recipe is None and args.file is None:
+        with Workspace.open(args.workspace, read_only=True) as ws:
+            if args.stack:
+                ws.on(args.stack)
+            return _ask_drivers(args, ws, asked, _request_any_card, where)
+    request = request_of(args)
+    with open_for_run(args.workspace, request) as ws:
+        if args.stack:
+            ws.on(args.stack)
+        survey = preview(ws, request, Choice())
+
+        def wanted(cluster: bool) -> dict[str, OfferRequest]:
+            return wishes(ws, survey, asked, args.stack, cluster=cluster)
+
+        return _ask_drivers(args, ws, asked, wanted, where)
 
 
 def _request_any_card(cluster: bool) -> dict[str, OfferRequest]:

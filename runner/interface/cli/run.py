@@ -429,7 +429,8 @@ def _check_multi_node(
     has_head = is_kept = False
     if args.stack:
         stack = ws.config.stack(args.stack)
-        has_head, is_kept = stack.head is not None, bool(stack.keep)
+        has_head = stack.head is not None
+        is_kept = bool(stack.keep)
     traits = next(iter(drivers.values())).traits
     if len(drivers) > 1:
         # The nodes of a step could come from different providers.

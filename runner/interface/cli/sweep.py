@@ -106,7 +106,9 @@ def run(args: argparse.Namespace) -> int:
     args.goal = (asked.metric, args.min is not None) if args.stop_early else None
     with Workspace.open(args.workspace) as ws:
         ws.share(args.store)
-        return _search(ws, asked) if args.tpe is not None else _try_combinations(ws, asked)
+        if args.tpe is not None:
+            return _search(ws, asked)
+        return _try_combinations(ws, asked)
 
 
 class _SweepRequest(NamedTuple):
@@ -132,11 +134,9 @@ class _SweepRequest(NamedTuple):
     @property
     def uses(self) -> str:
         """Return the swept recipe as the generated recipe refers to it: a relative path or a name."""
-        return (
-            os.path.relpath(os.path.abspath(self.source), self.folder)
-            if is_path(self.meant)
-            else self.meant
-        )
+        if not is_path(self.meant):
+            return self.meant
+        return os.path.relpath(os.path.abspath(self.source), self.folder)
 
     @property
     def name(self) -> str:
@@ -146,10 +146,8 @@ class _SweepRequest(NamedTuple):
         """Return the Request for the generated recipe at `path`, with the inputs that are not
         swept.
         """
-        out, folders = (
-            published_below(self.args) or Path("sweeps"),
-            self.args.location.folders(fixed),
-        )
+        out = published_below(self.args) or Path("sweeps")
+        folders = self.args.location.folders(fixed)
         recipe = f"./{path.relative_to(os.path.abspath(self.args.workspace))}"
         return Request(
             recipe,
@@ -198,18 +196,18 @@ def _search(ws: Workspace, asked: _SweepRequest) -> int:
 
     The generated recipe lists all trials, so that a later call with the same search continues them.
     """
-    args, least, metric = asked.args, asked.args.min is not None, str(asked.metric)
+    args, metric = asked.args, str(asked.metric)
+    least = args.min is not None
     search.library()  # raises an error if Optuna is missing, before any step runs
     where = sweeps.search_space(
         asked.recipe, asked.given, preset=args.preset, origins=asked.origins, metric=metric
     )
     fixed = {name: str(each) for name, each in where.fixed.items()}
-    study = of_value(
-        "search",
-        [asked.uses, {**where._asdict(), "fixed": fixed}, args.preset, metric, least, args.seed],
-    )
+    space = {**where._asdict(), "fixed": fixed}
+    study = of_value("search", [asked.uses, space, args.preset, metric, least, args.seed])
     path = asked.folder / f"{asked.name}-tpe-{study[:8]}.yaml"
-    request, code = asked.request(path, where.fixed), 0
+    request = asked.request(path, where.fixed)
+    code = 0
     drawn = sweeps.read_trials(document.read(path).value, where.axes) if path.exists() else []
     while True:
         if drawn and not args.dry_run:
