@@ -68,21 +68,17 @@ class _ListedRecipe(NamedTuple):
 
 def _list(args: argparse.Namespace) -> int:
     known = [_listed_from_library(entry) for entry in library.entries()]
-    here = [
-        _ListedRecipe(f"./{entry.path.name}", entry, "folder", "in this directory")
-        for entry in library.list_recipes(args.location.here)
-    ]
+    here = [_listed_from_folder(entry) for entry in library.list_recipes(args.location.here)]
     faults = library.faults()
     if args.json:
         print(json.dumps([_listed_as_json(row) for row in [*known, *here]], indent=2))
     else:
         _print_groups([*here, *known])
         if not args.quiet:
-            print(
-                "Run `recipe show NAME` for the inputs of a recipe, `recipe new NAME` to create your own."
-                if known or here
-                else "no recipes; create one with `recipe new NAME`"
-            )
+            hint = "no recipes; create one with `recipe new NAME`"
+            if known or here:
+                hint = "Run `recipe show NAME` for the inputs of a recipe, `recipe new NAME` to create your own."
+            print(hint)
     if faults:
         raise Invalid(faults)
     return 0
@@ -92,6 +88,10 @@ def _listed_from_library(entry: library.LibraryEntry) -> _ListedRecipe:
     """Return a recipe of the library or of an installed package."""
     title = f"from {entry.origin}" if entry.origin else "library"
     return _ListedRecipe(entry.id, entry, entry.origin or "library", title)
+
+
+def _listed_from_folder(entry: library.LibraryEntry) -> _ListedRecipe:
+    return _ListedRecipe(f"./{entry.path.name}", entry, "folder", "in this directory")
 
 
 def _listed_as_json(row: _ListedRecipe) -> dict[str, str]:
@@ -125,6 +125,7 @@ def _validate(args: argparse.Namespace) -> int:
     from ..diagnostics import render
 
     names, given = split_words(args.words)
+    reports_valid = args.format == "text" and not args.quiet
     found: list[Problem] = []
     for name in dict.fromkeys(names or ["./recipe.yaml"]):
         mine: list[Problem]
@@ -134,7 +135,8 @@ def _validate(args: argparse.Namespace) -> int:
                     sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>", args.workspace, given
                 )
             else:
-                meant = library.resolve(args.location, name if names else None)
+                word = name if names else None
+                meant = library.resolve(args.location, word)
                 path = library.find(meant, args.workspace)
                 mine = validation.check_file(
                     Path(beside(str(path))), args.workspace, given, own=is_path(meant)
@@ -142,16 +144,17 @@ def _validate(args: argparse.Namespace) -> int:
         except NotFound as error:
             mine = [Problem("not-found", str(error), fix=error.fix)]
         found += mine
-        if (
-            args.format == "text"
-            and not args.quiet
-            and not any(problem.severity == "error" for problem in mine)
-        ):
+        if reports_valid and not _errors_in(mine):
             print(f"{name}: valid", file=sys.stderr)
-    if args.quiet:
-        found = [problem for problem in found if problem.severity == "error"]
-    sys.stdout.write(render(found, args.format, color(sys.stdout)))
-    return Invalid.exit_code if any(problem.severity == "error" for problem in found) else 0
+    errors = _errors_in(found)
+    shown = errors if args.quiet else found
+    sys.stdout.write(render(shown, args.format, color(sys.stdout)))
+    return Invalid.exit_code if errors else 0
+
+
+def _errors_in(problems: Sequence[Problem]) -> list[Problem]:
+    """Return the problems that make a recipe invalid, without warnings."""
+    return [problem for problem in problems if problem.severity == "error"]
 
 
 # -- schema ----------------------------------------------------------------------------------------
@@ -181,5 +184,7 @@ def _schema(args: argparse.Namespace) -> int:
         from ...language.reference import markdown
 
         text = markdown(json.loads(text))
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    if not text.endswith("\n"):
+        text += "\n"
+    sys.stdout.write(text)
     return 0

@@ -7,7 +7,7 @@ import json
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ from .flags import add_request, color, request_of
 from .targets import open_for_run
 
 if TYPE_CHECKING:
-    from ...advice.rules import RuleFindings
+    from ...advice.rules import Finding, RuleFindings
     from ...survey.request import Request
 
 
@@ -68,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
         if args.fix and verdict.findings:
             verdict = _fix_and_check(ws, request, args, host, found, verdict)
     bad = ("error", "warning") if args.strict else ("error",)
-    return 3 if any(finding.rule.severity in bad for finding in verdict.findings) else 0
+    if any(finding.rule.severity in bad for finding in verdict.findings):
+        return 3
+    return 0
 
 
 def _check_request(
@@ -90,8 +92,13 @@ def _check_request(
 
 
 def _argument_of(ws: Workspace, request: Request) -> str:
-    path = from_here(ws.root, request.recipe) if is_path(request.recipe) else request.recipe
-    return path if "/" in path or not is_path(path) else f"./{path}"
+    """Return the recipe of a request as a word of a command line."""
+    path = request.recipe
+    if is_path(path):
+        path = from_here(ws.root, path)
+    if is_path(path) and "/" not in path:
+        return f"./{path}"
+    return path
 
 
 def _driver(args: argparse.Namespace) -> str:
@@ -124,9 +131,12 @@ def _print_warnings(ws: Workspace, found: Survey) -> None:
 
 
 def _print(found: Survey, verdict: RuleFindings, args: argparse.Namespace) -> None:
-    worth = [each for each in verdict.findings if each.rule.severity == "error" or not args.quiet]
-    missing = 0 if args.quiet else len(verdict.unchecked)
-    print(render(problems(worth, found), args.format, color(sys.stdout), unchecked=missing), end="")
+    shown: Sequence[Finding] = verdict.findings
+    missing = len(verdict.unchecked)
+    if args.quiet:
+        shown = [finding for finding in verdict.findings if finding.rule.severity == "error"]
+        missing = 0
+    print(render(problems(shown, found), args.format, color(sys.stdout), unchecked=missing), end="")
     if args.format != "text":
         if missing:
             print(
@@ -135,22 +145,13 @@ def _print(found: Survey, verdict: RuleFindings, args: argparse.Namespace) -> No
             )
         return
     if not verdict.findings and not args.quiet:
-        print(
-            f"{found.plan.recipe}: "
-            + (
-                f"no problems found, {missing} rules not checked"
-                if missing
-                else "no known problems found"
-            )
-        )
+        result = "no known problems found"
+        if missing:
+            result = f"no problems found, {missing} rules not checked"
+        print(f"{found.plan.recipe}: {result}")
     if args.verbose:
-        print(
-            "".join(
-                f"not checked: {each.rule.id}: {safe_line(each.why)}\n"
-                for each in verdict.unchecked
-            ),
-            end="",
-        )
+        for each in verdict.unchecked:
+            print(f"not checked: {each.rule.id}: {safe_line(each.why)}")
     elif missing:
         print(f"{_describe_missing_facts(verdict)}; -v lists the rules")
     cost = found.plan.settings.limits.cost

@@ -7,6 +7,7 @@ import json
 import shlex
 import time
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.json:
         print(json.dumps([_as_json(state) for state in states], indent=2))
     else:
-        lines = [line for state in states for line in _as_text(state)]
+        lines = list(chain.from_iterable(map(_as_text, states)))
         if any(state.newest() for state in states):
             lines += _resume_hints(found, states, request)
         print("\n".join(lines))
@@ -101,11 +102,14 @@ def _is_request_word(word: str) -> bool:
 
 def _find_states(ws: Workspace, found: Survey, step: str | None) -> list[StepState]:
     """Return the checkpoint directories of a step; of all steps for None.  Raises NotFound."""
-    nodes = find_nodes(found, step) if step is not None else range(len(found.plan.nodes))
+    if step is None:
+        nodes: Sequence[int] = range(len(found.plan.nodes))
+        subject = f"the steps of {found.plan.recipe} keep"
+    else:
+        nodes = find_nodes(found, step)
+        subject = f"{readable(step)} keeps"
     states = kept_state.find_states(ws, found, nodes)
     if not states:
-        recipe = found.plan.recipe
-        subject = f"{readable(step)} keeps" if step is not None else f"the steps of {recipe} keep"
         raise NotFound(
             f"{subject} no checkpoints",
             fix='declare checkpoints in the step: `state: {checkpoints: {checkpoint: "step-*"}}`',
@@ -115,10 +119,11 @@ def _find_states(ws: Workspace, found: Survey, step: str | None) -> list[StepSta
 
 def _resume_hints(found: Survey, states: Sequence[StepState], request: Request) -> list[str]:
     """Return lines with the commands that resume from the newest or an earlier checkpoint."""
-    up_to_date = [
-        each.step for each in states if found.verdicts[found.plan.index[each.step]].answer == FRESH
-    ]
-    reruns = dict.fromkeys(f" -R {shlex.quote(readable(step))}" for step in up_to_date)
+    reruns: dict[str, None] = {}
+    for state in states:
+        # A step that is up to date would not run, and so would not resume.
+        if found.verdicts[found.plan.index[state.step]].answer == FRESH:
+            reruns[f" -R {shlex.quote(readable(state.step))}"] = None
     return [
         f"to resume from the newest complete checkpoint: {_command_of(request)}{''.join(reruns)}",
         "to resume from an earlier one: recipe checkpoints STEP --number N --resume",
@@ -156,7 +161,8 @@ def _command_of(request: Request) -> str:
     if request.preset:
         words += ["--preset", request.preset]
     for name, value in request.inputs.items():
-        words.append(f"{name}={value if isinstance(value, str) else json.dumps(value)}")
+        text = value if isinstance(value, str) else json.dumps(value)
+        words.append(f"{name}={text}")
     return f"recipe run {shlex.join(words)}"
 
 
@@ -189,10 +195,26 @@ def _row(each: Checkpoint, newest: Checkpoint | None, best: Checkpoint | None) -
 def _as_json(state: StepState) -> dict[str, object]:
     newest, best = state.newest(), state.best()
     return {
-        "step": state.step, "state": state.state, "folder": str(state.folder), "note": state.note,
-        "checkpoints": [
-            {"path": str(each.path), "number": each.number, "step": each.step, "bytes": each.size, "made": each.made, "whole": not each.why,
-             "why": each.why, "aside": each.aside, "newest": each is newest, "best": each is best}
-            for each in state.checkpoints
-        ],
-    }  # fmt: skip
+        "step": state.step,
+        "state": state.state,
+        "folder": str(state.folder),
+        "note": state.note,
+        "checkpoints": [_checkpoint_as_json(each, newest, best) for each in state.checkpoints],
+    }
+
+
+def _checkpoint_as_json(
+    each: Checkpoint, newest: Checkpoint | None, best: Checkpoint | None
+) -> dict[str, object]:
+    return {
+        "path": str(each.path),
+        "number": each.number,
+        "step": each.step,
+        "bytes": each.size,
+        "made": each.made,
+        "whole": not each.why,
+        "why": each.why,
+        "aside": each.aside,
+        "newest": each is newest,
+        "best": each is best,
+    }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -132,9 +132,12 @@ def _candidates_of_verb(verb: str, before: list[str], word: str) -> Iterator[str
         yield from _values(value_flags[flag], flag, word, before)
         return
     flag, equals, value = word.partition("=")
-    if equals and flag.startswith("--") and flag in value_flags:
-        found = _values(value_flags[flag], flag, value, before)
-        yield from (f"{flag}={each}" for each in found if not each.startswith(":"))
+    takes_value = flag.startswith("--") and flag in value_flags
+    if equals and takes_value:
+        for found in _values(value_flags[flag], flag, value, before):
+            # `:files` and `:folders` are requests to the shell, not values.
+            if not found.startswith(":"):
+                yield f"{flag}={found}"
     elif word.startswith("-"):
         yield from _flags(parser, word)
     else:
@@ -143,12 +146,12 @@ def _candidates_of_verb(verb: str, before: list[str], word: str) -> Iterator[str
 
 
 def _flags_with_value(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    return {
-        option: action
-        for action in parser._actions
-        for option in action.option_strings
-        if action.nargs != 0
-    }
+    """Return the actions of the flags that take a value, by flag."""
+    found = {}
+    for action in parser._actions:
+        if action.nargs != 0:
+            found.update(dict.fromkeys(action.option_strings, action))
+    return found
 
 
 def _verbs(word: str) -> Iterator[str]:
@@ -161,12 +164,12 @@ def _verbs(word: str) -> Iterator[str]:
 def _flags(parser: argparse.ArgumentParser, word: str) -> Iterator[str]:
     """Yield the flags that start with `word`; short flags only if `word` has one or two characters."""
     shows_short = word != "--" and len(word) < 3
-    known = [
-        f"{option}\t{action.help}" if action.help else option
-        for action in parser._actions
-        for option in action.option_strings
-        if option.startswith("--") or shows_short
-    ]
+    known = []
+    for action in parser._actions:
+        says = f"\t{action.help}" if action.help else ""
+        for option in action.option_strings:
+            if option.startswith("--") or shows_short:
+                known.append(f"{option}{says}")
     yield from _starting_with(word, known)
 
 
@@ -203,17 +206,29 @@ def _positional_candidates(
     `positionals` are the earlier ones on the command line.
     """
     actions = [action for action in parser._actions if not action.option_strings]
-    choices = next((action.choices for action in actions if action.choices is not None), None)
+    choices = _find_choices(actions)
     name, equals, value = word.partition("=")
     if choices is not None:
         yield from _starting_with(word, map(str, choices))
     elif equals:
         yield from _input_values(_recipe(positionals, place), name, value)
     else:
-        if any("STEP" in str(action.metavar) or action.dest == "step" for action in actions):
+        if any(map(_takes_step, actions)):
             yield from _starting_with(word, _names(_recipe(positionals, place), "steps"))
         if any(action.dest in ("recipe", "words") for action in actions):
             yield from _recipes_and_inputs(verb, word, positionals, place)
+
+
+def _find_choices(actions: Sequence[argparse.Action]) -> Iterable[Any] | None:
+    """Return the choices of the first argument that has any."""
+    for action in actions:
+        if action.choices is not None:
+            return action.choices
+    return None
+
+
+def _takes_step(action: argparse.Action) -> bool:
+    return "STEP" in str(action.metavar) or action.dest == "step"
 
 
 def _recipes_and_inputs(
@@ -234,12 +249,11 @@ def _input_names(word: str, positionals: list[str], place: CallerLocation) -> It
     """Yield `NAME=` for the recipe's inputs that have no value yet, except secrets."""
     inputs = _section(_recipe(positionals, place), "inputs")
     given = {each.partition("=")[0] for each in positionals}
-    names = (
-        f"{name}=\t{_describe_input(spec)}"
-        for name, spec in inputs.items()
-        if name not in given and not _is_secret(spec)
-    )
-    yield from _starting_with(word, names)
+    found = []
+    for name, spec in inputs.items():
+        if name not in given and not _is_secret(spec):
+            found.append(f"{name}=\t{_describe_input(spec)}")
+    yield from _starting_with(word, found)
 
 
 def _recipes(word: str, place: CallerLocation) -> Iterator[str]:
@@ -249,9 +263,8 @@ def _recipes(word: str, place: CallerLocation) -> Iterator[str]:
     entries = (f"{entry.id}\t{entry.summary}" for entry in library.entries())
     yield from _starting_with(word, entries)
     head = "./" if not word or word.startswith("./") else ""
-    files = (
-        f"{head}{entry.path.name}\t{entry.summary}" for entry in library.list_recipes(place.here)
-    )
+    here = library.list_recipes(place.here)
+    files = (f"{head}{entry.path.name}\t{entry.summary}" for entry in here)
     yield from _starting_with(word, files)
     if "/" in word:
         yield ":files"
@@ -291,9 +304,14 @@ def _possible_recipes(words: Sequence[str]) -> list[str]:
     names.
     """
     files = _values_after(words, "-f", "--file")
-    positionals = [word for word in words if "=" not in word and not word.startswith("-")]
-    ids = [word for word in positionals if is_path(word) or "@" in word]
-    names = [word for word in positionals if word.isidentifier()]
+    ids, names = [], []
+    for word in words:
+        if "=" in word or word.startswith("-"):
+            continue
+        if is_path(word) or "@" in word:
+            ids.append(word)
+        if word.isidentifier():
+            names.append(word)
     return files + ids + names
 
 
@@ -304,7 +322,9 @@ def _values_after(words: Sequence[str], *flags: str) -> list[str]:
 
 def _section(recipe: Any, name: str) -> dict[str, Any]:
     """Return a mapping of the recipe, without keys that are no texts; empty if it is missing."""
-    found = recipe.get(name) if isinstance(recipe, dict) else None
+    if not isinstance(recipe, dict):
+        return {}
+    found = recipe.get(name)
     if not isinstance(found, dict):
         return {}
     return {key: value for key, value in found.items() if isinstance(key, str)}
@@ -328,7 +348,9 @@ def _describe_input(spec: Any) -> str:
 def _location_of(words: Sequence[str]) -> CallerLocation:
     """Return the location of `-C`, otherwise of the current directory."""
     folders = _values_after(words, "-C")
-    return CallerLocation(Path(folders[0]).expanduser()) if folders else location(os.environ)
+    if not folders:
+        return location(os.environ)
+    return CallerLocation(Path(folders[0]).expanduser())
 
 
 def _positional_words(words: list[str], value_flags: dict[str, argparse.Action]) -> list[str]:
@@ -340,15 +362,18 @@ def _positional_words(words: list[str], value_flags: dict[str, argparse.Action])
         if before not in value_flags:
             found.append(word)
         elif before in ("-f", "--file"):
-            found.append(word if "/" in word else f"./{word}")
+            path = word if "/" in word else f"./{word}"
+            found.append(path)
     return found
 
 
 def _starting_with(word: str, candidates: Any) -> Iterator[str]:
     for candidate in candidates:
-        # Line breaks and control characters in a summary become spaces.
-        text = "".join(
-            char if char.isprintable() or char == "\t" else " " for char in str(candidate)
-        )
+        text = "".join(map(_printable, str(candidate)))
         if text.startswith(word):
             yield text
+
+
+def _printable(char: str) -> str:
+    """Return a character of a candidate; a space for a line break or control character."""
+    return char if char.isprintable() or char == "\t" else " "

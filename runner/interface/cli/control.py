@@ -127,17 +127,19 @@ def _stop(transport: Transport, run: str, args: argparse.Namespace) -> int:
     """
     keep_hosts = args.verb == "pause" and args.keep_host
     outcome = _stop_run(transport, run, args.verb, keep_hosts=keep_hosts)
-    if not outcome.done and outcome.state not in FINAL and not args.no_wait:
+    is_pending = not outcome.done and outcome.state not in FINAL
+    if is_pending and not args.no_wait:
         outcome = _wait_for_end(transport, run, args.verb, keep_hosts=keep_hosts)
     print(describe_outcome(outcome, args.verb))
-    return 0 if outcome.done or outcome.state not in FINAL else 1
+    # The run ended in another way before the request took effect.
+    came_late = not outcome.done and outcome.state in FINAL
+    return 1 if came_late else 0
 
 
 def _stop_run(transport: Transport, run: str, verb: str, *, keep_hosts: bool) -> Outcome:
     """Send a cancel or pause request and print its notices."""
-    outcome = transport.request(
-        run, "cancel" if verb == "cancel" else "pause", keep_hosts=keep_hosts
-    )
+    action: Literal["cancel", "pause"] = "cancel" if verb == "cancel" else "pause"
+    outcome = transport.request(run, action, keep_hosts=keep_hosts)
     for text in outcome.said:
         print(safe_line(f"recipe: {text}"), file=sys.stderr)
     return outcome
@@ -180,7 +182,8 @@ def describe_outcome(outcome: Outcome, verb: str) -> str:
 def _timeout_error(transport: Transport, run: str, verb: str) -> Busy:
     # A worker's name contains its PID: `HOST process PID`, or `process PID` for a worker of this
     # machine.
-    who = next((f" ({each.worker})" for each in transport.workers() if run in each.runs), "")
+    workers = [each.worker for each in transport.workers() if run in each.runs]
+    who = f" ({workers[0]})" if workers else ""
     to = f" --to {transport.name}" if transport.name else ""
     fix = (
         f"check the output with `recipe logs {run} -f{to}`; "
@@ -208,10 +211,13 @@ def _continue_locally(transport: LocalTransport, run: str, args: argparse.Namesp
     if args.driver is not None:
         check_driver(args.driver)
     # A submitted run goes to a worker again, and a run of `recipe run` continues in this terminal.
-    queue = args.queue or row.due is not None or bool(row.bundle)
+    was_submitted = row.due is not None or bool(row.bundle)
+    queue = args.queue or was_submitted
     if queue and args.driver is not None:
         raise _fixed_driver_error()
-    if queue or (args.verb == "retry" and row.state not in FINAL):
+    # `_continue` refuses to retry a run that has not finished.
+    is_too_early = args.verb == "retry" and row.state not in FINAL
+    if queue or is_too_early:
         return _continue(transport, run, args)
     if args.verb == "retry":
         return _execute(transport.ws, row, args, requests.retried_choice(row, args.begin))
@@ -220,7 +226,8 @@ def _continue_locally(transport: LocalTransport, run: str, args: argparse.Namesp
 
 def _resume(ws: Workspace, run: str, args: argparse.Namespace) -> int:
     outcome = requests.resume(ws, run, queue=False)
-    if outcome.done or outcome.state in FINAL or ws.store.runs.live(run):
+    is_settled = outcome.done or outcome.state in FINAL
+    if is_settled or ws.store.runs.live(run):
         print(describe_outcome(outcome, "resume"))
         return 0
     row = ws.store.runs.get(run)

@@ -64,7 +64,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps([finding._asdict() for finding in found], indent=2))
     else:
         _print_findings(found, only_problems=bool(args.quiet))
-    return 2 if any(finding.state == "missing" for finding in found) else 0
+    if any(finding.state == "missing" for finding in found):
+        return 2
+    return 0
 
 
 def _print_findings(found: Sequence[ProbeLine], *, only_problems: bool) -> None:
@@ -123,7 +125,8 @@ def _software() -> Iterator[ProbeLine]:
 def _sandbox() -> ProbeLine:
     from ...hosts.sandbox import find_local_refusal
 
-    if why := find_local_refusal():
+    why = find_local_refusal()
+    if why:
         return ProbeLine("note", "sandbox", why, "allow user namespaces for steps with `sandbox`")
     return ProbeLine("ok", "sandbox", "user, mount, process and network namespaces")
 
@@ -135,7 +138,8 @@ def _machine() -> Iterator[ProbeLine]:
     memory, cgroup = cgroups.memory()
     installed = f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"
     limited = f"{memory / 1e9:.1f} GB (limit of this cgroup; the machine has {installed})"
-    yield ProbeLine("ok", "memory", limited if cgroup else installed)
+    usable = limited if cgroup else installed
+    yield ProbeLine("ok", "memory", usable)
     yield _sandbox()
     yield _gpus()
 
@@ -155,11 +159,12 @@ def _gpus() -> ProbeLine:
         driver = Path("/proc/driver/nvidia/version").read_text("utf-8").splitlines()[0].strip()
     except (OSError, IndexError):
         driver = "driver unknown"
-    names = ", ".join(
-        f"{device.name} is {device.uuid}" if device.uuid not in ("", device.name) else device.name
-        for device in found
-    )
-    return ProbeLine("ok", "gpus", f"{len(found)} ({driver}{setting}): {names}")
+    names = []
+    for device in found:
+        has_uuid = device.uuid not in ("", device.name)
+        name = f"{device.name} is {device.uuid}" if has_uuid else device.name
+        names.append(name)
+    return ProbeLine("ok", "gpus", f"{len(found)} ({driver}{setting}): {', '.join(names)}")
 
 
 def _extensions() -> Iterator[ProbeLine]:

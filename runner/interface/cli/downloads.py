@@ -29,25 +29,19 @@ def run(args: argparse.Namespace) -> int:
 def _fetch(there: HttpTransport, args: argparse.Namespace) -> int:
     run = Run(there, there.find(args.run))
     now = run.status()
-    folder = (
-        Path(args.location.typed(str(args.out)))
-        if args.out is not None
-        else Path("out") / now.recipe / run.id
-    )
+    folder = Path("out") / now.recipe / run.id
+    if args.out is not None:
+        folder = Path(args.location.typed(str(args.out)))
     folder = args.workspace / folder
     paths = run.download(folder, overwrite=args.overwrite)
     names = {path: path.relative_to(os.path.abspath(folder)).as_posix() for path in paths}
     if args.json:
-        files = [
-            {"name": names[path], "path": beside(str(path)), "bytes": path.lstat().st_size}
-            for path in paths
-        ]
-        print(
-            json.dumps(
-                {"run": run.id, "server": there.name, "state": now.state, "files": files},
-                indent=2,
-            )
-        )
+        files = []
+        for path in paths:
+            size = path.lstat().st_size
+            files.append({"name": names[path], "path": beside(str(path)), "bytes": size})
+        facts = {"run": run.id, "server": there.name, "state": now.state, "files": files}
+        print(json.dumps(facts, indent=2))
     elif not args.quiet:
         for path in paths:
             print(safe_line(f"{names[path]}  {beside(str(path))}  {about(path.lstat().st_size)}"))

@@ -40,8 +40,10 @@ EVENTS_HELP: Final = "Print one JSON event per line"
 
 def section(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
     """Return the parser's argument group `title`; create the group if missing."""
-    found = [group for group in parser._action_groups if group.title == title]
-    return found[0] if found else parser.add_argument_group(title)
+    for group in parser._action_groups:
+        if group.title == title:
+            return group
+    return parser.add_argument_group(title)
 
 
 def hide(parser: argparse.ArgumentParser, *names: str) -> None:
@@ -99,12 +101,15 @@ def add_request(
         "and ignores locks and images",
     )
     where = section(parser, WHERE)
+    driver, default = "local", "local"
+    if all_drivers:
+        driver, default = "all", "all providers with credentials"
     where.add_argument(
         "--driver",
-        default="all" if all_drivers else "local",
+        default=driver,
         metavar="NAME",
         help="Driver for the run, or any:NAME,NAME for the cheapest of several drivers (default: "
-        + ("all providers with credentials)" if all_drivers else "local)"),
+        f"{default})",
     )
     where.add_argument(
         "--host",
@@ -153,17 +158,23 @@ def recipe_and_values(args: argparse.Namespace) -> tuple[str, dict[str, object],
     from ...language import library
 
     words, name = list(args.inputs), args.recipe
-    if name is not None and (
-        args.file is not None or ("=" in name and "/" not in name.partition("=")[0])
-    ):
-        words.insert(0, name)
-        name = None
-    recipe = (
-        library.resolve_path(args.location, args.file)
-        if args.file is not None
-        else library.resolve(args.location, name)
-    )
+    # argparse takes the first word for the recipe, even if that is an input value.
+    if name is not None:
+        is_value = args.file is not None or _is_input_value(name)
+        if is_value:
+            words.insert(0, name)
+            name = None
+    if args.file is not None:
+        recipe = library.resolve_path(args.location, args.file)
+    else:
+        recipe = library.resolve(args.location, name)
     return recipe, *values_of(args, parse_pairs(words))
+
+
+def _is_input_value(word: str) -> bool:
+    """Return True for INPUT=VALUE; False for a path such as `./a=b.yaml`."""
+    name, equals, _ = word.partition("=")
+    return bool(equals) and "/" not in name
 
 
 def request_of(args: argparse.Namespace) -> Any:
@@ -264,17 +275,17 @@ def values_of(
         return words, {}
     from ...survey.values_files import read_values
 
-    read, origins = read_values(
-        [(name, args.location.here / Path(name).expanduser()) for name in args.values_files]
-    )
-    return {**read, **words}, {
-        name: origin for name, origin in origins.items() if name not in words
-    }
+    files = [(name, args.location.here / Path(name).expanduser()) for name in args.values_files]
+    read, origins = read_values(files)
+    from_files = {name: origin for name, origin in origins.items() if name not in words}
+    return {**read, **words}, from_files
 
 
 def published_below(args: argparse.Namespace) -> Path | None:
     """Return the `--out` directory relative to the workspace; None without a local `--out`."""
-    return Path(args.location.typed(str(args.out))) if isinstance(args.out, Path) else None
+    if not isinstance(args.out, Path):
+        return None
+    return Path(args.location.typed(str(args.out)))
 
 
 def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -283,7 +294,8 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     given: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        if equals and "/" not in name and not name.endswith((".yaml", ".yml")):
+        is_file = "/" in name or name.endswith((".yaml", ".yml"))
+        if equals and not is_file:
             given[name] = value
         else:
             names.append(word)
@@ -292,9 +304,8 @@ def split_words(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
 
 def check_driver(name: str) -> None:
     """Check that the driver is installed; `any:…` is checked later.  Raises NotFound."""
-    if (
-        name == "local" or name.partition(":")[0] == ANY
-    ):  # the drivers of `any` are checked with the settings
+    # The drivers of `any` are checked with the settings.
+    if name == "local" or name.partition(":")[0] == ANY:
         return
     from ... import extensions
 
@@ -308,9 +319,8 @@ def check_driver(name: str) -> None:
 
 def color(stream: Any) -> bool:
     """Return True if colors may be written to the stream."""
-    return (
-        bool(stream.isatty()) and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-    )
+    is_refused = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    return bool(stream.isatty()) and not is_refused
 
 
 def ask_consent(question: str, unasked: RecipeError) -> bool:

@@ -8,17 +8,23 @@ from __future__ import annotations
 import argparse
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from ...execution.session import preview
 from ...planning.ids import names, readable
 from ..tail import safe_ids, safe_line
-from .targets import add_request_words, describe_request, open_for_reading, resolve_requests
+from .targets import (
+    add_request_words,
+    describe_request,
+    open_for_reading,
+    pending_as_json,
+    resolve_requests,
+)
 
 if TYPE_CHECKING:
-    from ...survey.survey import Survey
+    from ...survey.survey import Survey, WaitingStep
 
 COLLAPSED: Final = 10
 """Maximum number of matrix instances that are drawn as separate nodes."""
@@ -56,15 +62,12 @@ def run(args: argparse.Namespace) -> int:
     for found in surveys:
         drawing = draw(found)
         if args.format == "tree":
-            print("\n".join([describe_request(found), *tree(drawing)]))
+            lines = [describe_request(found), *tree(drawing)]
+        elif args.format == "mermaid":
+            lines = mermaid(drawing)
         else:
-            print(
-                "\n".join(
-                    mermaid(drawing)
-                    if args.format == "mermaid"
-                    else dot(drawing, found.plan.recipe)
-                )
-            )
+            lines = dot(drawing, found.plan.recipe)
+        print("\n".join(lines))
     return 0
 
 
@@ -85,36 +88,50 @@ def draw(found: Survey) -> dict[str, GraphNode]:
     """
     steps = found.plan.graph
     answer = dict(zip(steps, (verdict.answer for verdict in found.verdicts), strict=True))
-    instances = Counter(map(_family, steps))
-    name = {id: id if instances[_family(id)] <= COLLAPSED else f"{_family(id)}[…]" for id in steps}
+    box_of = _boxes_of_steps(steps)
     members: dict[str, list[str]] = {}
     for id in steps:
-        members.setdefault(name[id], []).append(id)
+        members.setdefault(box_of[id], []).append(id)
     boxes = {}
-    for id, ids in members.items():
-        answers = Counter(answer[each] for each in ids)
-        needs = dict.fromkeys(
-            name[need] for each in ids for need in steps.pred[each] if name[need] != id
-        )
-        words = (
-            next(iter(answers))
-            if len(ids) == 1
-            else f"{len(ids)} instances: {', '.join(f'{c} {a}' for a, c in answers.items())}"
-        )
-        boxes[id] = GraphNode(
-            words, next(iter(answers)) if len(answers) == 1 else "mixed", tuple(needs)
-        )
+    for box, ids in members.items():
+        needs: dict[str, None] = {}
+        for id in ids:
+            needs.update(dict.fromkeys(box_of[need] for need in steps.pred[id]))
+        needs.pop(box, None)  # no arrow from a box to itself
+        answers = Counter(answer[id] for id in ids)
+        boxes[box] = _node_of(answers, tuple(needs))
     for step in found.later:
-        known = [
-            name[found.plan.nodes[n].id]
-            for need in step.needs
-            for n in sorted(found.plan.nodes_named(need))
-        ]
-        others = [
-            other.shown for need in step.needs for other in found.later if need in names(other.id)
-        ]
-        boxes[step.shown] = GraphNode(step.why, "maybe", tuple(dict.fromkeys([*known, *others])))
+        boxes[step.shown] = GraphNode(step.why, "maybe", _needs_of_later(found, step, box_of))
     return boxes
+
+
+def _boxes_of_steps(steps: Iterable[str]) -> dict[str, str]:
+    """Return the box of each step: the step itself, or its matrix if that is large."""
+    families = {id: _family(id) for id in steps}
+    instances = Counter(families.values())
+    boxes = {}
+    for id, family in families.items():
+        boxes[id] = id if instances[family] <= COLLAPSED else f"{family}[…]"
+    return boxes
+
+
+def _node_of(answers: Counter[str], needs: tuple[str, ...]) -> GraphNode:
+    """Return the box of steps with these verdicts."""
+    answer = next(iter(answers)) if len(answers) == 1 else "mixed"
+    if answers.total() == 1:
+        return GraphNode(answer, answer, needs)
+    counts = ", ".join(f"{count} {each}" for each, count in answers.items())
+    return GraphNode(f"{answers.total()} instances: {counts}", answer, needs)
+
+
+def _needs_of_later(found: Survey, step: WaitingStep, box_of: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the boxes on which a step depends that is not expanded yet."""
+    known: list[str] = []
+    others: list[str] = []
+    for need in step.needs:
+        known += [box_of[found.plan.nodes[n].id] for n in sorted(found.plan.nodes_named(need))]
+        others += [other.shown for other in found.later if need in names(other.id)]
+    return tuple(dict.fromkeys([*known, *others]))
 
 
 def tree(boxes: Mapping[str, GraphNode]) -> list[str]:
@@ -122,7 +139,7 @@ def tree(boxes: Mapping[str, GraphNode]) -> list[str]:
 
     `…` marks a step whose dependencies are left out: it is printed above, or too deep.
     """
-    needed = {need for box in boxes.values() for need in box.needs}
+    needed = {need for _, need in _edges(boxes)}
     tops = [id for id in boxes if id not in needed]
     lines: list[str] = []
     drawn: set[str] = set()
@@ -132,24 +149,17 @@ def tree(boxes: Mapping[str, GraphNode]) -> list[str]:
     while waiting:
         id, head, below, depth = waiting.pop()
         box = boxes[id]
-        again = id in drawn and bool(box.needs)
-        deep = depth >= DEEPEST and bool(box.needs)
-        lines.append(
-            f"{head}{safe_ids(id)}  {safe_ids(box.label)}" + ("  …" if again or deep else "")
-        )
-        if id in drawn or deep:
+        is_cut = bool(box.needs) and (id in drawn or depth >= DEEPEST)
+        more = "  …" if is_cut else ""
+        lines.append(f"{head}{safe_ids(id)}  {safe_ids(box.label)}{more}")
+        if is_cut:
             continue
         drawn.add(id)
-        last = len(box.needs) - 1
-        for n, need in reversed(list(enumerate(box.needs))):
-            waiting.append(
-                (
-                    need,
-                    below + ("└─ " if n == last else "├─ "),
-                    below + ("   " if n == last else "│  "),
-                    depth + 1,
-                )
-            )
+        branch, stem = "└─ ", "   "
+        # The last dependency comes first, as the stack turns the order around.
+        for need in reversed(box.needs):
+            waiting.append((need, below + branch, below + stem, depth + 1))
+            branch, stem = "├─ ", "│  "
     return lines
 
 
@@ -157,16 +167,14 @@ def mermaid(boxes: Mapping[str, GraphNode]) -> list[str]:
     """Return the lines of a Mermaid flowchart, with arrows from dependencies to dependents."""
     number = {id: f"s{n}" for n, id in enumerate(boxes)}
     lines = ["flowchart LR"]
-    lines += [
-        f'  {number[id]}["{_entities(readable(id))}<br/>{_entities(box.label)}"]:::{box.answer}'
-        for id, box in boxes.items()
-    ]
+    for id, box in boxes.items():
+        label = f"{_entities(readable(id))}<br/>{_entities(box.label)}"
+        lines.append(f'  {number[id]}["{label}"]:::{box.answer}')
     lines += [f"  {number[need]} --> {number[id]}" for id, need in _edges(boxes)]
-    lines += [
-        f"  classDef {answer} fill:{colour},color:#222"
-        for answer, colour in _COLOURS.items()
-        if any(b.answer == answer for b in boxes.values())
-    ]
+    answers = {box.answer for box in boxes.values()}
+    for answer, colour in _COLOURS.items():
+        if answer in answers:
+            lines.append(f"  classDef {answer} fill:{colour},color:#222")
     return lines
 
 
@@ -176,10 +184,9 @@ def dot(boxes: Mapping[str, GraphNode], name: str) -> list[str]:
         f"digraph {_quote(name)} {{",
         "  rankdir=LR; node [shape=box, style=filled, fontname=sans];",
     ]
-    lines += [
-        f"  {_quote(id)} [label={_quote(readable(id), box.label)}, fillcolor={_quote(_COLOURS[box.answer])}];"
-        for id, box in boxes.items()
-    ]
+    for id, box in boxes.items():
+        label, colour = _quote(readable(id), box.label), _quote(_COLOURS[box.answer])
+        lines.append(f"  {_quote(id)} [label={label}, fillcolor={colour}];")
     lines += [f"  {_quote(need)} -> {_quote(id)};" for id, need in _edges(boxes)]
     return [*lines, "}"]
 
@@ -187,49 +194,51 @@ def dot(boxes: Mapping[str, GraphNode], name: str) -> list[str]:
 def as_json(found: Survey) -> Mapping[str, object]:
     """Return all nodes and edges for JSON output, without collapsing matrices."""
     plan = found.plan
-    nodes = [
-        {
-            "id": node.id,
-            "answer": found.verdicts[n].answer,
-            "key": found.verdicts[n].key,
-            "outputs": {output.name: output.path for output in node.outputs},
-        }
-        for n, node in enumerate(plan.nodes)
-    ]
-    edges = [[need, id] for id, needs in plan.graph.pred.items() for need in needs]
-    pending = [
-        {"step": p.step, "producer": p.producer, "output": p.output, "pattern": p.pattern}
-        for p in plan.pending
-    ]
+    nodes = []
+    for node, verdict in zip(plan.nodes, found.verdicts, strict=True):
+        outputs = {output.name: output.path for output in node.outputs}
+        facts = {"id": node.id, "answer": verdict.answer, "key": verdict.key, "outputs": outputs}
+        nodes.append(facts)
+    edges = []
+    for id, needs in plan.graph.pred.items():
+        edges += [[need, id] for need in needs]
+    pending = pending_as_json(found)
     return {"recipe": plan.recipe, "nodes": nodes, "edges": edges, "pending": pending}
 
 
-def _edges(boxes: Mapping[str, GraphNode]) -> Iterable[tuple[str, str]]:
-    return ((id, need) for id, box in boxes.items() for need in box.needs)
+def _edges(boxes: Mapping[str, GraphNode]) -> Iterator[tuple[str, str]]:
+    """Yield each box with each of the boxes on which it depends."""
+    for id, box in boxes.items():
+        for need in box.needs:
+            yield id, need
 
 
 def _family(id: str) -> str:
     """Return a node id without its matrix values: `sft[lr=1]/train[seed=2]` belongs to
     `sft[]/train`.
     """
-    parts: Sequence[str] = id.split("/") if "[" in id else (id,)
-    heads = [
-        part.partition("[")[0] + ("[]" if "[" in part and n < len(parts) - 1 else "")
-        for n, part in enumerate(parts)
-    ]
-    return "/".join(heads)
+    if "[" not in id:
+        return id
+    *parents, last = id.split("/")
+    heads = []
+    for part in parents:
+        head, bracket, _ = part.partition("[")
+        if bracket:
+            head += "[]"
+        heads.append(head)
+    return "/".join([*heads, last.partition("[")[0]])
 
 
 def _entities(text: str) -> str:
-    return "".join(
-        char if char.isalnum() or char in " ._/-=,:…" else f"#{ord(char)};"
-        for char in safe_line(text)
-    )
+    return "".join(map(_entity, safe_line(text)))
+
+
+def _entity(char: str) -> str:
+    """Return a character of a Mermaid label, as an entity if it may have a meaning there."""
+    return char if char.isalnum() or char in " ._/-=,:…" else f"#{ord(char)};"
 
 
 def _quote(*lines: str) -> str:
-    return (
-        '"'
-        + "\\n".join(safe_line(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines)
-        + '"'
-    )
+    """Return the lines as one string in DOT."""
+    escaped = [safe_line(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines]
+    return '"' + "\\n".join(escaped) + '"'

@@ -126,7 +126,7 @@ def _runs(transport: Transport, args: argparse.Namespace) -> int:
         print("\n".join(_table(found)))
     else:
         where = describe_transport(transport)
-        has_filter = bool(recipe or args.failed or args.tag is not None)
+        has_filter = recipe or args.failed or args.tag is not None
         message = f"no matching run {where}" if has_filter else f"no runs {where} yet"
         print(message, file=sys.stderr)
     return 0
@@ -139,7 +139,8 @@ def _list_runs(transport: Transport, recipe: str, args: argparse.Namespace) -> l
         rows = runs_of(transport, Listing(args.last, recipe=recipe, tag=tag))
     else:
         candidates = runs_of(transport, Listing(_ALL, BROKEN, recipe, tag=tag))
-        rows = (row for row in candidates if _is_broken(row))
+        # Lazily, so that pages of runs after the last one needed are not read.
+        rows = filter(_is_broken, candidates)
     return list(islice(rows, args.last))
 
 
@@ -160,20 +161,28 @@ def _table(found: Sequence[Status]) -> list[str]:
     has_several_users = len({row.user for row in found}) > 1
     rows = [_cells(row, with_user=has_several_users) for row in found]
     columns = _columns_with_content(rows)
-    cells = [[row[name] for name in columns] for row in rows]
+    table = [columns]
+    for row in rows:
+        table.append([row[name] for name in columns])
     right = [n for n, name in enumerate(columns) if name in RIGHT]
-    return align([columns, *cells], right)
+    return align(table, right)
 
 
 def _columns_with_content(rows: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the columns of the table without the empty columns of `SOMETIMES`."""
-    empty = [name for name in SOMETIMES if not any(row[name] for row in rows)]
-    return [name for name in COLUMNS if name not in empty]
+    columns = []
+    for name in COLUMNS:
+        if name not in SOMETIMES or any(row[name] for row in rows):
+            columns.append(name)
+    return columns
 
 
 def _cells(row: Status, *, with_user: bool) -> dict[str, str]:
     """Return the table cells of a run."""
     seconds = overview(row)["seconds"]
+    duration = span(seconds) if seconds is not None else ""
+    cost = f"${row.cost:.2f}" if row.cost else ""
+    user = safe_line(row.user) if with_user else ""
     return {
         "RUN": row.id,
         "BEGAN": format_moment(row.created),
@@ -181,11 +190,11 @@ def _cells(row: Status, *, with_user: bool) -> dict[str, str]:
         "RAN": str(row.counts.ran),
         "FRESH": str(row.counts.fresh),
         "FAILED": str(row.counts.failed),
-        "TIME": span(seconds) if seconds is not None else "",
-        "COST": f"${row.cost:.2f}" if row.cost else "",
+        "TIME": duration,
+        "COST": cost,
         "RECIPE": safe_line(row.recipe),
         "INPUTS": safe_line(" ".join(_given_words(row))),
-        "USER": safe_line(row.user) if with_user else "",
+        "USER": user,
         "LABEL": safe_line(" ".join(_label_words(row))),
     }
 
@@ -201,7 +210,9 @@ def _label_words(row: Status) -> list[str]:
     """Return the name of a run, its tags as `#TAG`, and its note in brackets."""
     words = [row.name] if row.name else []
     words += [f"#{tag}" for tag in row.tags]
-    return [*words, f"({row.note})"] if row.note else words
+    if row.note:
+        words.append(f"({row.note})")
+    return words
 
 
 def _axis(name: str, values: Sequence[str]) -> str:
@@ -213,7 +224,9 @@ def _axis(name: str, values: Sequence[str]) -> str:
 def _state_of(row: Status) -> str:
     """Return the state and progress of a run."""
     percent = row.progress.percent
-    return f"{row.word} {percent:.0f}%" if percent and not row.ended else row.word
+    if percent and not row.ended:
+        return f"{row.word} {percent:.0f}%"
+    return row.word
 
 
 # -- logs ------------------------------------------------------------------------------------------
@@ -264,14 +277,17 @@ def _show_producer_logs(
 
     Raises NotFound if the step is not part of the run and never ran here.
     """
-    states = {each.id: each.state for each in transport.run(run).steps}
-    state = next((each for id, each in states.items() if step in names(id)), "")
-    producers = _find_producers(transport, run, step, args) if state in ("", "FRESH") else []
+    steps = transport.run(run).steps
+    state = next((each.state for each in steps if step in names(each.id)), "")
+    producers = []
+    if state in ("", "FRESH"):
+        producers = _find_producers(transport, run, step, args)
     if not producers and state:
         _say(f"{readable(step)} did not start (state: {state})")
         return 0
     if not producers:
-        raise NotFound(f'"{step}" did not run in {run}', fix=suggest_step(step, list(states)))
+        fix = suggest_step(step, [each.id for each in steps])
+        raise NotFound(f'"{step}" did not run in {run}', fix=fix)
     any_shown = _show_logs_by_run(transport, producers, writer, args.node)
     if not any_shown and not args.quiet:
         _say("no output, or the log is no longer stored")
@@ -300,7 +316,9 @@ def _find_producers(
     if not isinstance(transport, LocalTransport):
         return []
     attempts = find_producers(transport.ws, transport.ws.store.runs.get(run), step)
-    return [each for each in attempts if args.attempt in (None, each.n)]
+    if args.attempt is None:
+        return attempts
+    return [each for each in attempts if each.n == args.attempt]
 
 
 def describe_producer(ended: float, run: str) -> str:
@@ -343,20 +361,17 @@ def _has_run(transport: Transport, word: str, recipe: str | None) -> bool:
 
 
 def _follow(transport: Transport, run: str, step: str, writer: Writer, node: int) -> int:
+    def is_wanted(id: str) -> bool:
+        return not step or step in names(id)
+
     now = transport.run(run)
     known = [each.id for each in now.steps]
-    is_done = now.over or (now.waits is not None and now.waits.kind == WaitKind.SUBMITTER)
-    if step and is_done and not any(step in names(id) for id in known):
+    # No worker takes over a run of `recipe run` that died, so that no more steps start.
+    has_died = now.waits is not None and now.waits.kind == WaitKind.SUBMITTER
+    is_missing = step and not any(map(is_wanted, known))
+    if is_missing and (now.over or has_died):
         raise _did_not_run(transport, now, step, known)
-    follower = LogFollower(
-        transport,
-        run,
-        lambda id: not step or step in names(id),
-        writer,
-        _say,
-        heads=not step,
-        node=node,
-    )
+    follower = LogFollower(transport, run, is_wanted, writer, _say, heads=not step, node=node)
     ended = follower.follow(step)
     if ended.state == "PAUSED":
         _say(f"run {run} is paused; continue it with `recipe resume {run}`")

@@ -134,12 +134,9 @@ def _snakemake(name: str, source: Path, root: Path, args: argparse.Namespace) ->
     if not source.is_file():
         raise NotFound(f"there is no file {args.file}", fix="pass the path of a Snakefile")
     python = _python_of_snakemake()
-    unasked = CannotRun(
-        f"to read {args.file}, Snakemake executes it", fix="review the file, then add `--yes`"
-    )
-    if not args.yes and not ask_consent(
-        f"to read {args.file}, Snakemake executes it. Continue?", unasked
-    ):
+    warning = f"to read {args.file}, Snakemake executes it"
+    unasked = CannotRun(warning, fix="review the file, then add `--yes`")
+    if not args.yes and not ask_consent(f"{warning}. Continue?", unasked):
         raise unasked
     read = rules_of(python, source, root)
     return from_snakemake(name, read, lambda path: _kind(root / path))
@@ -154,8 +151,10 @@ def _python_of_snakemake() -> str:
     if program is not None:
         with open(program, "rb") as file:
             first = file.readline().decode("utf-8", "replace").strip()
-        if first.startswith("#!") and os.path.isabs(python := first[2:].split()[0]):
-            return python
+        if first.startswith("#!"):
+            python = first[2:].split()[0]
+            if os.path.isabs(python):
+                return python
     if importlib.util.find_spec("snakemake") is None:
         raise CannotRun(
             "importing a Snakefile requires Snakemake, which is not installed",
@@ -172,24 +171,26 @@ def _dvc(name: str, source: Path, pipeline: Table, root: Path) -> ImportedRecipe
     home = source.parent
     params: Table = {}
     for file in sorted(_parameter_files(pipeline)):
-        value = _params(home / file) if (home / file).is_file() else None
+        if not (home / file).is_file():
+            continue
+        value = _params(home / file)
         if isinstance(value, dict):
             params[_from_root(base, file)] = value
     folders = {_from_root(base, path) for path in _folders(home / "dvc.lock")}
-    return from_dvc(
-        name,
-        pipeline,
-        base,
-        params,
-        lambda path: path in folders or (root / path).is_dir(),
-        lambda path: _kind(root / path),
-    )
+
+    def is_folder(path: str) -> bool:
+        # An output that is not there yet is known from dvc.lock only.
+        return path in folders or (root / path).is_dir()
+
+    return from_dvc(name, pipeline, base, params, is_folder, lambda path: _kind(root / path))
 
 
 def _parameter_files(pipeline: Table) -> set[str]:
     """Return the paths of the parameter files that the pipeline reads, relative to dvc.yaml."""
-    files = {file for file in pipeline.get("vars") or () if isinstance(file, str)}
-    files.add("params.yaml")
+    files = {"params.yaml"}
+    for file in pipeline.get("vars") or ():
+        if isinstance(file, str):
+            files.add(file)
     for body in pipeline["stages"].values():
         stage = body.get("do", body) if isinstance(body, dict) else {}
         files |= _parameter_files_of_stage(stage)
@@ -208,7 +209,9 @@ def _parameter_files_of_stage(stage: Table) -> set[str]:
 
 def _from_root(base: str, path: str) -> str:
     """Return a path relative to the workspace root, given relative to the directory `base`."""
-    return os.path.normpath(f"{base}/{path}" if base else path)
+    if base:
+        path = f"{base}/{path}"
+    return os.path.normpath(path)
 
 
 def _base(source: Path, root: Path) -> str:
@@ -231,7 +234,9 @@ def _params(path: Path) -> Any:
         return json.loads(path.read_text("utf-8"))
     if path.suffix == ".toml":
         return tomllib.loads(path.read_text("utf-8"))
-    return _read(path, path.name) if path.suffix in (".yaml", ".yml") else None
+    if path.suffix in (".yaml", ".yml"):
+        return _read(path, path.name)
+    return None
 
 
 def _folders(lock: Path) -> set[str]:
@@ -239,19 +244,19 @@ def _folders(lock: Path) -> set[str]:
     if not lock.is_file():
         return set()
     stages = _read(lock, lock.name).get("stages") or {}
-    rows = [
-        row
-        for stage in stages.values()
-        for row in (stage.get("outs") or ())
-        if isinstance(row, dict)
-    ]
-    return {str(row["path"]) for row in rows if str(row.get("md5", "")).endswith(".dir")}
+    folders = set()
+    for stage in stages.values():
+        for row in stage.get("outs") or ():
+            if isinstance(row, dict) and str(row.get("md5", "")).endswith(".dir"):
+                folders.add(str(row["path"]))
+    return folders
 
 
 def _kind(path: Path) -> str:
     """Return the kind of a path, as in `importing.Kind`."""
     if path.is_dir():
-        return "code" if next(path.glob("**/*.py"), None) else "folder"
+        has_programs = any(path.glob("**/*.py"))
+        return "code" if has_programs else "folder"
     return "file" if path.exists() else ""
 
 
@@ -271,8 +276,11 @@ def _code_in(folder: Path, task: Path) -> list[str]:
     """Return the scripts and directories with code in a folder, without the file of the task."""
     if not folder.is_dir():
         return []
-    code = [file for file in sorted(folder.iterdir()) if file != task and _is_code(file)]
-    return [f"{file.name}/" if file.is_dir() else file.name for file in code]
+    code = []
+    for file in sorted(folder.iterdir()):
+        if file != task and _is_code(file):
+            code.append(f"{file.name}/" if file.is_dir() else file.name)
+    return code
 
 
 def _is_code(path: Path) -> bool:

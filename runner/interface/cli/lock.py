@@ -37,35 +37,39 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 def run(args: argparse.Namespace) -> int:
     here = args.location.here
-    names = (
-        [args.file]
-        if args.file is not None
-        else [name for name in _NAMES if (here / name).is_file()][:1]
-    )
-    if not names:
-        raise NotFound(
-            f"found none of {', '.join(_NAMES)} in this directory",
-            fix="pass the file: recipe lock FILE",
-        )
-    path = here / Path(names[0]).expanduser()
+    name = args.file if args.file is not None else _find_requirements(here)
+    path = here / Path(name).expanduser()
     if not path.is_file():
         raise NotFound(
-            f"there is no file {names[0]}", fix="pass a requirements.txt or a pyproject.toml"
+            f"there is no file {name}", fix="pass a requirements.txt or a pyproject.toml"
         )
-    if (fix := other_lock(path.name)) is not None:
-        raise CannotRun(f"recipe lock does not support {names[0]}", fix=fix)
+    fix = other_lock(path.name)
+    if fix is not None:
+        raise CannotRun(f"recipe lock does not support {name}", fix=fix)
     lock = locks.lock_file(path)
     if lock == path:
         raise CannotRun(
-            f"{names[0]} is already a lock file",
-            fix=f"write `python: {{lock: {names[0]}}}` in the recipe",
+            f"{name} is already a lock file",
+            fix=f"write `python: {{lock: {name}}}` in the recipe",
         )
     if lock.name == "uv.lock":
         raise CannotRun(
-            f"uv.lock already locks {names[0]}",
+            f"uv.lock already locks {name}",
             fix="update it with `uv lock`, and write `python: {lock: uv.lock}` in the recipe",
         )
     made = locks.make_lock(path, os.environ, python=args.python, upgrade=args.upgrade)
     many = len(re.findall(r"^[A-Za-z0-9][^\n]*==", made.read_text(encoding="utf-8"), re.MULTILINE))
-    print(f"{Path(names[0]).with_name(made.name)}: {many} package{'' if many == 1 else 's'}")
+    packages = "1 package" if many == 1 else f"{many} packages"
+    print(f"{Path(name).with_name(made.name)}: {packages}")
     return 0
+
+
+def _find_requirements(folder: Path) -> str:
+    """Return the name of the first file of `_NAMES` in a directory.  Raises NotFound."""
+    for name in _NAMES:
+        if (folder / name).is_file():
+            return name
+    raise NotFound(
+        f"found none of {', '.join(_NAMES)} in this directory",
+        fix="pass the file: recipe lock FILE",
+    )

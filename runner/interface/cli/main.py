@@ -21,7 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     gc.set_threshold(_OBJECTS)
     atexit.register(gc.freeze)  # Python's collection at exit would visit all objects in vain
     _open_streams()
-    code = _flush(_answer(list(sys.argv[1:] if argv is None else argv)))
+    words = sys.argv[1:] if argv is None else argv
+    code = _flush(_answer(list(words)))
     # If a KeyboardInterrupt left an `exec`, for example that of a dataclass, Python exits by
     # SIGINT. Another `exec` resets this.
     exec("")  # noqa: S102
@@ -106,29 +107,33 @@ def explain(error: Exception, words: Sequence[str] = ()) -> int:
     if isinstance(error, OSError):  # disk, network or system limit: never a bug of recipe
         if error.strerror is None:
             raise error
-        _write_error(f"recipe: {f'{error.filename}: ' if error.filename else ''}{error.strerror}\n")
+        place = f"{error.filename}: " if error.filename else ""
+        _write_error(f"recipe: {place}{error.strerror}\n")
         return 5
     if not isinstance(error, RecipeError):
         raise error
     if isinstance(error, Invalid):
         from ..diagnostics import render
 
-        format = next(
-            (
-                word.partition("=")[2] or words[n + 1]
-                for n, word in enumerate(words)
-                if word.startswith("--format")
-            ),
-            "text",
-        )
+        format = _requested_format(words)
         shown = format if format in ("json", "github", "sarif") else "text"
         text = render(error.problems, shown, sys.stderr.isatty())  # type: ignore[arg-type]
-        _write_error(text) if shown == "text" else sys.stdout.write(text)
+        if shown == "text":
+            _write_error(text)
+        else:
+            sys.stdout.write(text)
     else:
-        _write_error(
-            readable(f"recipe: {error}" + (f"\n  fix: {error.fix}" if error.fix else "")) + "\n"
-        )
+        fix = f"\n  fix: {error.fix}" if error.fix else ""
+        _write_error(readable(f"recipe: {error}{fix}") + "\n")
     return error.exit_code
+
+
+def _requested_format(words: Sequence[str]) -> str:
+    """Return the value of `--format` on the command line, otherwise `text`."""
+    for n, word in enumerate(words):
+        if word.startswith("--format"):
+            return word.partition("=")[2] or words[n + 1]
+    return "text"
 
 
 def _write_error(text: str) -> None:

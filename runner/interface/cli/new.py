@@ -70,18 +70,12 @@ def run(args: argparse.Namespace) -> int:
     if args.origin is not None or args.gpu is not None:
         files, next_words = _tailor(args, path, name)
     elif args.inputs or args.preset is not None:
-        raise Invalid(
-            [
-                Problem(
-                    "bad-input",
-                    "inputs and --preset require --from",
-                    fix="add --from RECIPE --gpu NAME",
-                )
-            ]
-        )
+        fix = "add --from RECIPE --gpu NAME"
+        raise Invalid([Problem("bad-input", "inputs and --preset require --from", fix=fix)])
     elif args.script is not None:
         made = _draft_script(args.location, path, name, args.script)
-        files, next_words = {path.name: made.text}, _next_steps(shown, made)
+        files = {path.name: made.text}
+        next_words = _next_steps(shown, made)
     else:
         files = _scaffold(name, shown, _path_from_root(args.location, path.parent / name))
         next_words = [
@@ -126,7 +120,10 @@ def write(location: CallerLocation, path: Path, files: dict[str, str]) -> list[s
         write_schema(base)
     except OSError as error:
         for target in reversed(made):
-            target.rmdir() if target.is_dir() else target.unlink()
+            if target.is_dir():
+                target.rmdir()
+            else:
+                target.unlink()
         raise CannotRun(
             f"cannot write {_show_path(path)}: {error.strerror}",
             fix="choose an existing directory that you can write to",
@@ -152,17 +149,17 @@ def _parse_target(word: str) -> tuple[Path, str]:
 
 
 def _show_path(path: Path) -> str:
-    return f"./{path}" if not path.is_absolute() and path.parts[0] not in (".", "..") else str(path)
+    if path.is_absolute() or path.parts[0] in (".", ".."):
+        return str(path)
+    return f"./{path}"
 
 
 def _path_from_root(location: CallerLocation, path: Path) -> str:
     """Return a path relative to the workspace; only its name if it is outside the workspace."""
     root, there = os.path.abspath(location.root), os.path.abspath(location.here / path)
-    return (
-        os.path.relpath(there, root)
-        if f"{there}/".startswith(f"{root}/")
-        else os.path.basename(there)
-    )
+    if not f"{there}/".startswith(f"{root}/"):
+        return os.path.basename(there)
+    return os.path.relpath(there, root)
 
 
 def _scaffold(name: str, shown: str, programs_at: str) -> dict[str, str]:
@@ -189,7 +186,8 @@ def _tailor(args: argparse.Namespace, path: Path, name: str) -> tuple[dict[str, 
     from ...storage.workspace import Workspace
     from ..tailoring import tailor
 
-    if args.origin is None or args.gpu is None or args.script is not None:
+    has_both = args.origin is not None and args.gpu is not None
+    if not has_both or args.script is not None:
         known = ", ".join(gpu.name for gpu in load_hardware().gpus)
         raise Invalid(
             [
@@ -240,10 +238,8 @@ def _draft_script(location: CallerLocation, recipe: Path, name: str, script: Pat
     made = drafting.draft(
         name, path, facts, list(needed.files), _show_path(recipe), kind, start, folders
     )
-    made.look += [
-        f"{file}: {doubt}: check that `code` lists every file that it imports"
-        for file, doubt in needed.doubts
-    ]
+    for file, doubt in needed.doubts:
+        made.look.append(f"{file}: {doubt}: check that `code` lists every file that it imports")
     return made
 
 
@@ -276,9 +272,11 @@ def _imports_of(home: Path, files: Iterable[str]) -> tuple[str, ...]:
     """Return the distinct modules that the Python files import."""
     from ...survey.imports import read_imports
 
-    programs = [home / file for file in files if file.endswith(".py")]
-    names = [name for each in programs for name in read_imports(str(each)).module_names]
-    return tuple(dict.fromkeys(names))
+    names: dict[str, None] = {}
+    for file in files:
+        if file.endswith(".py"):
+            names.update(dict.fromkeys(read_imports(str(home / file)).module_names))
+    return tuple(names)
 
 
 def _kind_of(home: Path, path: str) -> str:
@@ -305,19 +303,21 @@ def _config(home: Path, script: Path, folder: str, name: str) -> HydraConfig | N
     from ..script_hydra import HydraConfig, targets_of
 
     place = Path(os.path.abspath(script.parent / folder))
-    if not place.is_relative_to(home) or not (file := place / f"{name}.yaml").is_file():
+    file = place / f"{name}.yaml"
+    if not place.is_relative_to(home) or not file.is_file():
         return None
-    values = document.read(file).value
-    groups = {
-        each.name: tuple(sorted(member.stem for member in each.glob("*.yaml")))
-        for each in place.iterdir()
-        if each.is_dir()
-    }
-    found = (document.read(each).value for each in sorted(place.rglob("*.yaml")))
-    targets = dict.fromkeys(target for each in found for target in targets_of(each))
+    content = document.read(file).value
+    values = content if isinstance(content, dict) else {}
+    groups = {}
+    for each in place.iterdir():
+        if each.is_dir():
+            groups[each.name] = tuple(sorted(member.stem for member in each.glob("*.yaml")))
+    targets: dict[str, None] = {}
+    for each in sorted(place.rglob("*.yaml")):
+        targets.update(dict.fromkeys(targets_of(document.read(each).value)))
     return HydraConfig(
         place.relative_to(home).as_posix(),
-        values if isinstance(values, dict) else {},
+        values,
         groups,
         tuple(targets),
     )
@@ -350,5 +350,6 @@ def _read(source: Path, home: Path) -> Script:
 def _next_steps(shown: str, made: RecipeDraft) -> list[str]:
     lines = [f"note: {note}" for note in made.look]
     words = [f"{name}=…" for name in made.needed]
-    words += ["--preset smoke"] if made.smaller else []
+    if made.smaller:
+        words.append("--preset smoke")
     return [*lines, f"next: recipe validate {shown}; recipe run {' '.join([shown, *words])}"]

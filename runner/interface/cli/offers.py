@@ -7,6 +7,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Final
 
 from drivers import DRIVERS, install_line
@@ -47,41 +48,13 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    where = filters(args.where)
-    take_stack(args)
-    asked, args.driver = args.driver, args.driver if args.stack else "local"
-    with Workspace.open(args.workspace, read_only=True) as ws:
-        asked = ",".join(driver_names(ws.config, asked))
-    if args.recipe is None and args.file is None:
-        with Workspace.open(args.workspace, read_only=True) as ws:
-            if args.stack:
-                ws.on(args.stack)
-            card = Wish(Need(gpus=1))
-            found = _ask_drivers(
-                args,
-                ws,
-                asked,
-                lambda cluster: {"": OfferRequest(Wish() if cluster else card)},
-                where,
-            )
-    else:
-        request = request_of(args)
-        with open_for_run(args.workspace, request) as ws:
-            if args.stack:
-                ws.on(args.stack)
-            survey = preview(ws, request, Choice())
-            found = _ask_drivers(
-                args,
-                ws,
-                asked,
-                lambda cluster: wishes(ws, survey, asked, args.stack, cluster=cluster),
-                where,
-            )
+    found = _ask_offers(args)
     by_step: dict[str, list[Shelf]] = {}
     for step, shelf in found:
         by_step.setdefault(step, []).append(shelf)
     if args.json:
-        rows = [row for each in by_step.items() for row in rank_for_programs(*each)]
+        ranked = (rank_for_programs(step, shelves) for step, shelves in by_step.items())
+        rows = list(chain.from_iterable(ranked))
         print(json.dumps(rows, indent=2))
         return 0
     if not found:
@@ -89,6 +62,40 @@ def run(args: argparse.Namespace) -> int:
     for step, shelves in by_step.items():
         _print_offers(step, shelves)
     return 0
+
+
+def _ask_offers(args: argparse.Namespace) -> list[tuple[str, Shelf]]:
+    """Return the offers for the steps of a recipe; without a recipe, the offers for one GPU."""
+    where = filters(args.where)
+    take_stack(args)
+    asked = args.driver
+    if not args.stack:
+        # `request_of` refuses `all` and lists of drivers.
+        args.driver = "local"
+    with Workspace.open(args.workspace, read_only=True) as ws:
+        asked = ",".join(driver_names(ws.config, asked))
+    if args.recipe is None and args.file is None:
+        with Workspace.open(args.workspace, read_only=True) as ws:
+            if args.stack:
+                ws.on(args.stack)
+            return _ask_drivers(args, ws, asked, _request_any_card, where)
+    request = request_of(args)
+    with open_for_run(args.workspace, request) as ws:
+        if args.stack:
+            ws.on(args.stack)
+        survey = preview(ws, request, Choice())
+
+        def wanted(cluster: bool) -> dict[str, OfferRequest]:
+            return wishes(ws, survey, asked, args.stack, cluster=cluster)
+
+        return _ask_drivers(args, ws, asked, wanted, where)
+
+
+def _request_any_card(cluster: bool) -> dict[str, OfferRequest]:
+    """Return the requirements without a recipe: one GPU, or none for a cluster."""
+    if cluster:
+        return {"": OfferRequest(Wish())}
+    return {"": OfferRequest(Wish(Need(gpus=1)))}
 
 
 def _print_offers(step: str, shelves: Sequence[Shelf]) -> None:
@@ -126,7 +133,8 @@ def _ask_drivers(
         steps += requests
         own = [on_market_of(ws, name, each.wish) for each in requests.values()]
         asking[name] = (driver, [wish._replace(filters=where) for wish in own])
-    pricing = pricing_of(ws, [each for requests in by_kind.values() for each in requests.values()])
+    requested = chain.from_iterable(requests.values() for requests in by_kind.values())
+    pricing = pricing_of(ws, requested)
     shelves = asyncio.run(offering.ask_offers(asking, pricing))
     return list(zip(steps, shelves, strict=True))
 
@@ -139,11 +147,9 @@ def _find_drivers(ws: Workspace, asked: str) -> Mapping[str, Driver]:
     drivers, not_installed = offering.priced_drivers(ws, asked)
     extras = [name for name in not_installed if name in DRIVERS]
     if not drivers:
+        install = install_line(*(extras or ["vastai"]))
         others = "; or gcp, prime, runpod in its place" if not_installed else ""
-        raise CannotRun(
-            "no driver that rents machines is installed",
-            fix=f"{install_line(*(extras or ['vastai']))}{others}",
-        )
+        raise CannotRun("no driver that rents machines is installed", fix=f"{install}{others}")
     if not_installed:
         print(
             f"recipe: skipped drivers that are not installed: {', '.join(not_installed)} "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -58,9 +58,9 @@ def _headline(found: Status) -> str:
     """Format the id, recipe, start, state and progress or duration of a run."""
     line = f"{found.id}  {found.recipe}  {format_moment(found.created)}  {found.word}"
     duration = format_duration(found)
-    if found.over:
-        line += f" in {duration}" if duration else ""
-    else:
+    if found.over and duration:
+        line += f" in {duration}"
+    if not found.over:
         if found.progress.percent is not None:
             line += f" {found.progress.percent:.0f}%"
         if found.progress.eta:
@@ -70,24 +70,28 @@ def _headline(found: Status) -> str:
 
 def _facts(found: Status) -> list[tuple[str, str]]:
     """Return the named facts of a run; the text of an absent fact is empty."""
+    # The default driver is not worth a line.
+    driver = found.driver if found.driver != "local" else ""
+    cost = f"${found.cost:.2f}" if found.cost else ""
     return [
         ("reason", found.reason),
         ("waits", _waits(found)),
         ("asked", found.request),
         ("inputs", inputs_as_typed(found)),
-        ("driver", found.driver if found.driver != "local" else ""),
+        ("driver", driver),
         ("user", found.user),
-        ("cost", f"${found.cost:.2f}" if found.cost else ""),
+        ("cost", cost),
         *sorted(found.labels.items()),
     ]
 
 
 def _step_cells(step: StepStatus) -> tuple[str, ...]:
+    duration = span(step.seconds) if step.seconds is not None else ""
     return (
         safe_ids(step.id),
         step.state,
         str(step.attempts or ""),
-        span(step.seconds) if step.seconds is not None else "",
+        duration,
         safe_line(step.host),
         _activity_of(step),
     )
@@ -107,7 +111,7 @@ def _activity_of(step: StepStatus) -> str:
         return safe_line(step.reason)
     metrics = [f"{name} {value:.4g}" for name, value in step.values.items() if name in SHOWN]
     parts = [step.reason, *_progress_parts(step.progress), *metrics]
-    return safe_line("  ".join(part for part in parts if part))
+    return safe_line("  ".join(filter(None, parts)))
 
 
 def _progress_parts(progress: StepProgress) -> Iterator[str]:
@@ -142,18 +146,23 @@ def _as_json(value: object) -> object:
     """Convert a value for JSON; named tuples become mappings and other tuples lists."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {name: _as_json(inner) for name, inner in value._asdict().items()}
-    return [_as_json(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return [_as_json(inner) for inner in value]
+    return value
 
 
 def inputs_as_typed(found: Status) -> str:
     """Format the preset and inputs of a run as on the command line."""
-    words: Sequence[str] = [f"--preset {found.preset}"] if found.preset else []
-    return " ".join([*words, *(f"{name}={value}" for name, value in found.inputs.items())])
+    words = [f"--preset {found.preset}"] if found.preset else []
+    words += [f"{name}={value}" for name, value in found.inputs.items()]
+    return " ".join(words)
 
 
 def format_moment(text: str) -> str:
     """Format an RFC 3339 time in the local time zone."""
-    return format_time(datetime.fromisoformat(text).timestamp()) if text else ""
+    if not text:
+        return ""
+    return format_time(datetime.fromisoformat(text).timestamp())
 
 
 def format_duration(found: Status) -> str:

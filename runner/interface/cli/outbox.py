@@ -7,10 +7,15 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ...errors import Invalid, Problem
 from ...storage.workspace import Workspace
 from .flags import JSON_HELP
+
+if TYPE_CHECKING:
+    from ...storage.records.outbox import PendingDelivery
 
 REASON = 60
 """Maximum number of characters printed of the last failure's reason."""
@@ -60,23 +65,31 @@ def run(args: argparse.Namespace) -> int:
         if args.what == "retry":
             print(f"{outbox.retry(args.numbers)} deliveries will be retried", file=sys.stderr)
         found = outbox.list_letters()
-    now = time.time()
     if args.json:
-        print(
-            json.dumps(
-                [each._asdict() | {"body": json.loads(each.body)} for each in found], indent=1
-            )
-        )
+        letters = [each._asdict() | {"body": json.loads(each.body)} for each in found]
+        print(json.dumps(letters, indent=1))
         return 0
+    _print_deliveries(found)
+    return 0
+
+
+def _print_deliveries(found: Sequence[PendingDelivery]) -> None:
+    now = time.time()
     if found:
         print(f"{'NUMBER':>6}  {'STATE':<7}  TRIES  {'NEXT':>7}  TYPE, RUN, RECEIVER")
     for each in found:
-        wait = (
-            "" if each.state == "dead" else "now" if each.due <= now else f"{each.due - now:.0f} s"
-        )
+        wait = _time_to_next_try(each, now)
         print(
             f"{each.number:>6}  {each.state:<7}  {each.tries:>5}  {wait:>7}  {each.type}  {each.run}  {each.receiver}"
         )
         if each.reason:
             print(f"{'':>8}{each.reason[:REASON]}")
-    return 0
+
+
+def _time_to_next_try(delivery: PendingDelivery, now: float) -> str:
+    """Format the time until the next try; empty for a dead delivery, which has none."""
+    if delivery.state == "dead":
+        return ""
+    if delivery.due <= now:
+        return "now"
+    return f"{delivery.due - now:.0f} s"

@@ -56,6 +56,7 @@ def overview(found: Status) -> RunOverview:
     step, total, percent, eta = found.progress
     ran, fresh, failed, other = found.counts
     created, ended = seconds_of(found.created) or 0.0, seconds_of(found.ended)
+    seconds = round(ended - created, 3) if ended is not None else None
     return {
         "id": found.id,
         "name": found.name,
@@ -65,7 +66,7 @@ def overview(found: Status) -> RunOverview:
         "recipe": found.recipe,
         "created": created,
         "ended": ended,
-        "seconds": round(ended - created, 3) if ended is not None else None,
+        "seconds": seconds,
         "state": found.word,
         "failure": found.failure,
         "reason": found.reason,
@@ -80,4 +81,6 @@ def overview(found: Status) -> RunOverview:
 
 def seconds_of(text: str | None) -> float | None:
     """Convert an RFC 3339 time to seconds since the epoch."""
-    return datetime.fromisoformat(text).timestamp() if text else None
+    if not text:
+        return None
+    return datetime.fromisoformat(text).timestamp()

@@ -12,6 +12,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,7 +74,9 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         raise NotFound("--verify and --out exclude each other", fix="remove one of the two flags")
     with open_for_reading(args.workspace) as ws:
-        return _check(ws, args) if args.path is None else _compare(ws, args)
+        if args.path is None:
+            return _check(ws, args)
+        return _compare(ws, args)
 
 
 # -- packing ---------------------------------------------------------------------------------------
@@ -92,9 +95,9 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
     out = None if args.out is None else ws.absolute(args.location.typed(str(args.out)))
     _check_folders(ws, path, out)
     pack = retry(
-        lambda: _make_pack(ws, args, path, out),
+        partial(_make_pack, ws, args, path, out),
         backoff(Changed, TRIES, 0.0, 0.0),
-        on_retry=lambda error: _print_retry(args, error),
+        on_retry=partial(_print_retry, args),
     )
     if pack.content[0] == "t":
         input_manifests.store_entries(ws, pack.content, pack.manifest)
@@ -111,7 +114,7 @@ def _pack(ws: Workspace, args: argparse.Namespace) -> int:
 
 def _check_folders(ws: Workspace, path: Path, out: Path | None) -> None:
     """Raise NotFound if the dataset contains the archive to write, or the store of recipe."""
-    if out is not None and (out == path or path in out.parents):
+    if out is not None and path in (out, *out.parents):
         message = f"{out} is inside the directory to pack"
         raise NotFound(message, fix="write the pack outside that directory")
     if path in ws.home.parents:
@@ -203,22 +206,24 @@ def _print_summary(args: argparse.Namespace, pack: _Pack, out: Path | None) -> N
 
 def _print_json(pack: _Pack, doubts: Sequence[str], out: Path | None) -> None:
     sizes = _file_sizes(pack)
+    parts = [
+        {
+            "name": shard.name,
+            "size": shard.size,
+            "entries": len(shard.entries),
+            "first": shard.entries[0].path,
+        }
+        for shard in pack.shards
+    ]
+    place = None if out is None else str(out)
     facts = {
         "id": pack.content,
         "files": len(sizes),
         "bytes": sum(sizes),
         "entries": len(pack.manifest),
-        "shards": [
-            {
-                "name": shard.name,
-                "size": shard.size,
-                "entries": len(shard.entries),
-                "first": shard.entries[0].path,
-            }
-            for shard in pack.shards
-        ],
+        "shards": parts,
         "warnings": list(doubts),
-        "out": None if out is None else str(out),
+        "out": place,
     }
     print(json.dumps(facts, indent=2))
 
@@ -229,7 +234,9 @@ def _file_sizes(pack: _Pack) -> list[int]:
 
 
 def _format_count(count: int, word: str, plural: str = "") -> str:
-    return f"{count:,} {word if count == 1 else plural or word + 's'}"
+    if count == 1:
+        return f"1 {word}"
+    return f"{count:,} {plural or word + 's'}"
 
 
 # -- checking --------------------------------------------------------------------------------------
@@ -263,12 +270,14 @@ def _compare(ws: Workspace, args: argparse.Namespace) -> int:
     if not is_equal and before is not None:
         differences = packed.differences(before, now)
     if args.json:
-        rows = [{"what": what, "path": name} for what, name in differences]
+        rows = None
+        if before is not None:
+            rows = [{"what": what, "path": name} for what, name in differences]
         facts = {
             "id": content,
             "expected": expected,
             "ok": is_equal,
-            "differences": rows if before is not None else None,
+            "differences": rows,
         }
         print(json.dumps(facts, indent=2))
         return 0 if is_equal else 1
@@ -308,6 +317,7 @@ def _expected_content(
     if not re.fullmatch(r"[fxt]:[0-9a-f]{64}", word):
         pack = packed.read(ws.absolute(args.location.typed(word)))
         return pack.content, pack.manifest
+    # A single file has no manifest: its content id is that of its bytes.
     manifest = input_manifests.load_entries(ws, word) if word[0] == "t" else None
     return Content(word), manifest
 
@@ -320,7 +330,8 @@ class ProgressBar:
 
     def __init__(self, args: argparse.Namespace, what: str) -> None:
         self._what = what
-        self._on = sys.stderr.isatty() and not args.quiet and os.environ.get("TERM") != "dumb"
+        is_unwanted = args.quiet or os.environ.get("TERM") == "dumb"
+        self._on = sys.stderr.isatty() and not is_unwanted
         self._begun = self._last = time.monotonic()
         self._drawn = False
 

@@ -58,28 +58,21 @@ class _NodeOutput(NamedTuple):
 
 def _find_outputs(found: Survey, word: str) -> list[_NodeOutput]:
     """Return the outputs for STEP.OUTPUT or STEP.  Raises NotFound."""
-    every = [
-        _NodeOutput(n, node.id, output.name)
-        for n, node in enumerate(found.plan.nodes)
-        for output in node.outputs
-    ]
+    every: list[_NodeOutput] = []
+    for n, node in enumerate(found.plan.nodes):
+        every += [_NodeOutput(n, node.id, output.name) for output in node.outputs]
     # Steps of nested recipes are found by their inner names if no step has the whole name.
     for step_names in (names, inner_names):
-        for output in (True, False):
-            matches = [
-                each for each in every if word in _spellings(each, step_names, output=output)
-            ]
-            if matches:
-                return matches
+        matches = [each for each in every if word in _spellings(each, step_names)]
+        if not matches:
+            matches = [each for each in every if word in step_names(each.step)]
+        if matches:
+            return matches
     raise _no_output(found, word, every)
 
 
-def _spellings(
-    each: _NodeOutput, step_names: Callable[[str], Collection[str]], *, output: bool
-) -> Collection[str]:
-    """Return the names of the step; with `output`, the names followed by `.OUTPUT`."""
-    if not output:
-        return step_names(each.step)
+def _spellings(each: _NodeOutput, step_names: Callable[[str], Collection[str]]) -> set[str]:
+    """Return the spellings of an output: `STEP.OUTPUT` for each name of its step."""
     return {f"{step}.{each.name}" for step in step_names(each.step)}
 
 
@@ -90,11 +83,10 @@ def _no_output(found: Survey, word: str, every: Sequence[_NodeOutput]) -> NotFou
         fix = "declare `outputs` in the step; for checkpoints, run `recipe checkpoints`"
         return NotFound(f'the step "{readable(word)}" of {recipe} declares no outputs', fix=fix)
     known = list(dict.fromkeys(f"{bare(each.step)}.{each.name}" for each in every))
-    fix = did_you_mean(word, known)
-    if not fix and known:
-        fix = f"available outputs: {', '.join(known[:10])}"
-    elif not fix:
+    if not known:
         fix = "no step of the recipe declares `outputs`"
+    else:
+        fix = did_you_mean(word, known) or f"available outputs: {', '.join(known[:10])}"
     return NotFound(f'{recipe} has no output "{readable(word)}"', fix=fix)
 
 

@@ -31,11 +31,11 @@ def run(args: argparse.Namespace) -> int:
     with closing(transport_for_changes(args)) as transport:
         runs, workers = transport.queue(), transport.workers()
     if args.json:
-        found = {
-            "runs": [fields_as_json(each) for each in runs],
-            "workers": [fields_as_json(each) for each in workers],
+        facts = {
+            "runs": list(map(fields_as_json, runs)),
+            "workers": list(map(fields_as_json, workers)),
         }
-        print(json.dumps(found, indent=2))
+        print(json.dumps(facts, indent=2))
         return 0
     print("\n".join([*_runs(runs), "", *_workers(workers)]))
     return 0
@@ -44,36 +44,40 @@ def run(args: argparse.Namespace) -> int:
 def _runs(runs: Sequence[QueuedRun]) -> list[str]:
     if not runs:
         return ["no queued runs"]
-    rows = [
-        (
-            str(each.position),
-            each.run,
-            each.recipe,
-            str(each.priority),
-            safe_line(each.user),
-            safe_line(
-                f"{each.waits.words}; {each.waits.fix}" if each.waits.fix else each.waits.words
-            ),
-        )
-        for each in runs
-    ]
-    return align([("", "RUN", "RECIPE", "PRIORITY", "USER", "WAITS BECAUSE"), *rows], (0, 3))
+    head = ("", "RUN", "RECIPE", "PRIORITY", "USER", "WAITS BECAUSE")
+    return align([head, *map(_run_row, runs)], (0, 3))
+
+
+def _run_row(queued: QueuedRun) -> tuple[str, ...]:
+    waits = queued.waits
+    reason = f"{waits.words}; {waits.fix}" if waits.fix else waits.words
+    return (
+        str(queued.position),
+        queued.run,
+        queued.recipe,
+        str(queued.priority),
+        safe_line(queued.user),
+        safe_line(reason),
+    )
 
 
 def _workers(workers: Sequence[WorkerStatus]) -> list[str]:
     if not workers:
         return ["no worker is running; start one with `recipe worker`"]
-    rows = [
-        (
-            each.worker,
-            "idle" if each.idle else "busy" if each.alive else "dead",
-            safe_line(_describe_claims(each)),
-            format_moment(each.heard) if each.heard else "",
-            " ".join(each.runs),
-        )
-        for each in workers
-    ]
-    return align([("WORKER", "STATE", "TAKES", "LAST SEEN", "RUNS"), *rows], ())
+    head = ("WORKER", "STATE", "TAKES", "LAST SEEN", "RUNS")
+    return align([head, *map(_worker_row, workers)], ())
+
+
+def _worker_row(worker: WorkerStatus) -> tuple[str, ...]:
+    if worker.idle:
+        state = "idle"
+    elif worker.alive:
+        state = "busy"
+    else:
+        state = "dead"
+    claims = safe_line(_describe_claims(worker))
+    seen = format_moment(worker.heard) if worker.heard else ""
+    return (worker.worker, state, claims, seen, " ".join(worker.runs))
 
 
 def _describe_claims(worker: WorkerStatus) -> str:
@@ -83,5 +87,6 @@ def _describe_claims(worker: WorkerStatus) -> str:
     words = [f"driver {worker.driver}"] if worker.driver else []
     words += [f"{name}={value}" for name, value in worker.labels.items()]
     words += [f"at most {most} per {kind}" for kind, most in worker.at_most.items()]
-    words += ["any workspace"] if worker.any_workspace else []
+    if worker.any_workspace:
+        words.append("any workspace")
     return ", ".join(words) or "any"

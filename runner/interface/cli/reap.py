@@ -120,7 +120,8 @@ def _print_text(args: argparse.Namespace, machines: _Machines) -> None:
         print(f"warning: {why}", file=sys.stderr)
     for lease in machines.untracked:
         print(_describe_untracked(lease, args.installation))
-    if not machines.known and not machines.untracked and not args.quiet:
+    has_machines = machines.known or machines.untracked
+    if not has_machines and not args.quiet:
         print(_describe_none(args.installation))
     _print_leases(args, machines)
 
@@ -135,7 +136,8 @@ def _check_installation(args: argparse.Namespace) -> None:
     """Raise Invalid for a bad `--installation`, or one with `--adopt` or `--dead`."""
     if args.installation is None:
         return
-    if not _ID.fullmatch(args.installation) or args.adopt or args.dead:
+    is_excluded = args.adopt or args.dead
+    if is_excluded or not _ID.fullmatch(args.installation):
         words = "--installation requires the eight-digit ID of another installation, and excludes --adopt and --dead"
         fix = "find the ID in the machine name at the provider: recipe-ID-KEY"
         raise Invalid([Problem("bad-input", words, None, fix)])
@@ -171,7 +173,8 @@ def _print_leases(args: argparse.Namespace, machines: _Machines) -> None:
         if key in machines.left:
             print(f"still there  {words}; {machines.left[key]}", file=sys.stderr)
         elif each in machines.ends:
-            print(f"{'would end' if args.dry_run else 'ended':11}  {words}")
+            done = "would end" if args.dry_run else "ended"
+            print(f"{done:11}  {words}")
         elif not args.quiet:
             remedy = "" if _must_stay(each.fate) else f"; `recipe reap {key}` terminates it"
             print(f"{'kept':11}  {words}{remedy}")
@@ -187,18 +190,18 @@ async def _find_untracked(
     """
     config = settings.load(root, os.environ)
     with Ledger.open(of_user(os.environ), read_only=True) as ledger:
-        names = {row.driver for row in ledger.living_leases() if row.price}
+        paid = {row.driver for row in ledger.living_leases() if row.price}
+    names = {*paid, *config.drivers} if only is None else {only}
     found: list[Lease] = []
     silent: list[str] = []
-    for name in sorted({*names, *config.drivers} if only is None else {only}):
+    for name in sorted(names):
         try:
             driver = create_driver(name, config.driver(name), (), str(home(root, os.environ)))
         except CannotRun:
             continue  # it has no lease in the ledger, or `end_leases` reports the problem
         except Invalid as error:
-            if rents(
-                name
-            ):  # the user's own servers have no tags, and may have no hosts except a stack's head
+            # The user's own servers have no tags, and may have no hosts except a stack's head.
+            if rents(name):
                 silent.append(f"cannot list the machines of this installation at {name}: {error}")
             continue
         try:
@@ -273,9 +276,16 @@ def _choose_leases(
     """Return the leases to terminate.  Raises NotFound, CannotRun, Invalid."""
     for key in keys:
         find_endable_lease(known, key)
-    ends = [each for each in known if each.row.key in keys or (each.fate.end and not args.keys)]
+    ends: list[OpenLease] = []
+    others: list[OpenLease] = []
+    for each in known:
+        # With keys on the command line, no other machine is terminated, even if it is due.
+        is_due = each.fate.end and not args.keys
+        if is_due or each.row.key in keys:
+            ends.append(each)
+        else:
+            others.append(each)
     if args.dead:
-        others = [each for each in known if each not in ends]
         ends += _choose_dead(args, others)
     return ends
 
@@ -287,7 +297,9 @@ def _choose_dead(args: argparse.Namespace, leases: Sequence[OpenLease]) -> list[
         return dead
     now = time.time()
     lines = [reaper.describe_lease(each.row, now) for each in dead]
-    return dead if _ask_to_end(args, lines, "--dead") else []
+    if not _ask_to_end(args, lines, "--dead"):
+        return []
+    return dead
 
 
 def _must_stay(fate: reaper.Fate) -> bool:
@@ -297,10 +309,8 @@ def _must_stay(fate: reaper.Fate) -> bool:
 
 def _as_json(each: OpenLease, machines: _Machines, *, is_dry_run: bool) -> dict[str, object]:
     row = each.row
-    facts = {
-        name: getattr(row, name)
-        for name in ("key", "driver", "run", "workspace", "state", "price", "asked", "until")
-    }
+    shown = ("key", "driver", "run", "workspace", "state", "price", "asked", "until")
+    facts = {name: getattr(row, name) for name in shown}
     if row.key in machines.left:
         done = "still there"
     elif each not in machines.ends:

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
@@ -25,7 +26,7 @@ from ...planning.ids import bare, names, stored_form
 from ...storage import metrics
 from ...survey import rows, samples
 from ...survey.comparison import is_outcome, lower_is_better
-from ...survey.results import reported_metrics, summarize_points
+from ...survey.results import Metric, reported_metrics, summarize_points
 from .. import costs as told
 from ..page import of_run
 from ..tables import align
@@ -33,7 +34,7 @@ from ..tail import safe_ids, safe_line, span
 from .flags import JSON_HELP, RUN_HELP
 from .history import describe_producer
 from .overview import ProgressOverview
-from .targets import find_producers, format_time, open_for_reading, suggest_step
+from .targets import find_producers, format_time, open_for_reading, peak_memory, suggest_step
 
 if TYPE_CHECKING:
     from ...planning.run_view import RunView, StepView
@@ -56,13 +57,16 @@ class _Done(NamedTuple):
     @property
     def state(self) -> str:
         """Return the step's state; STOPPED for a started step that the run then skipped."""
-        stopped = self.view.state == "SKIPPED" and self.view.attempts
-        return "STOPPED" if stopped else self.view.state
+        if self.view.state == "SKIPPED" and self.view.attempts:
+            return "STOPPED"
+        return self.view.state
 
     @property
     def running_metrics(self) -> Path | None:
         """Return the path of the running attempt's metrics; None if no attempt is running."""
-        return Path(f"{self.going.raw.removesuffix('.log')}.metrics") if self.going else None
+        if self.going is None:
+            return None
+        return Path(f"{self.going.raw.removesuffix('.log')}.metrics")
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -118,12 +122,18 @@ def run(args: argparse.Namespace) -> int:
             last = max(made, key=lambda attempt: attempt.ended or 0.0)
             print(describe_producer(last.ended or 0.0, last.run), file=sys.stderr)
             found = describe_run(ws, ws.store.runs.get(last.run), args.step)
-    print(json.dumps(found, indent=2) if args.json else "\n".join(as_text(found)))
+    if args.json:
+        print(json.dumps(found, indent=2))
+    else:
+        print("\n".join(as_text(found)))
     return 0
 
 
 def _costs(found: costs.Costs, args: argparse.Namespace) -> int:
-    print(told.as_json(found) if args.json else "\n".join(told.as_text(found)))
+    if args.json:
+        print(told.as_json(found))
+    else:
+        print("\n".join(told.as_text(found)))
     return 0
 
 
@@ -228,15 +238,11 @@ def describe_run(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
     if seconds is None and ws.store.runs.live(row.id):
         seconds = time.time() - row.created
     done_steps, total, percent, eta = view.progress
-    done = _steps(ws, row, view)
-    chosen = [each for each in done if step is None or step in names(each.view.id)]
-    if step is not None and not chosen:
-        raise NotFound(
-            f'"{step}" did not run in {row.id}',
-            fix=suggest_step(step, [each.view.id for each in done])
-            if done
-            else "its result was up to date; choose a run in which the step ran",
-        )
+    chosen = _choose_steps(_steps(ws, row, view), step, row.id)
+    links = list_links(ws, row)
+    if step is not None:
+        links = [each for each in links if step in names(each.step)]
+    reports = [_report_of(ws, row.id, each, row.inputs) for each in chosen]
     return {
         "id": row.id,
         "recipe": row.recipe,
@@ -247,13 +253,23 @@ def describe_run(ws: Workspace, row: RunRow, step: str | None) -> RunReport:
         "seconds": seconds,
         "progress": {"step": done_steps, "total": total, "percent": percent, "eta": eta},
         "fresh": view.counts.get("FRESH", 0),
-        "links": [
-            each._asdict()
-            for each in list_links(ws, row)
-            if step is None or step in names(each.step)
-        ],
-        "steps": [_report_of(ws, row.id, each, row.inputs) for each in chosen],
+        "links": [each._asdict() for each in links],
+        "steps": reports,
     }
+
+
+def _choose_steps(done: Sequence[_Done], step: str | None, run: str) -> Sequence[_Done]:
+    """Return the instances of `step`, or all steps for None.  Raises NotFound."""
+    if step is None:
+        return done
+    chosen = [each for each in done if step in names(each.view.id)]
+    if chosen:
+        return chosen
+    if done:
+        fix = suggest_step(step, [each.view.id for each in done])
+    else:
+        fix = "its result was up to date; choose a run in which the step ran"
+    raise NotFound(f'"{step}" did not run in {run}', fix=fix)
 
 
 def _steps(ws: Workspace, row: RunRow, view: RunView) -> list[_Done]:
@@ -268,10 +284,9 @@ def _steps(ws: Workspace, row: RunRow, view: RunView) -> list[_Done]:
         tries.setdefault(attempt.step, []).append(attempt)
     moves = ws.store.runs.step_moves(row.id)
     going = {part.step: part for part in list_attempt_logs(moves) if not part.ended}
-    found = [
-        _Done(step, tries.get(id, ()), usd.get(id, 0.0), going.get(id))
-        for id, step in view.steps.items()
-    ]
+    found = []
+    for id, step in view.steps.items():
+        found.append(_Done(step, tries.get(id, ()), usd.get(id, 0.0), going.get(id)))
     return sorted(found, key=lambda done: done.view.attempts == 0)
 
 
@@ -279,31 +294,43 @@ def _report_of(ws: Workspace, run: str, done: _Done, inputs: Mapping[str, Any]) 
     """Return the report of a step, with its training if its metrics have several steps or timings."""
     step = done.view
     live, live_samples = _live_points(ws, run, done)
-    peaks = [attempt.exit.get("peak_memory") for attempt in done.tries]
-    memory = max((peak for peak in peaks if isinstance(peak, int)), default=0)
     ended = reported_metrics(ws, done.tries)
-    points = [*(point for each in ended for point in each.points or ()), *live]
-    known = {**(ended[0].metrics if ended else {}), **summarize_points(live, {})}
-    stored_samples = [each for row in done.tries for each in samples.load_samples(ws, row)]
+    points: list[Mapping[str, Any]] = []
+    for each in ended:
+        points += each.points or ()
+    points += live
+    stored = ended[0].metrics if ended else {}
+    # The running attempt's values are newer than those of earlier attempts.
+    known = {**stored, **summarize_points(live, {})}
+    stored_samples = chain.from_iterable(samples.load_samples(ws, row) for row in done.tries)
+    machine = samples.summarize_samples([*stored_samples, *live_samples])
+    is_kept = all(each.points is not None for each in ended)
+    exit_code, fix = None, ""
+    if step.failure is not None:
+        exit_code, fix = step.failure.exit, step.failure.fix
     return {
         "id": step.id,
         "state": done.state,
         "reason": _cause(done),
         "detail": step.detail,
-        "exit": step.failure.exit if step.failure is not None else None,
-        "fix": step.failure.fix if step.failure is not None else "",
+        "exit": exit_code,
+        "fix": fix,
         "warnings": list(step.warnings),
         "attempts": step.attempts,
         "seconds": step.seconds or None,
-        "peak_memory": memory or None,
+        "peak_memory": peak_memory(done.tries) or None,
         "usd": done.usd,
-        "metrics": {
-            name: {"last": metric.last, "min": metric.least, "max": metric.greatest}
-            for name, metric in known.items()
-        },
-        "kept": all(each.points is not None for each in ended),
+        "metrics": _values_of(known),
+        "kept": is_kept,
         "training": _training_of(points, inputs),
-        "machine": samples.summarize_samples([*stored_samples, *live_samples]),
+        "machine": machine,
+    }
+
+
+def _values_of(known: Mapping[str, Metric]) -> dict[str, Value]:
+    return {
+        name: {"last": metric.last, "min": metric.least, "max": metric.greatest}
+        for name, metric in known.items()
     }
 
 
@@ -333,18 +360,15 @@ def _training_of(
     phases = bottleneck.average_phases(_lines(filter(bottleneck.is_timed, points)))
     if len(lines) < 2 and phases is None:
         return None
-    gpu = lines[-1].get("gpu")
-    memory = [float(line["memory_gb"]) for line in lines if is_number(line.get("memory_gb"))]
-    speeds = {
-        name: metrics.mean_rate(lines, name) for name in ("samples_per_second", "tokens_per_second")
-    }
+    named = lines[-1].get("gpu")
+    gpu = named if isinstance(named, str) else None
     training: TrainingStatistics = {
         "steps": len(lines),
         "last_step": lines[-1].get("step"),
         "loss": [_first(lines, "loss"), _first(lines[::-1], "loss")],
-        "memory_gb": max(memory, default=None),
-        "gpu": gpu if isinstance(gpu, str) else None,
-        "speeds": {name: round(rate, 3) for name, rate in speeds.items() if rate},
+        "memory_gb": max(_numbers(lines, "memory_gb"), default=None),
+        "gpu": gpu,
+        "speeds": _mean_speeds(lines),
         "step_seconds": None,
         "parts": {},
         "verdict": None,
@@ -352,7 +376,7 @@ def _training_of(
         "advice": [],
     }
     if phases is not None:
-        verdict = bottleneck.judge(phases, inputs, gpu=training["gpu"] is not None)
+        verdict = bottleneck.judge(phases, inputs, gpu=gpu is not None)
         training["step_seconds"] = round(phases.seconds, 6)
         training["parts"] = {
             name: {"seconds": round(seconds, 6), "share": round(phases.share(name), 4)}
@@ -364,13 +388,24 @@ def _training_of(
     return training
 
 
+def _mean_speeds(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    speeds = {}
+    for name in ("samples_per_second", "tokens_per_second"):
+        rate = metrics.mean_rate(lines, name)
+        if rate:
+            speeds[name] = round(rate, 3)
+    return speeds
+
+
 def _cause(done: _Done) -> str:
     """Return the reason for a failed or stalled step; empty if the step is healthy."""
     if done.view.failure is not None:
         return done.view.failure.kind
     if done.running_metrics is None or done.state != "RUNNING":
         return ""
-    return "stalled" if causes.is_stalled(*metrics.pace(done.running_metrics)) else ""
+    if causes.is_stalled(*metrics.pace(done.running_metrics)):
+        return "stalled"
+    return ""
 
 
 def _lines(points: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -383,7 +418,14 @@ def _lines(points: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _first(lines: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    return next((float(line[name]) for line in lines if is_number(line.get(name))), None)
+    return next(_numbers(lines, name), None)
+
+
+def _numbers(lines: Sequence[Mapping[str, Any]], name: str) -> Iterator[float]:
+    """Yield the values of a metric that are numbers."""
+    for line in lines:
+        if is_number(line.get(name)):
+            yield float(line[name])
 
 
 def as_text(run: RunReport) -> list[str]:
@@ -395,23 +437,22 @@ def as_text(run: RunReport) -> list[str]:
     if not steps:
         return [*text, "no step started"]
     text += _step_table(steps)
-    text += [_failure_line(run["id"], step) for step in steps[:_LISTED] if step["reason"]]
-    for step in steps[:_LISTED]:
+    listed = steps[:_LISTED]
+    for step in listed:
+        if step["reason"]:
+            text.append(_failure_line(run["id"], step))
+    for step in listed:
         text += [f"{safe_ids(step['id'])}: warning: {safe_line(each)}" for each in step["warnings"]]
-    text += [
-        f"{safe_line(each['name'])}: {safe_line(each['to'])}  ({safe_ids(each['step'])})"
-        for each in run["links"][:_LISTED]
-    ]
+    for link in run["links"][:_LISTED]:
+        name, url = safe_line(link["name"]), safe_line(link["to"])
+        text.append(f"{name}: {url}  ({safe_ids(link['step'])})")
     for alike in _alike(steps):
         text += ["", *_metrics(alike)]
-    for step in [step for step in steps if step["machine"]][:_LISTED]:
+    measured = [step for step in steps if step["machine"]]
+    for step in measured[:_LISTED]:
         load = samples.describe_samples(step["machine"])
         text.append(f"machine of {safe_ids(step['id'])}: {load}")
-    timed = [
-        (step["id"], training)
-        for step in steps
-        if (training := step["training"]) is not None and training["parts"]
-    ]
+    timed = _timed_trainings(steps)
     for id, training in timed[:_LISTED]:
         text += ["", *_training(id, training)]
     if not any(step["metrics"] for step in steps):
@@ -427,6 +468,16 @@ def as_text(run: RunReport) -> list[str]:
     return text
 
 
+def _timed_trainings(steps: Sequence[StepReport]) -> list[tuple[str, TrainingStatistics]]:
+    """Return the trainings whose bottleneck is known, with the ids of their steps."""
+    found = []
+    for step in steps:
+        training = step["training"]
+        if training is not None and training["parts"]:
+            found.append((step["id"], training))
+    return found
+
+
 def _summary_lines(run: RunReport) -> list[str]:
     """Return lines with the state of a run, the remedy for its failure, and its up-to-date steps."""
     took = f" in {span(run['seconds'])}" if run["seconds"] is not None else ""
@@ -435,30 +486,33 @@ def _summary_lines(run: RunReport) -> list[str]:
     text = [f"{run['id']}  {run['recipe']}  {began}  {run['state']}{took}{reason}"]
     if run["failure"] in causes.REMEDIES:
         text.append(causes.REMEDIES[run["failure"]])
-    if run["fresh"]:
-        text.append(f"{run['fresh']} step{'s were' if run['fresh'] > 1 else ' was'} up to date")
+    if run["fresh"] == 1:
+        text.append("1 step was up to date")
+    elif run["fresh"]:
+        text.append(f"{run['fresh']} steps were up to date")
     return text
 
 
 def _step_table(steps: Sequence[StepReport]) -> list[str]:
     """Return a table of at most _LISTED steps; the cost only if any step has costs."""
-    table = [("STEP", "STATE", "ATTEMPTS", "TIME", "MEMORY", "COST")]
-    for step in steps[:_LISTED]:
-        table.append(
-            (
-                safe_ids(step["id"]),
-                step["state"],
-                str(step["attempts"] or ""),
-                span(step["seconds"]) if step["seconds"] is not None else "",
-                about(step["peak_memory"]) if step["peak_memory"] else "",
-                f"${step['usd']:.2f}" if step["usd"] else "",
-            )
-        )
+    table = [["STEP", "STATE", "ATTEMPTS", "TIME", "MEMORY", "COST"]]
+    table += [_step_row(step) for step in steps[:_LISTED]]
     has_costs = any(step["usd"] for step in steps)
-    text = align(table if has_costs else [row[:-1] for row in table], range(2, 6))
+    if not has_costs:
+        table = [row[:-1] for row in table]
+    text = align(table, range(2, 6))
     if len(steps) > _LISTED:
         text.append(f"… and {len(steps) - _LISTED} more (--step names one, --json has all)")
     return text
+
+
+def _step_row(step: StepReport) -> list[str]:
+    """Return the cells of a step in the order of the columns of `_step_table`."""
+    seconds = span(step["seconds"]) if step["seconds"] is not None else ""
+    memory = about(step["peak_memory"]) if step["peak_memory"] else ""
+    cost = f"${step['usd']:.2f}" if step["usd"] else ""
+    attempts = str(step["attempts"] or "")
+    return [safe_ids(step["id"]), step["state"], attempts, seconds, memory, cost]
 
 
 def _failure_line(run: str, step: StepReport) -> str:
@@ -474,39 +528,30 @@ def _alike(steps: Sequence[StepReport]) -> Iterator[list[StepReport]]:
     """Yield the steps with outcome metrics, grouped by name without matrix values."""
     groups: dict[str, list[StepReport]] = {}
     for step in steps:
-        if any(
-            is_outcome(name) and is_number(value["last"]) for name, value in step["metrics"].items()
-        ):
+        if _outcomes(step):
             groups.setdefault(bare(step["id"]), []).append(step)
     yield from groups.values()
 
 
+def _outcomes(step: StepReport) -> list[str]:
+    """Return the names of the step's outcome metrics whose last value is a number."""
+    values = step["metrics"].items()
+    return [name for name, value in values if is_outcome(name) and is_number(value["last"])]
+
+
 def _metrics(steps: Sequence[StepReport]) -> list[str]:
     """Return a table of the last metric values, with the best value if any step's best was earlier."""
-    names = dict.fromkeys(
-        name
-        for step in steps
-        for name, value in step["metrics"].items()
-        if is_number(value["last"])
-    )
-    wanted = [name for name in names if is_outcome(name)]
-    columns: list[
-        tuple[str, str, str]
-    ] = []  # column header, metric, and its value: last, min or max
-    for name in wanted[:_COLUMNS]:
-        best = "min" if lower_is_better(name) else "max"
-        columns.append((safe_line(name), name, "last"))
-        if any(_cell(step, name, best) not in ("", _cell(step, name, "last")) for step in steps):
-            columns.append((f"{best} {safe_line(name)}", name, best))
-    table = [("METRICS", *(head for head, _, _ in columns))]
-    table += [
-        (safe_ids(step["id"]), *(_cell(step, name, which) for _, name, which in columns))
-        for step in steps[:_LISTED]
-    ]
+    wanted = list(dict.fromkeys(chain.from_iterable(map(_outcomes, steps))))
+    columns = _metric_columns(steps, wanted[:_COLUMNS])
+    table = [["METRICS", *(column.head for column in columns)]]
+    for step in steps[:_LISTED]:
+        cells = [_cell(step, column.metric, column.which) for column in columns]
+        table.append([safe_ids(step["id"]), *cells])
     text = align(table, range(1, len(table[0])))
     if len(wanted) > _COLUMNS:
         text.append(f"… and {len(wanted) - _COLUMNS} more metrics (--json has all)")
-    if lost := [safe_ids(step["id"]) for step in steps if not step["kept"]]:
+    lost = [safe_ids(step["id"]) for step in steps if not step["kept"]]
+    if lost:
         more = f" and {len(lost) - 5} more" if len(lost) > 5 else ""
         text.append(
             f"the log or metrics file of {', '.join(lost[:5])}{more} is no longer stored: only the last values are known"
@@ -514,31 +559,43 @@ def _metrics(steps: Sequence[StepReport]) -> list[str]:
     return text
 
 
+class _MetricColumn(NamedTuple):
+    """A column of the metrics table."""
+
+    head: str
+    metric: str
+    which: str  # last, min or max
+
+
+def _metric_columns(steps: Sequence[StepReport], metrics: Sequence[str]) -> list[_MetricColumn]:
+    columns = []
+    for name in metrics:
+        columns.append(_MetricColumn(safe_line(name), name, "last"))
+        best = "min" if lower_is_better(name) else "max"
+        if any(_was_better(step, name, best) for step in steps):
+            columns.append(_MetricColumn(f"{best} {safe_line(name)}", name, best))
+    return columns
+
+
+def _was_better(step: StepReport, name: str, best: str) -> bool:
+    """Return True if the table would show a best value unlike the last value of a metric."""
+    # The text decides, as numbers that look alike need no second column.
+    return _cell(step, name, best) not in ("", _cell(step, name, "last"))
+
+
 def _cell(step: StepReport, name: str, which: str) -> str:
     """Return the `last`, `min` or `max` of a metric as text; empty if it is unknown."""
     value = dict(step["metrics"].get(name, {})).get(which)
     if isinstance(value, (int, float)):
         return f"{value:.4g}"
-    return safe_line(str(value)) if value is not None else ""
+    if value is None:
+        return ""
+    return safe_line(str(value))
 
 
 def _training(id: str, training: TrainingStatistics) -> list[str]:
-    facts = [f"{training['steps']} step{'s' if training['steps'] != 1 else ''}"]
-    if training["step_seconds"]:
-        facts[0] += f" of {_short(training['step_seconds'])}"
-    facts += [
-        f"{value:g} {name.replace('_per_second', '/s')}"
-        for name, value in training["speeds"].items()
-    ]
-    first, last = training["loss"]
-    if first is not None and last is not None:
-        facts.append(f"loss {first:.4g} -> {last:.4g}")
-    if training["memory_gb"] is not None:
-        facts.append(
-            f"peak {training['memory_gb']:g} GB "
-            + (f"on {safe_line(training['gpu'])}" if training["gpu"] else "of CPU memory")
-        )
-    text = [f"{safe_ids(id)}: {', '.join(facts)}"]
+    """Return lines with the facts of a training, the phases of its steps, and its verdict."""
+    text = [f"{safe_ids(id)}: {', '.join(_training_facts(training))}"]
     for name, part in training["parts"].items():
         bar = "#" * round(part["share"] * 30)
         text.append(
@@ -548,8 +605,27 @@ def _training(id: str, training: TrainingStatistics) -> list[str]:
     return text + [f"    - {line}" for line in training["advice"]]
 
 
+def _training_facts(training: TrainingStatistics) -> list[str]:
+    """Describe the steps, speed, loss and peak memory of a training."""
+    steps = "1 step" if training["steps"] == 1 else f"{training['steps']} steps"
+    if training["step_seconds"]:
+        steps += f" of {_short(training['step_seconds'])}"
+    facts = [steps]
+    for name, value in training["speeds"].items():
+        facts.append(f"{value:g} {name.replace('_per_second', '/s')}")
+    first, last = training["loss"]
+    if first is not None and last is not None:
+        facts.append(f"loss {first:.4g} -> {last:.4g}")
+    if training["memory_gb"] is not None:
+        place = f"on {safe_line(training['gpu'])}" if training["gpu"] else "of CPU memory"
+        facts.append(f"peak {training['memory_gb']:g} GB {place}")
+    return facts
+
+
 def _short(seconds: float) -> str:
-    """Format a duration with milliseconds or hundredths of a second."""
+    """Format a duration: milliseconds below a second, hundredths below a minute."""
     if seconds < 1:
         return f"{seconds * 1000:.1f} ms"
-    return f"{seconds:.2f} s" if seconds < 60 else span(seconds)
+    if seconds < 60:
+        return f"{seconds:.2f} s"
+    return span(seconds)

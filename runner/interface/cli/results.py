@@ -7,6 +7,7 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Final
 
 from ...errors import NotFound, did_you_mean
@@ -104,16 +105,13 @@ def _choose_step(found: Sequence[Result], step: str, recipe: str) -> list[Result
 
     Raises NotFound.
     """
-    chosen = [result for result in found if step in names(result.step)]
-    if not chosen:
-        chosen = [result for result in found if step in inner_names(result.step)]
-    if not chosen:
-        known = [result.step for result in found]
-        raise NotFound(
-            f'no result of "{step}" in the runs of {recipe}',
-            fix=suggest_step(step, known) if known else _NONE,
-        )
-    return chosen
+    for names_of in (names, inner_names):
+        chosen = [result for result in found if step in names_of(result.step)]
+        if chosen:
+            return chosen
+    known = [result.step for result in found]
+    fix = suggest_step(step, known) if known else _NONE
+    raise NotFound(f'no result of "{step}" in the runs of {recipe}', fix=fix)
 
 
 def _choose_sortable(
@@ -122,11 +120,12 @@ def _choose_sortable(
     """Return the tables that have the column.  Raises NotFound if none has the column."""
     sortable = [table for table in tables if table.has(column)]
     if not sortable:
-        known = sorted({name for result in found for name in (*result.values, *result.metrics)})
-        raise NotFound(
-            f'no result of {recipe} has a column "{column}"',
-            fix=did_you_mean(column, known) or f"available columns: {', '.join(known)}",
-        )
+        available: set[str] = set()
+        for result in found:
+            available.update(result.values, result.metrics)
+        known = sorted(available)
+        fix = did_you_mean(column, known) or f"available columns: {', '.join(known)}"
+        raise NotFound(f'no result of {recipe} has a column "{column}"', fix=fix)
     return sortable
 
 
@@ -137,16 +136,26 @@ def _split_columns(names: str | None) -> list[str] | None:
 
 
 def _print_json(recipe: str, tables: Sequence[Comparison]) -> None:
-    results = [row for table in tables for row in _as_json(table)]
+    results = list(chain.from_iterable(map(_as_json, tables)))
     print(json.dumps({"recipe": recipe, "results": results}, indent=2))
 
 
 def _print_csv(tables: Sequence[Comparison], columns: Sequence[str] | None) -> None:
-    rows = [row for table in tables for row in table.flat()]
-    header = columns or list(dict.fromkeys(name for row in rows for name in row))
+    rows = _flat_rows(tables)
+    header = columns or _column_names(rows)
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(header)
-    writer.writerows([row.get(name) for name in header] for row in rows)
+    for row in rows:
+        writer.writerow([row.get(name) for name in header])
+
+
+def _flat_rows(tables: Sequence[Comparison]) -> list[dict[str, Cell]]:
+    return list(chain.from_iterable(table.flat() for table in tables))
+
+
+def _column_names(rows: Iterable[Mapping[str, Cell]]) -> list[str]:
+    """Return the names of the rows' columns, in the order of their first appearance."""
+    return list(dict.fromkeys(chain.from_iterable(rows)))
 
 
 def _print_text(
@@ -163,7 +172,10 @@ def _open_comparison(args: argparse.Namespace, tables: Sequence[Comparison]) -> 
     """
     from .serve import page
 
-    made = {result.run: result.made for table in tables for result in table.results}
+    made: dict[str, float] = {}
+    for table in tables:
+        for result in table.results:
+            made[result.run] = result.made
     if not made:
         raise NotFound("no results to compare", fix=_NONE)
     newest = sorted(made, key=lambda run: made[run], reverse=True)[:_COMPARED]
@@ -177,25 +189,35 @@ _NONE = (
 
 def _check_columns(columns: Sequence[str] | None, tables: Sequence[Comparison]) -> None:
     """Raise NotFound if a column is in none of the tables."""
-    known = dict.fromkeys(name for table in tables for row in table.flat() for name in row)
+    known = _column_names(_flat_rows(tables))
     for name in columns or ():
         if name not in known:
-            raise NotFound(
-                f'unknown column "{name}"',
-                fix=did_you_mean(name, known) or f"available columns: {', '.join(known)}",
-            )
+            fix = did_you_mean(name, known) or f"available columns: {', '.join(known)}"
+            raise NotFound(f'unknown column "{name}"', fix=fix)
 
 
 def _as_json(table: Comparison) -> list[dict[str, object]]:
-    return [
-        {
-            "step": result.step, "run": result.run, "label": result.label, "made": result.made,
-            "state": result.state, "reason": result.reason, "seconds": result.seconds, "where": result.where or None,
-            "best": result is table.best, "inputs": dict(result.values),
-            "metrics": {name: {"last": each.last, "min": each.least, "max": each.greatest} for name, each in result.metrics.items()},
-        }
-        for result in table.results
-    ]  # fmt: skip
+    return [_result_as_json(result, is_best=result is table.best) for result in table.results]
+
+
+def _result_as_json(result: Result, *, is_best: bool) -> dict[str, object]:
+    metrics = {
+        name: {"last": metric.last, "min": metric.least, "max": metric.greatest}
+        for name, metric in result.metrics.items()
+    }
+    return {
+        "step": result.step,
+        "run": result.run,
+        "label": result.label,
+        "made": result.made,
+        "state": result.state,
+        "reason": result.reason,
+        "seconds": result.seconds,
+        "where": result.where or None,
+        "best": is_best,
+        "inputs": dict(result.values),
+        "metrics": metrics,
+    }
 
 
 def as_text(
@@ -208,8 +230,10 @@ def as_text(
     listed = rows[:_LISTED]
     has_marks = table.best is not None and not in_markdown
     cells, right = _table_cells(listed, columns, has_marks=has_marks, in_markdown=in_markdown)
+    # Without a blank line, Markdown takes the legend for a row of the table.
     gap = [""] if in_markdown else []
-    lines = [_title(table, recipe), *gap, *(markdown if in_markdown else align)(cells, right)]
+    lay_out = markdown if in_markdown else align
+    lines = [_title(table, recipe), *gap, *lay_out(cells, right)]
     if len(rows) > len(listed):
         lines.append(f"… and {len(rows) - len(listed)} more (--csv and --json have all)")
     if table.best is not None and table.by is not None:
@@ -242,21 +266,26 @@ def _table_cells(
     With `has_marks`, the first column marks the best result. In Markdown, the first cell of the
     best result is bold.
     """
-    header = [safe_line(name).upper() if name in OWN else safe_line(name) for name in columns]
-    text = [["", *header] if has_marks else header]
+    header = [_heading(name) for name in columns]
+    if has_marks:
+        header.insert(0, "")
+    text = [header]
     for row in rows:
         cells = [_cell_text(name, row.get(name)) for name in columns]
         if in_markdown and row["best"]:
             cells[0] = f"**{cells[0]}**"
         if has_marks:
-            cells.insert(0, "*" if row["best"] else "")
+            mark = "*" if row["best"] else ""
+            cells.insert(0, mark)
         text.append(cells)
-    right = {
-        n + has_marks
-        for n, name in enumerate(columns)
-        if name not in _TEXT and _is_numeric(rows, name)
-    }
+    right = {n + has_marks for n, name in enumerate(columns) if _is_numeric(rows, name)}
     return text, right
+
+
+def _heading(column: str) -> str:
+    """Return the heading of a column: in capitals, unless a user named the column."""
+    name = safe_line(column)
+    return name.upper() if column in OWN else name
 
 
 _DETAILS: Final = ("state", "time", "where", "run", "label")
@@ -265,11 +294,15 @@ _DETAILS: Final = ("state", "time", "where", "run", "label")
 
 def _choose_columns(table: Comparison, rows: Sequence[Mapping[str, Cell]]) -> list[str]:
     """Return the default columns: the inputs that differ, metrics, time, and non-empty details."""
-    differing = comparison.find_differing_inputs(table.results)
-    inputs = [f"inputs.{name}" if name in OWN else name for name in differing]
+    inputs = [_input_column(name) for name in comparison.find_differing_inputs(table.results)]
     step = [] if _are_distinct(rows, inputs) else ["step"]
     details = [name for name in _DETAILS if _is_worth_a_column(name, rows)]
     return [*step, *inputs, *_metric_columns(table, rows), *details]
+
+
+def _input_column(name: str) -> str:
+    """Return the column of an input, with a prefix if its name is that of another column."""
+    return f"inputs.{name}" if name in OWN else name
 
 
 def _is_worth_a_column(detail: str, rows: Sequence[Mapping[str, Cell]]) -> bool:
@@ -283,7 +316,7 @@ def _is_worth_a_column(detail: str, rows: Sequence[Mapping[str, Cell]]) -> bool:
 
 def _metric_columns(table: Comparison, rows: Sequence[Mapping[str, Cell]]) -> list[str]:
     """Return the metric columns, each followed by its best value if that differs from the last."""
-    taken = {*OWN, *(name for result in table.results for name in result.values)}
+    taken = set(OWN).union(*(result.values for result in table.results))
     metrics = comparison.list_metric_names(table.results)
     if table.by is not None:
         metrics = [table.by.metric, *metrics]
@@ -301,11 +334,16 @@ def _are_distinct(rows: Sequence[Mapping[str, Cell]], inputs: Sequence[str]) -> 
     """Return True if the input values alone tell all rows apart."""
     if not inputs:
         return False
-    values = {json.dumps([row.get(name) for name in inputs]) for row in rows}
-    return len(values) == len(rows)
+    combinations = set()
+    for row in rows:
+        values = [row.get(name) for name in inputs]
+        combinations.add(json.dumps(values))
+    return len(combinations) == len(rows)
 
 
 def _is_numeric(rows: Iterable[Mapping[str, Cell]], name: str) -> bool:
+    if name in _TEXT:
+        return False
     return all(row.get(name) is None or isinstance(row[name], (int, float)) for row in rows)
 
 

@@ -49,7 +49,7 @@ from .flags import (
     request_of,
     section,
 )
-from .targets import count_verdicts, describe_counts, open_for_run
+from .targets import count_verdicts, describe_counts, open_for_run, pending_as_json
 
 if TYPE_CHECKING:
     from drivers.base import Driver
@@ -125,11 +125,10 @@ def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
         action="store_true",
         help="Show each command, and the files written for it",
     )
-    output.add_argument(
-        "--json",
-        action="store_true",
-        help=JSON_HELP if verb == "plan" else f"{EVENTS_HELP}; with -n, print the plan as JSON",
-    )
+    json_help = f"{EVENTS_HELP}; with -n, print the plan as JSON"
+    if verb == "plan":
+        json_help = JSON_HELP
+    output.add_argument("--json", action="store_true", help=json_help)
     output.add_argument(
         "--format",
         default="text",
@@ -321,6 +320,9 @@ def choice_of(args: argparse.Namespace) -> Choice:
 
 def settings_of(args: argparse.Namespace) -> Settings:
     """Return the execution settings from the flags.  Raises Invalid."""
+    pools = dict(map(_pool, args.pool))
+    python = "" if args.python == "current" else args.python
+    published = args.out if isinstance(args.out, str) else ""
     return Settings(
         args.driver,
         tuple(args.hosts),
@@ -328,14 +330,14 @@ def settings_of(args: argparse.Namespace) -> Settings:
         args.keep_going,
         args.overwrite,
         args.link == "hard",
-        dict(_pool(word) for word in args.pool),
+        pools,
         tuple(args.allow),
         args.everything_there,
         Label(args.name, tuple(args.tag), args.note),
         args.store or "",
         filters(args.where),
-        args.python if args.python != "current" else "",
-        args.out if isinstance(args.out, str) else "",
+        python,
+        published,
         stack=args.stack,
         keep_alive=args.keep_alive,
         limits=_limits_of(args),
@@ -361,15 +363,13 @@ def _rental_lines(ws: Workspace, found: Survey, args: argparse.Namespace) -> lis
 
     try:
         shelves = _shelves(ws, found, args)
-        rented = [n for n in found.todo if found.plan.specs()[n].resources.gpus] if shelves else []
-        specs = [found.plan.specs()[n] for n in rented]
-        secrets = {
-            name for names in find_sent_secrets(specs, ws.environ).values() for name in names
-        }
-        for address in find_signed_addresses(ws, found, rented, args.driver):
-            secrets.add(f"signed URLs of the objects in {address}")
+        rented: list[int] = []
+        if shelves:
+            rented = [n for n in found.todo if found.plan.specs()[n].resources.gpus]
+        secrets = _describe_sent_secrets(ws, found, rented, args.driver)
         lines = describe_choice(shelves)
-        if notice := data_notice(ws.config, args.driver):
+        notice = data_notice(ws.config, args.driver)
+        if notice:
             lines.append(notice)
         lines += _describe_worker_groups(ws, found, args)
         if secrets:
@@ -377,6 +377,18 @@ def _rental_lines(ws: Workspace, found: Survey, args: argparse.Namespace) -> lis
         return lines
     except Infrastructure as error:
         return [f"rents: {error}"]
+
+
+def _describe_sent_secrets(
+    ws: Workspace, found: Survey, nodes: Sequence[int], driver: str
+) -> set[str]:
+    """Return the names of the secrets and signed URLs that steps pass to rented machines."""
+    specs = [found.plan.specs()[n] for n in nodes]
+    secrets: set[str] = set()
+    secrets.update(*find_sent_secrets(specs, ws.environ).values())
+    for address in find_signed_addresses(ws, found, nodes, driver):
+        secrets.add(f"signed URLs of the objects in {address}")
+    return secrets
 
 
 def _head_of_stack(ws: Workspace, args: argparse.Namespace) -> Head | None:
@@ -390,18 +402,21 @@ def _describe_worker_groups(ws: Workspace, found: Survey, args: argparse.Namespa
     the machines cannot work together.
     """
     head = _head_of_stack(ws, args)
-    if head is None and not any(each.traits.joins for each in _renting_drivers(ws, args).values()):
-        return []
-    lines = [f"head: {head}"] if head is not None else []
-    counts = {found.plan.nodes[n].id: found.plan.specs()[n].node_count for n in found.todo}
-    for id, count in counts.items():
-        if count > 1 and head is not None:
-            workers = f"{count - 1} {args.driver} machines"
-            lines.append(f"{'':9}with {workers} as workers of {safe_ids(id)}")
-        elif count > 1:
-            lines.append(
-                f"{'':9}{count} of these machines, in one zone, as the nodes of {safe_ids(id)}"
-            )
+    if head is None:
+        drivers = _renting_drivers(ws, args).values()
+        if not any(driver.traits.joins for driver in drivers):
+            return []
+    lines = [] if head is None else [f"head: {head}"]
+    for n in found.todo:
+        count = found.plan.specs()[n].node_count
+        if count <= 1:
+            continue
+        step = safe_ids(found.plan.nodes[n].id)
+        if head is None:
+            words = f"{count} of these machines, in one zone, as the nodes of {step}"
+        else:
+            words = f"with {count - 1} {args.driver} machines as workers of {step}"
+        lines.append(f"{'':9}{words}")
     return lines
 
 
@@ -411,9 +426,14 @@ def _check_multi_node(
     """Reject multi-node steps if their machines cannot work together.  Raises CannotRun."""
     from ...hosts.renting.needs import why_no_group
 
-    stack = ws.config.stack(args.stack) if args.stack else None
+    has_head = is_kept = False
+    if args.stack:
+        stack = ws.config.stack(args.stack)
+        has_head = stack.head is not None
+        is_kept = bool(stack.keep)
     traits = next(iter(drivers.values())).traits
     if len(drivers) > 1:
+        # The nodes of a step could come from different providers.
         traits = traits._replace(joins=False)
     most = min(traits.hosts_at_once or math.inf, ws.config.limits.get("machines", math.inf))
     reasons = [
@@ -422,13 +442,13 @@ def _check_multi_node(
             found.plan.specs()[n],
             args.driver,
             traits,
-            headed=stack is not None and stack.head is not None,
-            kept=bool(stack and stack.keep),
+            headed=has_head,
+            kept=is_kept,
             most=most,
         )
         for n in found.todo
     ]
-    distinct = list(dict.fromkeys(reason for reason in reasons if reason))
+    distinct = list(dict.fromkeys(filter(None, reasons)))
     if distinct:
         fix = "choose a driver that supports several nodes (gcp), or a stack with a `head`"
         raise CannotRun("\n".join(distinct[:20]), fix=fix)
@@ -439,11 +459,12 @@ def _renting_drivers(ws: Workspace, args: argparse.Namespace) -> dict[str, Drive
     from ...hosts.renting import offering
     from ...hosts.renting.any_driver import driver_names
 
-    made = {
-        name: offering.create_renter(ws, name, args.hosts)
-        for name in driver_names(ws.config, args.driver)
-    }
-    return {name: driver for name, driver in made.items() if driver is not None}
+    drivers = {}
+    for name in driver_names(ws.config, args.driver):
+        driver = offering.create_renter(ws, name, args.hosts)
+        if driver is not None:
+            drivers[name] = driver
+    return drivers
 
 
 def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str, list[Shelf]]:
@@ -463,20 +484,19 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
     _check_multi_node(ws, found, args, drivers)
     cluster = any(driver.traits.allocates for driver in drivers.values())
     asked = wishes(ws, found, args.driver, args.stack, cluster=cluster)
-    wanted = {
-        name: {
-            step: on_market_of(ws, name, each.wish)._replace(filters=where)
-            for step, each in asked.items()
-            if len(drivers) == 1 or driver.traits.images or not each.wish.need.image
-        }
-        for name, driver in drivers.items()
-    }
-    asking = {name: (driver, [*wanted[name].values()]) for name, driver in drivers.items()}
-    shelves = iter(asyncio.run(offering.ask_offers(asking, pricing_of(ws, asked.values()))))
+    asking = {}
+    steps: list[str] = []  # the step of each wish, in the order of the answers
+    for name, driver in drivers.items():
+        served = asked
+        if len(drivers) > 1 and not driver.traits.images:
+            served = {step: each for step, each in asked.items() if not each.wish.need.image}
+        own = [on_market_of(ws, name, each.wish) for each in served.values()]
+        asking[name] = (driver, [wish._replace(filters=where) for wish in own])
+        steps += served
+    shelves = asyncio.run(offering.ask_offers(asking, pricing_of(ws, asked.values())))
     by_step: dict[str, list[Shelf]] = {step: [] for step in asked}
-    for steps in wanted.values():
-        for step in steps:
-            by_step[step].append(next(shelves))
+    for step, shelf in zip(steps, shelves, strict=True):
+        by_step[step].append(shelf)
     return {step: each for step, each in by_step.items() if each}
 
 
@@ -500,7 +520,8 @@ def _confirm_cost(
     if usd is None:
         return True
     cost = f"the run would cost about ${usd:.2f}"
-    if notice := data_notice(ws.config, args.driver):
+    notice = data_notice(ws.config, args.driver)
+    if notice:
         cost += f"; {notice}"
     fix = "pass `--yes`, or raise `confirm` in the driver's settings"
     return ask_consent(f"{cost}; rent?", Invalid([Problem("bad-input", cost, fix=fix)]))
@@ -511,7 +532,9 @@ def _check_endless(drivers: Mapping[str, Driver], args: argparse.Namespace) -> N
     from ...hosts.renting import offering
 
     endless = [name for name, driver in drivers.items() if driver.traits.ends == "nothing"]
-    if endless and not args.unattended and not sys.stdin.isatty():
+    if not endless or args.unattended:
+        return
+    if not sys.stdin.isatty():
         words = f"{', '.join(endless)}: {offering.ENDS['nothing']}, and stdin is not a terminal"
         fix = "pass `--unattended` and set `limits.cost` in the recipe; terminate leftover machines with `recipe reap`"
         raise Invalid([Problem("bad-input", words, fix=fix)])
@@ -538,8 +561,9 @@ def _cost_above_limit(
 
 def _print_plan(ws: Workspace, found: Survey, args: argparse.Namespace) -> None:
     _warn(ws, found, args)
-    for notice in ws.remote_cache.pop_notices() if ws.remote_cache is not None else ():
-        print(f"recipe: {notice}", file=sys.stderr)
+    if ws.remote_cache is not None:
+        for notice in ws.remote_cache.pop_notices():
+            print(f"recipe: {notice}", file=sys.stderr)
     verdict = _run_preflight(ws, found, args)
     ids = [node.id for node in found.plan.nodes]
     expected = ws.store.index.expected_seconds(found.plan.recipe, ids)
@@ -585,7 +609,9 @@ def execute_and_print(
         verbose=args.verbose,
         commands=getattr(args, "print_commands", False),
     )
-    with redirect_lines(listener.log if isinstance(listener, Live) else None):
+    # A log line written to stderr directly would break the live display.
+    log = listener.log if isinstance(listener, Live) else None
+    with redirect_lines(log):
         summary = run_session(ws, request, choice, settings, listener, resumed)
     if getattr(args, "notify", False):
         _notify_of_end(request.recipe, summary)
@@ -596,10 +622,9 @@ def _notify_of_end(recipe: str, summary: Summary) -> None:
     """Show a desktop notification with the run's state, or print why that is impossible."""
     from ..desktop import notify
 
-    counts = ", ".join(
-        f"{count} {state.lower()}" for state, count in summary.counts.items() if count
-    )
-    if not notify(f"{recipe}: {summary.state}", f"{counts} in {span(summary.seconds)}"):
+    counts = [f"{count} {state.lower()}" for state, count in summary.counts.items() if count]
+    result = f"{', '.join(counts)} in {span(summary.seconds)}"
+    if not notify(f"{recipe}: {summary.state}", result):
         print(
             "recipe: cannot show a notification: notify-send (package libnotify) is not installed",
             file=sys.stderr,
@@ -612,13 +637,16 @@ def _exit_code(summary: Summary, *, more: bool) -> int:
     If an interrupted run completes all the same, the code is 0, because the next run would find
     everything up to date. With `more`, the code is 130 so that the caller starts no further runs.
     """
-    if summary.interrupted and (more or summary.state != "COMPLETED"):
+    must_stop = more or summary.state != "COMPLETED"
+    if summary.interrupted and must_stop:
         return 130
     if summary.state == "COMPLETED":
         return 0
     if any(failure.has_begun for failure in summary.failed) or not summary.failed:
         return 1
-    return 5 if all(failure.is_unplaced for failure in summary.failed) else 2
+    if all(failure.is_unplaced for failure in summary.failed):
+        return 5
+    return 2
 
 
 def as_text(
@@ -645,8 +673,8 @@ def as_text(
         may_run = answer in ("run", "maybe")
         # GPU trainings get an estimate instead, because earlier runs may be smoke tests without a
         # GPU.
-        is_known = may_run and node.id in expected and n not in estimated
-        duration = f"  ~{span(expected[node.id])}" if is_known else ""
+        seconds = expected.get(node.id) if n not in estimated else None
+        duration = f"  ~{span(seconds)}" if may_run and seconds is not None else ""
         details = _node_details(ws, found, n, reasons[n])
         if n in estimated:
             details += estimated[n].lines
@@ -667,7 +695,9 @@ def _node_details(ws: Workspace, found: Survey, n: int, reasons: Sequence[str]) 
     from ...survey.explain import describe_replaced, describe_resume
 
     verdict = found.verdicts[n]
-    details = [safe_ids(line) for reason in reasons for line in reason.splitlines() if line]
+    details = []
+    for reason in reasons:
+        details += [safe_ids(line) for line in reason.splitlines() if line]
     details += [f"would replace {words}" for words in describe_replaced(ws, verdict.conflicts)]
     node_count = found.plan.specs()[n].node_count
     if verdict.answer in ("run", "maybe") and node_count > 1:
@@ -702,59 +732,74 @@ def _estimate_steps(ws: Workspace, found: Survey) -> dict[int, StepEstimate]:
 def _first_lines(text: str) -> list[str]:
     """Return the first LINES lines of a text, and a line with the count of the others."""
     lines = [safe_line(line) for line in text.splitlines()]
-    return lines if len(lines) <= LINES else [*lines[:LINES], f"… {len(lines) - LINES} more lines"]
+    if len(lines) <= LINES:
+        return lines
+    return [*lines[:LINES], f"… {len(lines) - LINES} more lines"]
 
 
 def reasons_by_node(ws: Workspace, found: Survey) -> dict[int, list[str]]:
     """Return the reasons for each verdict; for a step to run, the changes since its last run here."""
     from ...survey.explain import find_changes
 
-    changed = find_changes(
-        ws, found, [n for n, verdict in enumerate(found.verdicts) if verdict.answer == "run"]
-    )
+    to_run = [n for n, verdict in enumerate(found.verdicts) if verdict.answer == "run"]
+    changed = find_changes(ws, found, to_run)
     return {n: [*verdict.reasons, *changed.get(n, ())] for n, verdict in enumerate(found.verdicts)}
 
 
 def as_json(ws: Workspace, found: Survey, expected: dict[str, float]) -> Mapping[str, object]:
-    from ...survey.explain import describe_resume
-
-    steps = []
     why = reasons_by_node(ws, found)
     estimated = _estimate_steps(ws, found)
+    steps = []
     for n, node in enumerate(found.plan.nodes):
-        verdict = found.verdicts[n]
-        steps.append(
-            {
-                "id": node.id,
-                "answer": verdict.answer,
-                "key": verdict.key,
-                "reasons": why[n],
-                "needs": sorted(found.plan.nodes[u].id for u in found.plan.dependencies(n)),
-                "outputs": {output.name: output.path for output in node.outputs},
-                "expected_seconds": expected.get(node.id) if n not in estimated else None,
-                "conflicts": list(verdict.conflicts),
-                "resumes": describe_resume(ws, found, n) if verdict.answer == "run" else "",
-                "nodes": found.plan.specs()[n].node_count,
-                "memory": estimated[n].as_json() if n in estimated else None,
-            }
-        )
-    pending = [
-        {"step": p.step, "producer": p.producer, "output": p.output, "pattern": p.pattern}
-        for p in found.plan.pending
-    ]
+        estimate = estimated.get(n)
+        # As in `as_text`, an estimate takes the place of the earlier duration.
+        seconds = expected.get(node.id) if estimate is None else None
+        steps.append(_step_as_json(ws, found, n, why[n], seconds, estimate))
     return {
         "recipe": found.plan.recipe,
         "digest": found.plan.digest,
         "inputs": found.plan.inputs,
         "steps": steps,
-        "pending": pending,
+        "pending": pending_as_json(found),
         "warnings": warn_of_empty_globs(ws, found),
+    }
+
+
+def _step_as_json(
+    ws: Workspace,
+    found: Survey,
+    n: int,
+    reasons: Sequence[str],
+    seconds: float | None,
+    estimate: StepEstimate | None,
+) -> Mapping[str, object]:
+    """Return a step of the plan for JSON output; `seconds` is its expected duration."""
+    from ...survey.explain import describe_resume
+
+    node, verdict = found.plan.nodes[n], found.verdicts[n]
+    needs = sorted(found.plan.nodes[u].id for u in found.plan.dependencies(n))
+    outputs = {output.name: output.path for output in node.outputs}
+    resumes = describe_resume(ws, found, n) if verdict.answer == "run" else ""
+    memory = None if estimate is None else estimate.as_json()
+    return {
+        "id": node.id,
+        "answer": verdict.answer,
+        "key": verdict.key,
+        "reasons": reasons,
+        "needs": needs,
+        "outputs": outputs,
+        "expected_seconds": seconds,
+        "conflicts": list(verdict.conflicts),
+        "resumes": resumes,
+        "nodes": found.plan.specs()[n].node_count,
+        "memory": memory,
     }
 
 
 def _run_preflight(ws: Workspace, found: Survey, args: argparse.Namespace) -> RuleFindings | None:
     """Check the preflight rules for the steps to run, without contacting hosts; None without steps."""
-    if not (numbers := nodes_to_check(found)):
+    numbers = nodes_to_check(found)
+    if not numbers:
         return None
     from ...advice import preflight
 
@@ -772,7 +817,9 @@ def _findings_json(verdict: RuleFindings | None, found: Survey) -> Any:
 
 
 def _print_findings(verdict: RuleFindings | None, found: Survey, args: argparse.Namespace) -> None:
-    if verdict is None or not verdict.findings or args.quiet > 1:
+    if args.quiet > 1:
+        return
+    if verdict is None or not verdict.findings:
         return
     from ...advice.findings import problems
     from ..diagnostics import render

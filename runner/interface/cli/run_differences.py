@@ -29,7 +29,7 @@ def print_differences(a: Status, b: Status, found: Differences, args: argparse.N
     print(f"A  {_head(a)}\nB  {_head(b)}")
     lines = ["inputs", *all_of(found.inputs, "  ")] if found.inputs else []
     lines += _of_steps(found.steps, all=bool(args.verbose))
-    print("\n".join(lines) if lines else "no differences in the steps that both ran")
+    print("\n".join(lines or ["no differences in the steps that both ran"]))
     for letter, other in (("A", "B"), ("B", "A")):
         only = [step.id for step in found.steps if step.only == letter]
         if only:
@@ -39,19 +39,18 @@ def print_differences(a: Status, b: Status, found: Differences, args: argparse.N
 
 
 def _facts(found: Differences) -> dict[str, object]:
-    steps = [
-        {
-            "id": step.id,
-            "states": list(step.states),
-            "only": step.only or None,
-            "changes": {
-                name: [as_json(change) for change in changes]
-                for name, changes in step.changes.items()
-            },
-        }
-        for step in found.steps
-    ]
-    return {"inputs": [as_json(change) for change in found.inputs], "steps": steps}
+    inputs = [as_json(change) for change in found.inputs]
+    return {"inputs": inputs, "steps": [_step_facts(step) for step in found.steps]}
+
+
+def _step_facts(step: StepDifference) -> dict[str, object]:
+    changes = {name: list(map(as_json, each)) for name, each in step.changes.items()}
+    return {
+        "id": step.id,
+        "states": list(step.states),
+        "only": step.only or None,
+        "changes": changes,
+    }
 
 
 def _head(run: Status) -> str:
@@ -62,23 +61,24 @@ def _head(run: Status) -> str:
     return f"{run.id}  {safe_line(run.recipe)}  {format_moment(run.created)}  {run.word}{took}: {tally}"
 
 
+def _differs(step: StepDifference) -> bool:
+    before, after = step.states
+    return bool(step.changes) or before != after
+
+
 def _of_steps(steps: Sequence[StepDifference], *, all: bool) -> list[str]:
     """Return lines for the steps of both runs that differ; at most 50 steps unless `all`."""
-    differing = [
-        step
-        for step in steps
-        if not step.only and (step.changes or step.states[0] != step.states[1])
-    ]
+    differing = [step for step in steps if not step.only and _differs(step)]
     listed = differing if all else differing[:_STEPS]
     lines = []
     for step in listed:
-        moved = (
-            f"  {step.states[0]} -> {step.states[1]}" if step.states[0] != step.states[1] else ""
-        )
-        lines.append(safe_ids(step.id) + moved)
+        before, after = step.states
+        states = f"  {before} -> {after}" if before != after else ""
+        lines.append(f"{safe_ids(step.id)}{states}")
         for name in ASPECTS:
             changes = step.changes.get(name, ())
-            lines += [f"  {name}", *all_of(changes, "    ")] if changes else []
+            if changes:
+                lines += [f"  {name}", *all_of(changes, "    ")]
     if len(differing) > len(listed):
         lines.append(f"… and {len(differing) - len(listed)} more steps differ (-v shows all)")
     return lines

@@ -37,10 +37,11 @@ class SavedInputs(NamedTuple):
 
     @property
     def line(self) -> str:
-        given = [f"{name}={value}" for name, value in self.inputs.items()]
-        return " ".join(
-            [self.recipe, *([f"--preset {self.preset}"] if self.preset else []), *given]
-        )
+        words = [self.recipe]
+        if self.preset:
+            words.append(f"--preset {self.preset}")
+        words += [f"{name}={value}" for name, value in self.inputs.items()]
+        return " ".join(words)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,14 +54,13 @@ def run(args: argparse.Namespace) -> int:
         "diff": (2, 2),
         "restore": (1, 1),
     }[args.what]
-    if len(words) < least or (most is not None and len(words) > most):
-        wanted = {"save": "NAME, a recipe and inputs", "list": "no name", "diff": "two names"}.get(
-            args.what, "one name"
-        )
-        raise Invalid(
-            [Problem("bad-input", f"config {args.what} takes {wanted}", fix="recipe config --help")]
-        )
-    with (Workspace.open if args.what == "save" else open_for_reading)(args.workspace) as ws:
+    has_too_many = most is not None and len(words) > most
+    if len(words) < least or has_too_many:
+        known = {"save": "NAME, a recipe and inputs", "list": "no name", "diff": "two names"}
+        message = f"config {args.what} takes {known.get(args.what, 'one name')}"
+        raise Invalid([Problem("bad-input", message, fix="recipe config --help")])
+    open_workspace = Workspace.open if args.what == "save" else open_for_reading
+    with open_workspace(args.workspace) as ws:
         if args.what == "save":
             return _save(ws, args, words[0], words[1:])
         if args.what == "list":
@@ -134,11 +134,11 @@ def _list(ws: Workspace, args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps([each._asdict() for each in found], indent=2))
     elif found:
-        rows = [
-            (each.name, format_time(each.saved), safe_line(each.line), safe_line(each.note))
-            for each in found
-        ]
-        print("\n".join(align([("NAME", "SAVED", "WHAT", "NOTE"), *rows], ())))
+        table = [("NAME", "SAVED", "WHAT", "NOTE")]
+        for each in found:
+            words, note = safe_line(each.line), safe_line(each.note)
+            table.append((each.name, format_time(each.saved), words, note))
+        print("\n".join(align(table, ())))
     elif not args.quiet:
         print("no saved inputs")
     return 0
@@ -152,7 +152,8 @@ def _show(args: argparse.Namespace, found: Sequence[SavedInputs]) -> int:
     print(safe_line(f"{each.name}  {each.recipe}  {format_time(each.saved)}"))
     for name, value in [("note", each.note), ("preset", each.preset), *each.inputs.items()]:
         if value not in ("", None):
-            print(safe_line(f"{name}: {value if isinstance(value, str) else json.dumps(value)}"))
+            text = value if isinstance(value, str) else json.dumps(value)
+            print(safe_line(f"{name}: {text}"))
     return 0
 
 
@@ -171,15 +172,13 @@ def _restore(args: argparse.Namespace, found: Sequence[SavedInputs]) -> int:
     each = found[0]
     target: Path = args.location.root / (args.output or f"{each.name}.json")
     data = json.dumps(dict(each.inputs), indent=2) + "\n"
-    if target.exists() and target.read_text("utf-8", "replace") != data and not args.replace:
+    has_other_content = target.exists() and target.read_text("utf-8", "replace") != data
+    if has_other_content and not args.replace:
         raise CannotRun(
             f"{beside(str(target))} already exists with other content",
             fix="choose another file with `-o FILE`, or pass `--replace`",
         )
     target.write_text(data, "utf-8")
-    print(
-        safe_line(
-            f"recipe run {each.recipe}{f' --preset {each.preset}' if each.preset else ''} -i {beside(str(target))}"
-        )
-    )
+    preset = f" --preset {each.preset}" if each.preset else ""
+    print(safe_line(f"recipe run {each.recipe}{preset} -i {beside(str(target))}"))
     return 0

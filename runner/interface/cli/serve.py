@@ -20,9 +20,13 @@ from ...errors import CannotRun, Infrastructure
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
     port = 8765 if verb == "serve" else 0
     known = os.environ if verb == "serve" else {}
-    words = f"Port to listen on; 0 picks a free port (default: {'$PORT, otherwise ' if verb == 'serve' else ''}{port})"
+    default = f"$PORT, otherwise {port}" if verb == "serve" else f"{port}"
     parser.add_argument(
-        "--port", type=int, default=known.get("PORT") or port, metavar="N", help=words
+        "--port",
+        type=int,
+        default=known.get("PORT") or port,
+        metavar="N",
+        help=f"Port to listen on; 0 picks a free port (default: {default})",
     )
     if verb == "ui":
         parser.add_argument(
@@ -127,7 +131,8 @@ def page(workspace: Path, place: str, *, port: int = 0, opens: bool = True) -> i
     _require_server()
     from ...server import serving
 
-    if (found := serving.find_server(workspace)) is not None:
+    found = serving.find_server(workspace)
+    if found is not None:
         address, token = found
         _open_page(address, token, place, opens)
         return 0
@@ -163,11 +168,15 @@ def _open_page(address: str, token: str, place: str, opens: bool) -> None:
     url = f"{address}/#token={token}{place}"
     _restrict_to_owner(sys.stdout)
     print(f"page: {url}", flush=True)
-    desktop = (
-        sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
-    )
-    if opens and desktop and sys.stdout.isatty():
+    if opens and _has_desktop() and sys.stdout.isatty():
         webbrowser.open(url)
+
+
+def _has_desktop() -> bool:
+    if sys.platform == "darwin":
+        return True
+    # Without a display, `webbrowser` would start a text browser in this terminal.
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def _restrict_to_owner(stream: TextIO) -> None:

@@ -22,8 +22,11 @@ from ..tail import safe_line
 from .flags import JSON_HELP, RECIPE, RUN, add_values, split_words, values_of
 
 if TYPE_CHECKING:
-    from ...language.recipe import Recipe
+    from ...advice.estimates import StepEstimate
+    from ...language.recipe import Input, Preset, Recipe
     from ...language.values import Tree
+    from ...storage.records.runs import RunRow
+    from ...storage.workspace import Workspace
     from ..datasheet import Data, RunDurations
 
 _LICENCES: Final = {
@@ -86,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     meant = library.resolve(args.location, word)
     path = library.find(meant, args.workspace)
     recipe = parse.load(path)
-    if args.values or typed or args.parts or args.values_files or args.preset is not None:
+    if args.values or _gives_inputs(args, typed):
         return _values(recipe, args, typed)
     if is_path(meant):
         recipe = place_recipe(recipe, path, args.workspace)
@@ -117,6 +120,10 @@ def _recipe_and_inputs(args: argparse.Namespace) -> tuple[str | None, dict[str, 
             [Problem("bad-input", f'"{name}" is not INPUT=VALUE', fix=fix) for name in names[1:]]
         )
     return next(iter(names), None), typed
+
+
+def _gives_inputs(args: argparse.Namespace, typed: Mapping[str, str]) -> bool:
+    return bool(typed or args.parts or args.values_files) or args.preset is not None
 
 
 def _names_run(word: str, args: argparse.Namespace) -> bool:
@@ -153,22 +160,16 @@ def _values(recipe: Recipe, args: argparse.Namespace, typed: Mapping[str, str]) 
     values, problems = inputs.try_bind(recipe, given, preset=args.preset, origins=origins)
     whence = inputs.provenance(recipe, given, preset=args.preset, origins=origins)
     if args.json:
-        print(
-            json.dumps(
-                {name: {"value": values.get(name), "from": whence[name]} for name in whence},
-                indent=2,
-            )
-        )
+        facts = {name: {"value": values.get(name), "from": where} for name, where in whence.items()}
+        print(json.dumps(facts, indent=2))
     else:
-        rows = [
-            [
-                name,
-                _show_value(values[name]) if name in values else "?",
-                whence[name] if name in values else "nowhere",
-            ]
-            for name in whence
-        ]
-        print("\n".join(align([["INPUT", "VALUE", "FROM"], *rows], ())))
+        table = [["INPUT", "VALUE", "FROM"]]
+        for name, where in whence.items():
+            if name in values:
+                table.append([name, _show_value(values[name]), where])
+            else:
+                table.append([name, "?", "nowhere"])
+        print("\n".join(align(table, ())))
     if problems:
         raise Invalid(problems)
     return 0
@@ -179,47 +180,46 @@ def _show_value(value: Tree) -> str:
     from ...language.yaml_text import scalar
 
     text = scalar(value)
-    return safe_line(text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…")
+    if len(text) > _LONGEST:
+        text = text[: _LONGEST - 1] + "…"
+    return safe_line(text)
 
 
 def took(root: Path, recipe: str) -> dict[str | None, RunDurations]:
     """Return durations and peak memory of complete runs by preset, without runs with cached steps."""
     from ..datasheet import RunDurations
-    from .targets import open_for_reading
+    from .targets import open_for_reading, peak_memory
 
     seconds: dict[str | None, list[float]] = {}
     memory: dict[str | None, int] = {}
     try:
         with open_for_reading(root) as ws:
-            rows = [
-                row
-                for row in ws.store.runs.latest(recipe=recipe, last=_LISTED)
-                if row.state == "COMPLETED" and row.data.get("fresh") == 0
-            ]
-            rows = rows[:_LOOKED_AT]
-            tallies = ws.store.runs.tallies([row.id for row in rows])
-            for row in reversed(rows):
+            for row in reversed(_list_full_runs(ws, recipe)):
                 asked = row.data.get("asked")
-                states = {state for state, _ in tallies[row.id]}
-                if (
-                    row.ended is None
-                    or not isinstance(asked, dict)
-                    or not states <= {"DONE", "SKIPPED"}
-                ):
+                if row.ended is None or not isinstance(asked, dict):
                     continue
                 preset = asked.get("preset")
                 seconds.setdefault(preset, []).append(row.ended - row.created)
-                for attempt in ws.store.runs.attempts(row.id):
-                    peak = attempt.exit.get("peak_memory")
-                    memory[preset] = max(
-                        memory.get(preset, 0), peak if isinstance(peak, int) else 0
-                    )
+                peak = peak_memory(ws.store.runs.attempts(row.id))
+                memory[preset] = max(memory.get(preset, 0), peak)
     except (RecipeError, OSError):
         return {}  # the recipe is shown even if the store cannot be read
-    return {
-        preset: RunDurations(tuple(times), memory.get(preset, 0))
-        for preset, times in seconds.items()
-    }
+    return {preset: RunDurations(tuple(times), memory[preset]) for preset, times in seconds.items()}
+
+
+def _list_full_runs(ws: Workspace, recipe: str) -> list[RunRow]:
+    """Return the last complete runs of a recipe that executed all their steps, newest first."""
+    rows = ws.store.runs.latest(recipe=recipe, last=_LISTED)
+    complete = [row for row in rows if row.state == "COMPLETED" and row.data.get("fresh") == 0]
+    newest = complete[:_LOOKED_AT]
+    tallies = ws.store.runs.tallies([row.id for row in newest])
+    found = []
+    for row in newest:
+        # A complete run may have failed steps, if the recipe allows them to fail.
+        states = {state for state, _ in tallies[row.id]}
+        if states <= {"DONE", "SKIPPED"}:
+            found.append(row)
+    return found
 
 
 def estimate_presets(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
@@ -235,23 +235,13 @@ def estimate_presets(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
     found: dict[str | None, list[str]] = {}
     for name, preset in datasheet.choices(recipe):
         wants = datasheet.machine(recipe, preset)
-        set_there = {} if preset is None else preset.inputs
-        # Any path will do for the data: the estimate does not depend on the path.
-        missing = [
-            spec
-            for spec in recipe.inputs.values()
-            if spec.required and not spec.has_default and spec.name not in set_there
-        ]
-        if wants.gpus == 0 or any(
-            spec.type not in ("file", "dataset", "secret") for spec in missing
-        ):
+        missing = _missing_inputs(recipe, preset)
+        if wants.gpus == 0 or any(spec.type not in _STAND_INS for spec in missing):
             continue
+        # Any path will do for the data: the estimate does not depend on the path.
+        stand_ins = {spec.name: "./data" for spec in missing if spec.type != "secret"}
         try:
-            values = inputs.bind(
-                recipe,
-                {spec.name: "./data" for spec in missing if spec.type != "secret"},
-                preset=name,
-            )
+            values = inputs.bind(recipe, stand_ins, preset=name)
             with Workspace.open(root, read_only=True) as ws:
                 kinds = [
                     estimate_values(ws, recipe.id, values, gpu, wants.gpus or 1)
@@ -259,11 +249,29 @@ def estimate_presets(root: Path, recipe: Recipe) -> dict[str | None, list[str]]:
                 ]
         except (RecipeError, OSError):
             continue  # `recipe validate` and `recipe plan` report the error
-        if lines := [
-            each.brief for each in kinds if each.found is not None or each.seconds is not None
-        ]:
+        lines = [each.brief for each in kinds if _is_known(each)]
+        if lines:
             found[name] = lines
     return found
+
+
+_STAND_INS: Final = ("file", "dataset", "secret")
+"""Types of inputs whose values an estimate does not depend on."""
+
+
+def _missing_inputs(recipe: Recipe, preset: Preset | None) -> list[Input]:
+    """Return the required inputs that neither a default nor the preset sets."""
+    set_there = {} if preset is None else preset.inputs
+    missing = []
+    for spec in recipe.inputs.values():
+        is_set = spec.has_default or spec.name in set_there
+        if spec.required and not is_set:
+            missing.append(spec)
+    return missing
+
+
+def _is_known(estimate: StepEstimate) -> bool:
+    return estimate.found is not None or estimate.seconds is not None
 
 
 def data(recipe: Recipe) -> list[Data]:
@@ -273,18 +281,26 @@ def data(recipe: Recipe) -> list[Data]:
     found = {}
     for path in fixtures(recipe):
         folder = library.fixtures() / path
-        folder = folder if folder.is_dir() else folder.parent
+        if not folder.is_dir():
+            folder = folder.parent
         name = folder.relative_to(library.fixtures()).as_posix()
         if name == "." or name in found:
             continue
-        papers = [paper for paper in (folder / "LICENSE", folder / "README.md") if paper.is_file()]
-        if papers:
-            text = papers[0].read_text("utf-8", "replace").lower()
-            title = next(
-                (title for words, title in _LICENCES.items() if words.lower() in text), "its own"
-            )
-            found[name] = Data(f"fixtures/{name}", f"{title}, in {papers[0].name}")
+        for paper in ("LICENSE", "README.md"):
+            if (folder / paper).is_file():
+                licence = _licence_of((folder / paper).read_text("utf-8", "replace"))
+                found[name] = Data(f"fixtures/{name}", f"{licence}, in {paper}")
+                break
     return list(found.values())
+
+
+def _licence_of(text: str) -> str:
+    """Return the name of the licence whose words the text has."""
+    text = text.lower()
+    for words, name in _LICENCES.items():
+        if words.lower() in text:
+            return name
+    return "its own"
 
 
 def describe_locks(recipe: Recipe) -> dict[str, str]:

@@ -79,7 +79,8 @@ async def _enter(ws: Workspace, row: RunRow, place: str, args: argparse.Namespac
     driver = create_driver(name, ws.config.driver(name), settings.hosts, str(ws.home))
     try:
         found = await driver.hosts(lease_of(lease))
-        return enter(place, found[0] if found else None, args.forwards, args.command)
+        host = found[0] if found else None
+        return enter(place, host, args.forwards, args.command)
     except DriverError as error:
         raise Infrastructure(
             str(error), fix=f"check the state of run {row.id} with `recipe status`"
@@ -99,11 +100,7 @@ def enter(place: str, host: Host | None, forwards: Sequence[str], command: Seque
             f"{place} is not running",
             fix="wait until it runs; check with `recipe stack status` or `recipe status`",
         )
-    ports = [
-        word
-        for each in forwards
-        for word in ("-L", f"{each}:localhost:{each}" if each.isdecimal() else each)
-    ]
+    only_forwards = bool(forwards) and not command
     with tempfile.TemporaryDirectory(prefix="recipe-ssh-") as folder:
         way = [*host.way(folder)]
         if not way:
@@ -111,20 +108,26 @@ def enter(place: str, host: Host | None, forwards: Sequence[str], command: Seque
                 f"{place} is a directory on this machine; no SSH needed",
                 fix=f"cd {host.root}",
             )
-        words = [
-            way[0],
-            *ports,
-            *(["-N"] if ports and not command else []),
-            *(["-t"] if not command and sys.stdin.isatty() else []),
-            *way[1:],
-        ]
-        if ports and not command:
+        words = way[:1]
+        for each in forwards:
+            words += ["-L", _forward(each)]
+        if only_forwards:
+            words.append("-N")
+        if not command and sys.stdin.isatty():
+            words.append("-t")
+        words += way[1:]
+        if only_forwards:
             print(
                 f"recipe: {', '.join(forwards)} forwarded from {place}; press Ctrl-C to stop",
                 file=sys.stderr,
                 flush=True,
             )
         return _run_program([*words, *command])
+
+
+def _forward(word: str) -> str:
+    """Return the argument of `ssh -L` for a port, or for an argument of `ssh -L`."""
+    return f"{word}:localhost:{word}" if word.isdecimal() else word
 
 
 def _run_program(words: Sequence[str]) -> int:
@@ -167,17 +170,17 @@ def _find_host(ws: Workspace, row: RunRow, word: str) -> str:
             f"{steps[0].step} is not running (state: {steps[0].state})",
             fix="show its output with `recipe logs`",
         )
-    begun = [
-        event
-        for event in ws.store.runs.events(row.id)
-        if event.subject == "step" and event.id == running and event.data.get("site")
-    ]
-    if not begun:
+    site = None
+    for event in ws.store.runs.events(row.id):
+        if event.subject == "step" and event.id == running:
+            # The last one counts, as an earlier attempt may have run elsewhere.
+            site = event.data.get("site") or site
+    if site is None:
         raise CannotRun(
             f"{running} runs locally; no SSH needed",
             fix=f"find its directory below {os.path.join(ws.home, 'attempts')}",
         )
-    return str(begun[-1].data["site"]).partition("\n")[0]
+    return str(site).partition("\n")[0]
 
 
 def _find_lease(ws: Workspace, run: str, driver: str, place: str) -> LeaseRow:
@@ -188,10 +191,8 @@ def _find_lease(ws: Workspace, run: str, driver: str, place: str) -> LeaseRow:
     for path in (of_user(ws.environ), of_workspace(ws.home)):
         with Ledger.open(path, read_only=True) as ledger:
             for row in ledger.of_run(run):
-                if row.state == "UP" and place in (
-                    f"{driver} {row.lease.get('id')}",
-                    f"{driver} {row.offer.get('id')}",
-                ):
+                places = [f"{driver} {each.get('id')}" for each in (row.lease, row.offer)]
+                if row.state == "UP" and place in places:
                     return row
     raise CannotRun(
         f"{place} is not in this machine's ledger of rented machines",

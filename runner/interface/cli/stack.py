@@ -22,6 +22,7 @@ from .targets import format_time
 if TYPE_CHECKING:
     from ...hosts.renting.stack_leases import StackLeases
     from ...settings import Stack
+    from ...storage.records.ledger import LeaseRow
 
 
 ACTIONS = {
@@ -66,23 +67,19 @@ def run(args: argparse.Namespace) -> int:
     with Workspace.open(args.workspace) as ws:
         stack = ws.config.stack(args.name)
         if args.pulumi is not (args.action == "export"):
-            words = (
-                "--pulumi works only with `recipe stack export`"
-                if args.pulumi
-                else "`recipe stack export` requires --pulumi, the only format so far"
-            )
-            raise Invalid(
-                [Problem("bad-input", words, None, f"recipe stack export {stack.name} --pulumi")]
-            )
+            words = "`recipe stack export` requires --pulumi, the only format so far"
+            if args.pulumi:
+                words = "--pulumi works only with `recipe stack export`"
+            fix = f"recipe stack export {stack.name} --pulumi"
+            raise Invalid([Problem("bad-input", words, None, fix)])
         if args.action == "export":
             print(stacks.export_program(ws, stack), end="")
             return 0
         if args.action == "show":
-            print(
-                json.dumps(asdict(stack), indent=2)
-                if args.json
-                else "\n".join(_describe_stack(stack))
-            )
+            if args.json:
+                print(json.dumps(asdict(stack), indent=2))
+            else:
+                print("\n".join(_describe_stack(stack)))
             return 0
         try:
             return asyncio.run(_act(ws, stack, args))
@@ -126,7 +123,8 @@ async def _act(ws: Workspace, stack: Stack, args: argparse.Namespace) -> int:
             f"{stack.driver} has not confirmed `{args.action}` of {stack.name} yet",
             fix=f"run `recipe stack {args.action} {stack.name}` again",
         )
-    print(f"{stack.name} {'is stopped' if args.action == 'stop' else 'no longer has a machine'}")
+    end = "is stopped" if args.action == "stop" else "no longer has a machine"
+    print(f"{stack.name} {end}")
     return 0
 
 
@@ -161,8 +159,8 @@ async def _terminate(ws: Workspace, stack: Stack, leases: StackLeases) -> bool:
 
 def _describe_stack(stack: Stack) -> list[str]:
     """Format the settings of a stack."""
-    settings = ", ".join(f"{name} {value}" for name, value in stack.settings.items())
-    lines = [f"{stack.name}: {stack.driver}{settings and f', {settings}'}"]
+    settings = [f"{name} {value}" for name, value in stack.settings.items()]
+    lines = [f"{stack.name}: {', '.join([stack.driver, *settings])}"]
     if stack.head is not None:
         lines += [
             f"  head: {stack.head}",
@@ -172,12 +170,11 @@ def _describe_stack(stack: Stack) -> list[str]:
         lines.append(
             f"  keeps one persistent machine; see its cost with `recipe stack status {stack.name}`"
         )
-    facts = {
-        "limits": ", ".join(f"{name} {value}" for name, value in stack.limits.items()),
-        "store": stack.store,
-        "nodes": stack.nodes,
-    }
-    return lines + [f"  {name}: {value}" for name, value in facts.items() if value]
+    limits = ", ".join(f"{name} {value}" for name, value in stack.limits.items())
+    for name, value in (("limits", limits), ("store", stack.store), ("nodes", stack.nodes)):
+        if value:
+            lines.append(f"  {name}: {value}")
+    return lines
 
 
 def _as_text(stack: Stack, leases: StackLeases, found: stacks.StackState) -> str:
@@ -209,24 +206,19 @@ def _as_json(leases: StackLeases, found: stacks.StackState) -> str:
         "driver": machine.driver,
         "stands": found.stands,
         "state": machine.state,
+        "usd_an_hour_stopped": machine.price,
+        "usd": leases.total_cost(machine),
+        "made": machine.asked,
+        "uses": [_use_as_json(row) for row in found.uses],
     }
-    uses = [
-        {
-            "key": row.key,
-            "run": row.run,
-            "state": row.state,
-            "until": row.until,
-            "usd_an_hour": row.price,
-        }
-        for row in found.uses
-    ]
-    return json.dumps(
-        {
-            **facts,
-            "usd_an_hour_stopped": machine.price,
-            "usd": leases.total_cost(machine),
-            "made": machine.asked,
-            "uses": uses,
-        },
-        indent=2,
-    )
+    return json.dumps(facts, indent=2)
+
+
+def _use_as_json(row: LeaseRow) -> dict[str, object]:
+    return {
+        "key": row.key,
+        "run": row.run,
+        "state": row.state,
+        "until": row.until,
+        "usd_an_hour": row.price,
+    }

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, TypedDict
 
 from ...api.differences import without_files
@@ -30,7 +31,7 @@ from .targets import (
     resolve_requests,
 )
 from .transports import transport_for_reading
-from .why import differences, explain_unremembered
+from .why import differences, explain_missing_result
 
 if TYPE_CHECKING:
     from ...api.values import Status, StepProgress
@@ -66,10 +67,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"recipes": reports, **unfinished._asdict()}, indent=2))
     elif not args.quiet:
-        lines = [line for each in reports for line in as_text(each, all=bool(args.verbose))]
+        lines = []
+        for each in reports:
+            lines += as_text(each, all=bool(args.verbose))
         lines += runs_as_text(unfinished)
         print("\n".join(lines or ["no run is active, queued or paused"]))
-    return 0 if all(each["fresh"] for each in reports) else 1
+    is_fresh = all(each["fresh"] for each in reports)
+    return 0 if is_fresh else 1
 
 
 def _report_recipes(transport: Transport, args: argparse.Namespace) -> list[RecipeStatus]:
@@ -161,9 +165,11 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
     stale = examine_published(ws, find_stale(ws, found))
     # Stored contents come from a run: of two concurrent runs, the last recorded need not be the
     # last to publish.
-    edited = [
-        path for path in found.facts.there if path in found.facts.ours and found.facts.strange(path)
-    ]
+    edited = []
+    for path in found.facts.there:
+        if path in found.facts.ours and found.facts.strange(path):
+            edited.append(path)
+    left = [item.row.path for item in stale if item.now != "gone"]
     return {
         "recipe": found.plan.recipe,
         "title": describe_request(found),
@@ -171,7 +177,7 @@ def report(ws: Workspace, found: Survey) -> RecipeStatus:
         "counts": count_verdicts(found),
         "steps": steps,
         "edited": sorted(edited),
-        "stale": [item.row.path for item in stale if item.now != "gone"],
+        "stale": left,
     }
 
 
@@ -200,7 +206,7 @@ def _reasons_to_run(
     reasons = [lines(without_files(change))[0] for change in changes]
     if reasons or is_explained:
         return reasons
-    return ["no earlier run in this workspace" if last is None else explain_unremembered(last)]
+    return [explain_missing_result(last)]
 
 
 def as_text(report: RecipeStatus, *, all: bool) -> list[str]:
@@ -298,18 +304,18 @@ def pulse(sample: Mapping[str, float], numbers: Sequence[str]) -> str:
     For example `step 120/1000 12%, ETA 3m05s, loss 0.21, GPU 87%, 22.1 GB; processors 35%`.
     """
     progress = f"step {sample['step']:.0f}" if "step" in sample else ""
-    if progress and "total" in sample and "percent" in sample:
+    has_total = "total" in sample and "percent" in sample
+    if progress and has_total:
         progress += f"/{sample['total']:.0f} {sample['percent']:.0f}%"
     remaining = f"ETA {span(sample['eta'])}" if "eta" in sample else ""
     parts = [progress, remaining, *numbers, describe_samples(sample)]
-    return ", ".join(part for part in parts if part)
+    return ", ".join(filter(None, parts))
 
 
 def _last_numbers(row: UnfinishedRun, step: str) -> list[str]:
     """Format the first SOME of a step's last metric values."""
-    return [
-        f"{name} {value:.4g}" for name, value in list(row["numbers"].get(step, {}).items())[:SOME]
-    ]
+    numbers = row["numbers"].get(step, {})
+    return [f"{name} {value:.4g}" for name, value in islice(numbers.items(), SOME)]
 
 
 def _progress_text(row: UnfinishedRun) -> str:

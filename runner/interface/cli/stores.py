@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from ...storage.records.index import Trace
+    from ...storage.records.runs import RunRow
 
 
 def arguments(parser: argparse.ArgumentParser, verb: str) -> None:
@@ -123,7 +124,9 @@ def run(args: argparse.Namespace) -> int:
     with Workspace.open(args.workspace) as ws:
         if args.verb == "fetch":
             return _fetch(ws, args)
-        return _push(ws, args) if args.verb == "push" else _pull(ws, args)
+        if args.verb == "push":
+            return _push(ws, args)
+        return _pull(ws, args)
 
 
 def open_store(ws: Workspace, name: str | None) -> RemoteCache:
@@ -146,9 +149,8 @@ def _push(ws: Workspace, args: argparse.Namespace) -> int:
         traces = {trace.key: (trace, frozenset()) for trace in ws.store.index.every_trace()}
     else:
         for request in resolve_requests(ws, args):
-            traces |= {
-                trace.key: (trace, kept) for trace, kept in local_traces(ws, preview(ws, request))
-            }
+            for trace, kept in local_traces(ws, preview(ws, request)):
+                traces[trace.key] = (trace, kept)
     remote_cache = open_store(ws, args.store)
     with _show_progress(args, lambda: remote_cache.remote.sent) as progress:
         tally = push(ws.objects, remote_cache, list(traces.values()), progress)
@@ -170,17 +172,7 @@ def _pull(ws: Workspace, args: argparse.Namespace) -> int:
 def _fetch(ws: Workspace, args: argparse.Namespace) -> int:
     row = find_run(ws.store, args.run)
     if row.state != "COMPLETED" or not row.bundle:
-        where = (
-            f"follow it with `recipe logs -f {row.id}`"
-            if row.state not in FINAL
-            else f"see its log with `recipe logs {row.id}`"
-        )
-        words = (
-            "ran in this directory; its outputs are already here"
-            if not row.bundle
-            else f"is {row.state}"
-        )
-        raise CannotRun(f"run {row.id} {words}", fix=where)
+        raise _nothing_to_fetch(row)
     request = request_of_run(row)
     base = ws.root
     if args.out is not None:
@@ -193,15 +185,26 @@ def _fetch(ws: Workspace, args: argparse.Namespace) -> int:
     paths = collect(ws, row, base, overwrite=args.overwrite)
     shown_paths = [os.path.relpath(path) for path in paths]
     if args.json:
-        outputs = [
-            {**each._asdict(), "path": path}
-            for each, path in zip(row.outputs, shown_paths, strict=True)
-        ]
+        outputs = []
+        for each, path in zip(row.outputs, shown_paths, strict=True):
+            outputs.append({**each._asdict(), "path": path})
         print(json.dumps({"run": row.id, "store": cache.remote.url, "outputs": outputs}, indent=2))
     elif not args.quiet:
         for each, path in zip(row.outputs, shown_paths, strict=True):
             print(safe_line(f"{each.name}  {path}  {about(each.size)}"))
     return 0
+
+
+def _nothing_to_fetch(row: RunRow) -> CannotRun:
+    """Return the error for a run that is not complete, or that has no outputs elsewhere."""
+    if row.state in FINAL:
+        fix = f"see its log with `recipe logs {row.id}`"
+    else:
+        fix = f"follow it with `recipe logs -f {row.id}`"
+    words = f"is {row.state}"
+    if not row.bundle:
+        words = "ran in this directory; its outputs are already here"
+    return CannotRun(f"run {row.id} {words}", fix=fix)
 
 
 def _summary(
@@ -221,10 +224,10 @@ def _summary(
         for problem in problems:
             print(f"recipe: {problem}", file=sys.stderr)
         if not args.quiet:
-            steps = f"{tally.steps} step{'' if tally.steps == 1 else 's'}"
-            print(
-                f"{did} {about(tally.bytes)} {where} {remote_cache.name}: {steps}, {tally.contents} output{'' if tally.contents == 1 else 's'}"
-            )
+            steps = "1 step" if tally.steps == 1 else f"{tally.steps} steps"
+            outputs = "1 output" if tally.contents == 1 else f"{tally.contents} outputs"
+            size = about(tally.bytes)
+            print(f"{did} {size} {where} {remote_cache.name}: {steps}, {outputs}")
     return 5 if problems else 0
 
 
@@ -308,21 +311,19 @@ def _config(args: argparse.Namespace) -> int:
         }
         print(json.dumps(facts, indent=2))
         return 0
-    names, values = (
-        max((len(name) for name, _, _ in rows), default=0),
-        max((len(_plain(value)) for _, value, _ in rows), default=0),
-    )
+    names = max((len(name) for name, _, _ in rows), default=0)
+    values = max((len(_plain(value)) for _, value, _ in rows), default=0)
     for name, value, origin in rows:
         print(f"{name:<{names}}  {_plain(value):<{min(values, 60)}}  {safe_line(origin)}")
     if not rows:
         print("no settings")
     if not args.quiet:
         for path in files:
-            print(
-                f"{path}: {'read' if os.path.exists(path) else 'does not exist'}", file=sys.stderr
-            )
+            state = "read" if os.path.exists(path) else "does not exist"
+            print(f"{path}: {state}", file=sys.stderr)
     return 0
 
 
 def _plain(value: object) -> str:
-    return safe_line(value if isinstance(value, str) else json.dumps(value))
+    text = value if isinstance(value, str) else json.dumps(value)
+    return safe_line(text)

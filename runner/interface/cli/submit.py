@@ -91,12 +91,14 @@ def _say_where_data_goes(args: argparse.Namespace) -> None:
 
     Prints nothing for a run on a server, because the server's own settings apply.
     """
-    if args.server or (not args.stack and args.driver.partition(":")[0] != ANY):
+    has_choice = args.stack or args.driver.partition(":")[0] == ANY
+    if args.server or not has_choice:
         return
 
     config = load(Path(os.path.abspath(args.workspace)), os.environ)
     driver = config.stack(args.stack).driver if args.stack else args.driver
-    if words := data_notice(config, driver):
+    words = data_notice(config, driver)
+    if words:
         print(f"recipe: {words}", file=sys.stderr)
 
 
@@ -107,13 +109,16 @@ def _new(args: argparse.Namespace) -> New:
     )
     if not args.server:
         return New(request_of(args), run_verb.choice_of(args), run_verb.settings_of(args), ticket)
-    words = [*([args.recipe] if args.recipe is not None else []), *args.inputs]
+    words = list(args.inputs)
+    if args.recipe is not None:
+        words.insert(0, args.recipe)
     names, typed = split_words(words)
-    names += [str(args.file)] if args.file is not None else []
+    if args.file is not None:
+        names.append(str(args.file))
     if len(names) != 1:
         fix = f"name one recipe of the server's catalog: recipe submit NAME INPUT=VALUE --to {args.server}"
-        words_ = f"a server takes exactly one recipe name, but {len(names)} are given"
-        raise Invalid([Problem("no-recipe", words_, fix=fix)])
+        message = f"a server takes exactly one recipe name, but {len(names)} are given"
+        raise Invalid([Problem("no-recipe", message, fix=fix)])
     given, _ = values_of(args, typed)
     request = Request(names[0], given, args.preset)
     return New(request, settings=Settings(args.driver), ticket=ticket)

@@ -30,6 +30,7 @@ from .results import as_text
 if TYPE_CHECKING:
     from ...language.recipe import Recipe
     from ...language.values import Tree
+    from ...survey.comparison import Comparison, Result
     from ...survey.survey import Survey
 
 _TRIAL: Final = re.compile(r"[^/]*\[trial=(\d+)\]/")
@@ -90,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
     meant, given, origins = recipe_and_values(args)
     source = library.find(meant, args.workspace)
     asked = _SweepRequest(args, parse.load(source), meant, source, given, origins)
-    if asked.metric is None and (args.tpe is not None or args.stop_early):
+    needs_metric = args.tpe is not None or args.stop_early
+    if asked.metric is None and needs_metric:
         flag = "--tpe" if args.tpe is not None else "--stop-early"
         raise Invalid(
             [
@@ -104,7 +106,9 @@ def run(args: argparse.Namespace) -> int:
     args.goal = (asked.metric, args.min is not None) if args.stop_early else None
     with Workspace.open(args.workspace) as ws:
         ws.share(args.store)
-        return _search(ws, asked) if args.tpe is not None else _try_combinations(ws, asked)
+        if args.tpe is not None:
+            return _search(ws, asked)
+        return _try_combinations(ws, asked)
 
 
 class _SweepRequest(NamedTuple):
@@ -130,11 +134,9 @@ class _SweepRequest(NamedTuple):
     @property
     def uses(self) -> str:
         """Return the swept recipe as the generated recipe refers to it: a relative path or a name."""
-        return (
-            os.path.relpath(os.path.abspath(self.source), self.folder)
-            if is_path(self.meant)
-            else self.meant
-        )
+        if not is_path(self.meant):
+            return self.meant
+        return os.path.relpath(os.path.abspath(self.source), self.folder)
 
     @property
     def name(self) -> str:
@@ -144,10 +146,8 @@ class _SweepRequest(NamedTuple):
         """Return the Request for the generated recipe at `path`, with the inputs that are not
         swept.
         """
-        out, folders = (
-            published_below(self.args) or Path("sweeps"),
-            self.args.location.folders(fixed),
-        )
+        out = published_below(self.args) or Path("sweeps")
+        folders = self.args.location.folders(fixed)
         recipe = f"./{path.relative_to(os.path.abspath(self.args.workspace))}"
         return Request(
             recipe,
@@ -177,12 +177,18 @@ def _try_combinations(ws: Workspace, asked: _SweepRequest) -> int:
     if not path.exists():
         ws.write(path, swept.text.encode())
     request = asked.request(path, swept.fixed)
-    code = (
-        _round(ws, request, args) if args.stop_early else running.execute_request(ws, request, args)
-    )
-    if code in (0, 1) and not (args.dry_run or args.json or args.quiet > 1):
+    if args.stop_early:
+        code = _round(ws, request, args)
+    else:
+        code = running.execute_request(ws, request, args)
+    if code in (0, 1) and not _is_silent(args):
         _print(ws, request, asked.metric, least=args.min is not None)
     return code
+
+
+def _is_silent(args: argparse.Namespace) -> bool:
+    """Return True if the table of results is not printed."""
+    return bool(args.dry_run or args.json) or args.quiet > 1
 
 
 def _search(ws: Workspace, asked: _SweepRequest) -> int:
@@ -190,43 +196,41 @@ def _search(ws: Workspace, asked: _SweepRequest) -> int:
 
     The generated recipe lists all trials, so that a later call with the same search continues them.
     """
-    args, least, metric = asked.args, asked.args.min is not None, str(asked.metric)
+    args, metric = asked.args, str(asked.metric)
+    least = args.min is not None
     search.library()  # raises an error if Optuna is missing, before any step runs
     where = sweeps.search_space(
         asked.recipe, asked.given, preset=args.preset, origins=asked.origins, metric=metric
     )
     fixed = {name: str(each) for name, each in where.fixed.items()}
-    study = of_value(
-        "search",
-        [asked.uses, {**where._asdict(), "fixed": fixed}, args.preset, metric, least, args.seed],
-    )
+    space = {**where._asdict(), "fixed": fixed}
+    study = of_value("search", [asked.uses, space, args.preset, metric, least, args.seed])
     path = asked.folder / f"{asked.name}-tpe-{study[:8]}.yaml"
-    request, code = asked.request(path, where.fixed), 0
+    request = asked.request(path, where.fixed)
+    code = 0
     drawn = sweeps.read_trials(document.read(path).value, where.axes) if path.exists() else []
     while True:
         if drawn and not args.dry_run:
             code = _round(ws, request, args, more=len(drawn) < args.tpe)
-            if code not in (0, 1) or (code == 1 and not args.keep_going):
+            may_continue = code == 0 or (code == 1 and args.keep_going)
+            if not may_continue:
                 break
         results = _results(ws, preview(ws, request), metric) if drawn else {}
-        if drawn and not results and code == 0 and not args.dry_run:
+        lacks_metric = bool(drawn) and not results
+        is_complete = code == 0 and not args.dry_run
+        if lacks_metric and is_complete:
             break  # `_print` reports the available metrics
         tried = [search.Trial(values, results.get(n)) for n, values in enumerate(drawn)]
-        new = search.propose(
-            where,
-            tried,
-            min(args.tpe - len(drawn), args.jobs or ROUND),
-            least=least,
-            seed=args.seed,
-        )
+        count = min(args.tpe - len(drawn), args.jobs or ROUND)
+        new = search.propose(where, tried, count, least=least, seed=args.seed)
         if not new or args.dry_run:
             _announce(where, len(drawn), new)
             break
         drawn += new
-        ws.write(
-            path, sweeps.write_search(asked.recipe, asked.uses, where, drawn, args.preset).encode()
-        )
-    if code in (0, 1) and drawn and not (args.dry_run or args.json or args.quiet > 1):
+        text = sweeps.write_search(asked.recipe, asked.uses, where, drawn, args.preset)
+        ws.write(path, text.encode())
+    has_results = bool(drawn) and code in (0, 1)
+    if has_results and not _is_silent(args):
         _print(ws, request, metric, least=least)
     return code
 
@@ -244,8 +248,11 @@ def _round(ws: Workspace, request: Request, args: argparse.Namespace, *, more: b
             f"recipe: {len(args.leave)} instances that an earlier sweep stopped early are skipped; to continue them, omit `--stop-early`",
             file=sys.stderr,
         )
-    open = {found.plan.nodes[n].id for n in preview(ws, request, running.choice_of(args)).todo}
-    return running.execute_request(ws, request, args, more=more) if open or args.dry_run else 0
+    # `args.leave` has changed since the first preview, and is a part of the choice.
+    has_work = bool(preview(ws, request, running.choice_of(args)).todo)
+    if not has_work and not args.dry_run:
+        return 0
+    return running.execute_request(ws, request, args, more=more)
 
 
 def _results(ws: Workspace, found: Survey, metric: str) -> dict[int, float]:
@@ -255,22 +262,21 @@ def _results(ws: Workspace, found: Survey, metric: str) -> dict[int, float]:
     for id, attempt in stopped.stopped_attempts(ws, found).items():
         numbers[id] = [point.get(metric) for point in read_attempt_points(ws, attempt) or ()]
     for id, values in numbers.items():
-        if (trial := _TRIAL.match(id)) is not None:
-            results |= {
-                int(trial[1]): float(value) for value in values if comparison.is_comparable(value)
-            }
+        trial = _TRIAL.match(id)
+        if trial is None:
+            continue
+        for value in values:
+            if comparison.is_comparable(value):
+                results[int(trial[1])] = float(value)
     return results
 
 
 def _announce(where: Space, known: int, new: Sequence[Sequence[Tree]]) -> None:
     """Print the values of the proposed trials."""
     for n, point in enumerate(new, known):
-        print(
-            f"trial {n}: "
-            + " ".join(
-                f"{name}={json.dumps(value)}" for name, value in zip(where.axes, point, strict=True)
-            )
-        )
+        values = zip(where.axes, point, strict=True)
+        words = [f"{name}={json.dumps(value)}" for name, value in values]
+        print(f"trial {n}: {' '.join(words)}")
 
 
 def _print(ws: Workspace, request: Request, metric: str | None, *, least: bool) -> None:
@@ -281,25 +287,26 @@ def _print(ws: Workspace, request: Request, metric: str | None, *, least: bool) 
     found = preview(ws, request)
     keys = {verdict.key for verdict in found.verdicts if verdict.key is not None}
     results = comparison.collect_results(ws, found.plan.recipe, keys)
-    tables = comparison.compare(
-        results, {}, sort=metric, least=least if metric is not None else None
-    )
-    if metric is not None:
-        tables = [table for table in tables if table.by is not None and table.by.metric == metric]
+    if metric is None:
+        tables = comparison.compare(results, {})
+    else:
+        tables = comparison.compare(results, {}, sort=metric, least=least)
+        tables = [table for table in tables if _is_by(metric, table)]
         if not tables and any(result.state == "DONE" for result in results):
-            known = comparison.list_metric_names(results)
-            fix = (
-                did_you_mean(metric, known)
-                or f"use one of the reported metrics: {', '.join(known)}"
-            )
-            raise NotFound(
-                f'all instances finished, but no step reported the metric "{metric}"', fix=fix
-            )
+            raise _no_metric(metric, results)
     if found.plan.publish and tables:
         print()  # separate the table from the published paths
-    print(
-        "\n\n".join(
-            "\n".join(as_text(table, found.plan.recipe, None, in_markdown=False))
-            for table in tables
-        )
-    )
+    texts = [as_text(table, found.plan.recipe, None, in_markdown=False) for table in tables]
+    print("\n\n".join("\n".join(lines) for lines in texts))
+
+
+def _is_by(metric: str, table: Comparison) -> bool:
+    return table.by is not None and table.by.metric == metric
+
+
+def _no_metric(metric: str, results: Sequence[Result]) -> NotFound:
+    """Return the error for a metric that no step reported."""
+    known = comparison.list_metric_names(results)
+    fix = did_you_mean(metric, known) or f"use one of the reported metrics: {', '.join(known)}"
+    words = f'all instances finished, but no step reported the metric "{metric}"'
+    return NotFound(words, fix=fix)

@@ -127,7 +127,9 @@ def resolve_requests(ws: Workspace, args: argparse.Namespace) -> list[Request]:
 def _last_request(ws: Workspace) -> Request | None:
     """Return the request of the last run; None if no run is stored or its request is unknown."""
     newest = ws.store.runs.latest(last=1)
-    return request_of_run(newest[0]) if newest else None
+    if not newest:
+        return None
+    return request_of_run(newest[0])
 
 
 def resolve_request(ws: Workspace, args: argparse.Namespace) -> Request:
@@ -181,9 +183,11 @@ def find_recipe(ws: Workspace, location: CallerLocation, word: str | None) -> st
 
 def _versions(recipes: Sequence[str], name: str) -> list[str]:
     """Return the ids of a recipe name, otherwise of its sweep."""
-    sweep = f"{name.partition('@')[0]}-sweep"
-    own = [id for id in recipes if id.partition("@")[0] == name]
-    return own or [id for id in recipes if id.partition("@")[0] == sweep]
+    for wanted in (name, f"{name.partition('@')[0]}-sweep"):
+        found = [id for id in recipes if id.partition("@")[0] == wanted]
+        if found:
+            return found
+    return []
 
 
 def sweep_name(recipe: str) -> str:
@@ -194,11 +198,13 @@ def sweep_name(recipe: str) -> str:
 
 def has_recent_step(ws: Workspace, word: str, recipe: str | None) -> bool:
     """Return True if one of the last 50 runs of `recipe` (None: any recipe) has a step `word`."""
-    return any(
-        word in names(step)
-        for row in ws.store.runs.latest(recipe=recipe, last=50)
-        for step in ws.store.runs.steps(row.id)
-    )
+    newest = ws.store.runs.latest(recipe=recipe, last=50)
+    return any(_steps_named(ws, row.id, word) for row in newest)
+
+
+def _steps_named(ws: Workspace, run: str, word: str) -> list[str]:
+    """Return the started steps of a run that have the name `word`."""
+    return [step for step in ws.store.runs.steps(run) if word in names(step)]
 
 
 def find_producers(ws: Workspace, row: RunRow, word: str) -> list[AttemptRow]:
@@ -207,17 +213,16 @@ def find_producers(ws: Workspace, row: RunRow, word: str) -> list[AttemptRow]:
     Without a cached result, return the step's latest attempts: in this run's recipe, otherwise in
     the last run of any recipe with this step. Empty if the step never ran in this workspace.
     """
-    producers = {
-        attempt.step: attempt
-        for trace in _cached_results(ws, row, word)
-        for attempt in ws.store.runs.attempts(trace.run, trace.step)
-        if attempt.outcome == "done"
-    }
+    producers = {}
+    for trace in _cached_results(ws, row, word):
+        for attempt in ws.store.runs.attempts(trace.run, trace.step):
+            if attempt.outcome == "done":
+                producers[attempt.step] = attempt
     if producers:
         return list(producers.values())
     same_recipe = ws.store.runs.latest(recipe=row.recipe, last=_NEAR)
     for each in [row, *same_recipe, *ws.store.runs.latest(last=_NEAR)]:
-        steps = [step for step in ws.store.runs.steps(each.id) if word in names(step)]
+        steps = _steps_named(ws, each.id, word)
         latest = ws.store.runs.latest_attempts(each.recipe, [*steps, word])
         if latest:
             return list(latest.values())
@@ -234,11 +239,10 @@ def _cached_results(ws: Workspace, row: RunRow, word: str) -> list[Trace]:
         return []
     with suppress(RecipeError, OSError):
         found = preview(ws, request)
-        keys = [
-            verdict.key
-            for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True)
-            if verdict.key and word in names(node.id)
-        ]
+        keys = []
+        for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True):
+            if verdict.key and word in names(node.id):
+                keys.append(verdict.key)
         known = ws.store.index.traces(keys)
         return [known[key] for key in keys if key in known]
     return []
@@ -250,7 +254,8 @@ def find_nodes(found: Survey, word: str) -> list[int]:
     Raises NotFound, and CannotRun for a step that is not expanded yet.
     """
     nodes = found.plan.nodes
-    if chosen := found.plan.nodes_named(word):
+    chosen = found.plan.nodes_named(word)
+    if chosen:
         return sorted(chosen)
     for pending in found.plan.pending:
         if word == pending.step or word.startswith(f"{pending.step}["):
@@ -274,6 +279,12 @@ def suggest_step(word: str, ids: list[str]) -> str:
     return near or f"its steps: {', '.join(steps[:10])}{more}"
 
 
+def peak_memory(attempts: Sequence[AttemptRow]) -> int:
+    """Return the largest measured memory of the attempts in bytes, 0 without a measurement."""
+    peaks = [attempt.exit.get("peak_memory") for attempt in attempts]
+    return max((peak for peak in peaks if isinstance(peak, int)), default=0)
+
+
 def format_time(at: float) -> str:
     """Format a time in the local time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
@@ -282,16 +293,28 @@ def format_time(at: float) -> str:
 def describe_request(found: Survey) -> str:
     """Format a recipe id with its file, preset and inputs."""
     request, recipe = found.request, found.plan.recipe
-    words = [request.recipe] if request.recipe != recipe else []
+    words = []
+    if request.recipe != recipe:
+        words.append(request.recipe)
     if request.preset:
         words.append(f"preset {request.preset}")
     words += [f"{name}={value}" for name, value in request.inputs.items()]
-    return f"{recipe} ({', '.join(words)})" if words else recipe
+    if not words:
+        return recipe
+    return f"{recipe} ({', '.join(words)})"
 
 
 def count_verdicts(found: Survey) -> dict[str, int]:
     """Count the steps by verdict."""
     return dict(Counter(verdict.answer for verdict in found.verdicts))
+
+
+def pending_as_json(found: Survey) -> list[dict[str, str]]:
+    """Return the matrices that are not expanded yet, for JSON output."""
+    return [
+        {"step": p.step, "producer": p.producer, "output": p.output, "pattern": p.pattern}
+        for p in found.plan.pending
+    ]
 
 
 def describe_counts(counts: Mapping[str, int]) -> str:
@@ -303,6 +326,8 @@ def describe_counts(counts: Mapping[str, int]) -> str:
         "fresh": "fresh",
         "skip": "skipped",
     }
-    return ", ".join(
-        f"{counts[answer]} {word}" for answer, word in words.items() if answer in counts
-    )
+    parts = []
+    for answer, word in words.items():
+        if answer in counts:
+            parts.append(f"{counts[answer]} {word}")
+    return ", ".join(parts)

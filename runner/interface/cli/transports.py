@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ...errors import Invalid, Problem
 from .targets import find_recipe, open_for_changes, open_for_reading
 
 if TYPE_CHECKING:
+    from ...storage.workspace import Workspace
     from ..handle.transport import Transport
 
 HERE: Final = "here"
@@ -76,14 +78,7 @@ def transport_for_changes(args: argparse.Namespace) -> Transport:
 
     Raises RecipeError.
     """
-    from ..handle.http_transport import HttpTransport
-    from ..handle.local_transport import LocalTransport
-
-    return (
-        HttpTransport(args.server)
-        if args.server
-        else LocalTransport(open_for_changes(args.workspace))
-    )
+    return _open_transport(args, open_for_changes)
 
 
 def transport_for_reading(args: argparse.Namespace) -> Transport:
@@ -91,14 +86,18 @@ def transport_for_reading(args: argparse.Namespace) -> Transport:
 
     Raises RecipeError.
     """
+    return _open_transport(args, open_for_reading)
+
+
+def _open_transport(
+    args: argparse.Namespace, open_workspace: Callable[[Path], Workspace]
+) -> Transport:
     from ..handle.http_transport import HttpTransport
     from ..handle.local_transport import LocalTransport
 
-    return (
-        HttpTransport(args.server)
-        if args.server
-        else LocalTransport(open_for_reading(args.workspace))
-    )
+    if args.server:
+        return HttpTransport(args.server)
+    return LocalTransport(open_workspace(args.workspace))
 
 
 def resolve_recipe(transport: Transport, args: argparse.Namespace) -> str:
@@ -110,9 +109,10 @@ def resolve_recipe(transport: Transport, args: argparse.Namespace) -> str:
 
     if isinstance(transport, LocalTransport):
         return find_recipe(transport.ws, args.location, args.recipe)
-    known = [each.id for each in transport.recipes()]
-    named = [id for id in known if args.recipe in (id, id.partition("@")[0])]
-    return named[0] if named else str(args.recipe)
+    for each in transport.recipes():
+        if args.recipe in (each.id, each.id.partition("@")[0]):
+            return each.id
+    return str(args.recipe)
 
 
 def describe_transport(transport: Transport) -> str:
@@ -121,23 +121,24 @@ def describe_transport(transport: Transport) -> str:
 
 
 def _refuse_ignored_arguments(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    given = [
-        action
-        for action in parser._actions
-        if action.dest not in SERVER_ARGUMENTS[args.verb] | _ALWAYS
-        and getattr(args, action.dest, action.default) not in (action.default, [], None)
-    ]
-    if given:
-        fix = "remove it, or pass `--to here` or `--to postgresql://…`"
-        words = [
-            action.option_strings[-1]
-            if action.option_strings
-            else str(action.metavar or action.dest)
-            for action in given
-        ]
-        raise Invalid(
-            [
-                Problem("only-here", f"{word} does not apply to runs on a server", fix=fix)
-                for word in words
-            ]
-        )
+    """Raise Invalid if the command line has arguments that a server ignores."""
+    accepted = SERVER_ARGUMENTS[args.verb] | _ALWAYS
+    fix = "remove it, or pass `--to here` or `--to postgresql://…`"
+    problems = []
+    for action in parser._actions:
+        if action.dest not in accepted and _is_given(args, action):
+            words = f"{_name_of(action)} does not apply to runs on a server"
+            problems.append(Problem("only-here", words, fix=fix))
+    if problems:
+        raise Invalid(problems)
+
+
+def _is_given(args: argparse.Namespace, action: argparse.Action) -> bool:
+    return getattr(args, action.dest, action.default) not in (action.default, [], None)
+
+
+def _name_of(action: argparse.Action) -> str:
+    """Return a flag in its long form, or the name of a positional argument as in the help."""
+    if action.option_strings:
+        return action.option_strings[-1]
+    return str(action.metavar or action.dest)

@@ -159,11 +159,11 @@ def _adopt(ws: Workspace, args: argparse.Namespace, request: Request) -> int:
         if trace is None:
             print(f"{safe_ids(id)} is already up to date")
         else:
-            made = ", ".join(
-                f"{safe_line(from_here(ws.root, path))} ({brief(content)})"
-                for _, path, content in trace.outputs
-            )
-            print(f"{safe_ids(id)} is now up to date" + (f": {made}" if made else ""))
+            outputs = []
+            for _, path, content in trace.outputs:
+                outputs.append(f"{safe_line(from_here(ws.root, path))} ({brief(content)})")
+            made = f": {', '.join(outputs)}" if outputs else ""
+            print(f"{safe_ids(id)} is now up to date{made}")
     return 0
 
 
@@ -175,7 +175,8 @@ def _clean(ws: Workspace, args: argparse.Namespace) -> int:
     kept: list[str] = []
     missing: list[str] = []
     for item in _examine_outputs(ws, args):
-        if item.now == "ours" or (item.now == "edited" and args.force):
+        is_forced = item.now == "edited" and args.force
+        if item.now == "ours" or is_forced:
             removed.append(item.row)
         elif item.now == "edited":
             kept.append(item.row.path)
@@ -260,8 +261,9 @@ def _gc(ws: Workspace, args: argparse.Namespace) -> int:
             print(line)
     if not args.quiet:
         what = _describe_counts_of_garbage(counts)
-        freed_words = f"{'would free' if args.dry_run else 'freed'} {about(freed)}"
-        print(f"{freed_words}: {what}" if what else f"{freed_words}; nothing to remove")
+        verb = "would free" if args.dry_run else "freed"
+        rest = f": {what}" if what else "; nothing to remove"
+        print(f"{verb} {about(freed)}{rest}")
     return 0
 
 
@@ -301,9 +303,12 @@ def _describe_counts_of_garbage(counts: Mapping[str, int]) -> str:
 
 def _rm(ws: Workspace, args: argparse.Namespace) -> int:
     """Delete runs from the history.  Raises Busy for a running run, NotFound, CannotRun."""
-    rows = list({row.id: row for row in (find_run(ws.store, word) for word in args.runs)}.values())
+    rows = {}
+    for word in args.runs:
+        row = find_run(ws.store, word)
+        rows[row.id] = row  # two words may name the same run
     beside = []
-    for row in rows:
+    for row in rows.values():
         demand_over(ws, row)
         left = find_leftovers_of(ws, row.id)
         beside += left
@@ -315,13 +320,11 @@ def _rm(ws: Workspace, args: argparse.Namespace) -> int:
     if args.dry_run:
         return 0
     which = "this run" if len(rows) == 1 else f"these {len(rows)} runs"
-    if not args.yes and not ask_consent(
-        f"forget {which}?",
-        CannotRun("cannot ask for confirmation: not a terminal", fix="pass `--yes`"),
-    ):
+    unasked = CannotRun("cannot ask for confirmation: not a terminal", fix="pass `--yes`")
+    if not args.yes and not ask_consent(f"forget {which}?", unasked):
         print("removed nothing", file=sys.stderr)
         return 3
-    freed = remove_runs(ws, [row.id for row in rows], beside)
+    freed = remove_runs(ws, list(rows), beside)
     if not args.quiet:
         print(f"freed {about(freed)}; results are kept; delete unused ones with `recipe gc`")
     return 0
@@ -342,16 +345,14 @@ def _gc_store(ws: Workspace, args: argparse.Namespace) -> int:
         }
         print(json.dumps({**facts, "dry_run": args.dry_run}, indent=2))
         return 0
-    for name in done.objects if args.verbose else ():
-        print(safe_line(name))
-    what = ", ".join(
-        f"{count} {kind}{'' if count == 1 else 's'}" for kind, count in counts.items() if count
-    )
+    if args.verbose:
+        for name in done.objects:
+            print(safe_line(name))
     if not args.quiet:
-        print(
-            f"{'would free' if args.dry_run else 'freed'} {about(done.size)} in {remote_cache.name}"
-            + (f": {what}" if what else "")
-        )
+        verb = "would free" if args.dry_run else "freed"
+        what = _describe_counts_of_garbage(counts)
+        rest = f": {what}" if what else ""
+        print(f"{verb} {about(done.size)} in {remote_cache.name}{rest}")
         if done.waiting:
             print(
                 f"{done.waiting} more objects are unreferenced; another `recipe gc --store` a day later deletes them"

@@ -15,6 +15,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -95,9 +96,9 @@ GROUPS: Final[dict[str, dict[str, tuple[str, str]]]] = {
 }
 """Verbs by group title: verb -> (name of its module, line in `recipe --help`)."""
 
-VERBS: Final[dict[str, tuple[str, str]]] = {
-    verb: entry for group in GROUPS.values() for verb, entry in group.items()
-}
+VERBS: Final[dict[str, tuple[str, str]]] = {}
+for _group in GROUPS.values():
+    VERBS.update(_group)
 
 REMOTE_VERBS: Final = frozenset(
     {
@@ -134,10 +135,12 @@ class Help(argparse.RawDescriptionHelpFormatter):
     """Help formatter that wraps paragraphs but keeps indented lines, such as commands."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return "\n".join(
-            line if line.startswith(" ") else textwrap.fill(line, width)
-            for line in text.splitlines()
-        )
+        lines = []
+        for line in text.splitlines():
+            if not line.startswith(" "):
+                line = textwrap.fill(line, width)
+            lines.append(line)
+        return "\n".join(lines)
 
 
 class Parser(argparse.ArgumentParser):
@@ -149,23 +152,29 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
             word = message.split(": ", 1)[1].split()[0]
-            inputs = any("INPUT=VALUE" in str(action.metavar) for action in self._actions)
-            if (
-                inputs
-                and word in self.words
-                and (said := _input_of(self.words, word, self._option_string_actions))
-            ):
-                print(f"{self.prog}: {said}", file=sys.stderr)
+            hint = self._hint_at_input(word)
+            if hint:
+                print(f"{self.prog}: {hint}", file=sys.stderr)
                 raise SystemExit(3)
-            if word.startswith("-"):
-                hint = did_you_mean(word.partition("=")[0], self._option_string_actions)
-                message = f'unknown flag "{word}"' + (f"; {hint}" if hint else "")
-            else:
-                hint = f"; `recipe show {word}` shows a run" if re.fullmatch(RUN, word) else ""
-                message = f'unexpected argument "{word}"{hint}'
+            message = self._describe_unrecognized(word)
         self.print_usage(sys.stderr)
         print(f"{self.prog}: {message}", file=sys.stderr)
         raise SystemExit(3)
+
+    def _hint_at_input(self, word: str) -> str:
+        """Return a hint if `word` looks like an input that is written as a flag; otherwise empty."""
+        takes_inputs = any("INPUT=VALUE" in str(action.metavar) for action in self._actions)
+        if not takes_inputs or word not in self.words:
+            return ""
+        return _input_of(self.words, word, self._option_string_actions)
+
+    def _describe_unrecognized(self, word: str) -> str:
+        if not word.startswith("-"):
+            hint = f"; `recipe show {word}` shows a run" if re.fullmatch(RUN, word) else ""
+            return f'unexpected argument "{word}"{hint}'
+        near = did_you_mean(word.partition("=")[0], self._option_string_actions)
+        hint = f"; {near}" if near else ""
+        return f'unknown flag "{word}"{hint}'
 
 
 def run(words: Sequence[str]) -> int:
@@ -202,7 +211,8 @@ def _index_of_verb(words: Sequence[str]) -> int:
 
 def _describe_unknown_verb(verb: str) -> str:
     hint = did_you_mean(verb, VERBS)
-    if not hint and ("@" in verb or verb.endswith((".yaml", ".yml"))):
+    is_recipe = "@" in verb or verb.endswith((".yaml", ".yml"))
+    if is_recipe and not hint:
         hint = f"to run a recipe, use `recipe run {verb}`"
     return f'recipe: unknown verb "{verb}"; {hint or "see recipe --help"}'
 
@@ -236,25 +246,27 @@ def _input_of(words: Sequence[str], flag: str, options: Iterable[str]) -> str:
 
     written, equals, value = flag.partition("=")
     name = written.lstrip("-").replace("-", "_")
-    after = list(words[words.index(flag) + 1 :][:1])
-    root = Path(next((words[n + 1] for n, word in enumerate(words[:-1]) if word == "-C"), "."))
-    for recipe in _recipes_named(words, root):
+    if not equals:
+        value = _value_after(words, flag)
+    for recipe in _recipes_named(words):
         if name in recipe.inputs:
-            shown = (
-                value if equals else after[0] if after and not after[0].startswith("-") else "true"
-            )
-            return f"{name} is an input of {recipe.id}: write {name}={shlex.quote(shown)}"
-        if (
-            equals
-            and recipe.inputs
-            and not get_close_matches(written, list(options), cutoff=_ALIKE)
-        ):
+            return f"{name} is an input of {recipe.id}: write {name}={shlex.quote(value)}"
+        may_be_input = bool(equals and recipe.inputs)
+        if may_be_input and not get_close_matches(written, list(options), cutoff=_ALIKE):
             hint = did_you_mean(name, recipe.inputs) or f"it has: {', '.join(recipe.inputs)}"
             return f'{recipe.id} has no input "{name}" ({hint}); inputs are given as NAME=VALUE'
     return ""
 
 
-def _recipes_named(words: Sequence[str], root: Path) -> Iterator[Recipe]:
+def _value_after(words: Sequence[str], flag: str) -> str:
+    """Return the word after a flag, or `true` if the next word is another flag or missing."""
+    following = words[words.index(flag) + 1 :]
+    if not following or following[0].startswith("-"):
+        return "true"
+    return following[0]
+
+
+def _recipes_named(words: Sequence[str]) -> Iterator[Recipe]:
     """Yield the recipes named on the command line, then recipe.yaml.
 
     Unreadable recipes are skipped.
@@ -262,10 +274,29 @@ def _recipes_named(words: Sequence[str], root: Path) -> Iterator[Recipe]:
     from ...language import parse
     from ...language.library import find
 
-    for word in [*(w for w in words if not w.startswith("-") and "=" not in w), "./recipe.yaml"]:
-        for named in (word, *([] if "@" in word or "." in word else [f"./{word}.yaml"])):
-            with suppress(RecipeError, OSError):
-                yield parse.load(find(named, root))
+    root = _folder_of(words)
+    for name in _possible_recipes(words):
+        with suppress(RecipeError, OSError):
+            yield parse.load(find(name, root))
+
+
+def _folder_of(words: Sequence[str]) -> Path:
+    """Return the directory of the first `-C`, otherwise the current directory."""
+    for before, word in pairwise(words):
+        if before == "-C":
+            return Path(word)
+    return Path(".")
+
+
+def _possible_recipes(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words that may name a recipe, NAME also as ./NAME.yaml, and ./recipe.yaml."""
+    for word in words:
+        if word.startswith("-") or "=" in word:
+            continue
+        yield word
+        if "@" not in word and "." not in word:
+            yield f"./{word}.yaml"
+    yield "./recipe.yaml"
 
 
 def parser_of(verb: str) -> tuple[Parser, Any]:

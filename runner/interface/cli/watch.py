@@ -81,10 +81,13 @@ def _was_edited(before: _Seen, after: _Seen) -> bool:
     """
     if isinstance(before, str) or isinstance(after, str) or len(before) != len(after):
         return before != after
-    return any(
-        old is not None and new is not None and old != new
-        for (_, old), (_, new) in zip(before, after, strict=True)
-    )
+    pairs = zip(before, after, strict=True)
+    return any(_has_changed(old, new) for (_, old), (_, new) in pairs)
+
+
+def _has_changed(old: str | None, new: str | None) -> bool:
+    """Return True if both cache keys are known and differ."""
+    return None not in (old, new) and old != new
 
 
 def _await_change(

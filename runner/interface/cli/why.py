@@ -120,13 +120,17 @@ class VerdictExplanation:
         if self.against is None:
             if self.chosen:
                 return [f"  it did not run in {self.chosen}"]
-            return ["  no earlier run in this workspace"] if self.answer in ("run", "maybe") else []
+            if self.answer in ("run", "maybe"):
+                return ["  no earlier run in this workspace"]
+            return []
         when = _describe_attempt(self.against)
         is_plain_fresh = self.answer == "fresh" and not self.chosen
         if self.changes is None:
             return [f"  it last ran {when}"]
+        if not self.changes and is_plain_fresh:
+            return []
         if not self.changes:
-            return [] if is_plain_fresh else [f"  nothing changed since it ran {when}"]
+            return [f"  nothing changed since it ran {when}"]
         if is_plain_fresh:
             head = f"  it last ran {when}, with other inputs or code:"
         else:
@@ -141,14 +145,16 @@ class VerdictExplanation:
             {"id": id, "reasons": reasons, "changes": _changes_as_json(changes, manifest_of)}
             for id, changes, reasons in self.causes
         ]
+        attempt = None if self.against is None else _attempt_facts(self.against)
+        made = None if self.trace is None else _trace_facts(self.trace, self.metrics)
         return {
             "id": self.id,
             "answer": self.answer,
             "key": self.key,
             "reasons": self.reasons,
-            "compared_with": None if self.against is None else _attempt_facts(self.against),
+            "compared_with": attempt,
             "changes": changes,
-            "made": None if self.trace is None else _trace_facts(self.trace, self.metrics),
+            "made": made,
             "causes": causes,
         }
 
@@ -216,7 +222,8 @@ def _explain_node(
     changes = differences(found, n, row)
     reasons = list(verdict.reasons)
     reasons += [f"would replace {words}" for words in describe_replaced(ws, verdict.conflicts)]
-    if verdict.answer == "run" and not reasons and changes == [] and row is not None:
+    is_unexplained = verdict.answer == "run" and not reasons
+    if is_unexplained and row is not None and changes == []:
         reasons.append(explain_unremembered(row))
     trace = None
     if verdict.key is not None:
@@ -226,6 +233,7 @@ def _explain_node(
         metrics = verdict.made.metrics
     elif trace is not None:
         metrics = trace.numbers
+    causes = _causes(ws, found, n) if verdict.answer == "maybe" else []
     return VerdictExplanation(
         id=found.plan.nodes[n].id,
         answer=verdict.answer,
@@ -236,7 +244,7 @@ def _explain_node(
         chosen=against,
         trace=trace,
         metrics=metrics,
-        causes=_causes(ws, found, n) if verdict.answer == "maybe" else [],
+        causes=causes,
     )
 
 
@@ -270,29 +278,29 @@ def _causes(ws: Workspace, found: Survey, n: int) -> list[tuple[str, list[Change
         changes = differences(found, need, row) or []
         reasons = list(found.verdicts[need].reasons)
         if not changes and not reasons:
-            reasons = [_explain_missing_result(row)]
+            reasons = [explain_missing_result(row)]
         causes.append((id, changes, reasons))
     return causes
 
 
-def _explain_missing_result(row: AttemptRow | None) -> str:
+def explain_missing_result(row: AttemptRow | None) -> str:
     """Explain the rerun of a step without changes since its last attempt `row`."""
-    return "no earlier run in this workspace" if row is None else explain_unremembered(row)
+    if row is None:
+        return "no earlier run in this workspace"
+    return explain_unremembered(row)
 
 
 def _describe_origin(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
     """Return lines with the run that created a result, and its time, memory and metrics."""
     facts = dict(trace.facts)
-    who = (
-        "adopted with `recipe adopt`"
-        if facts.pop("adopted", False)
-        else f"created by run {trace.run}"
-    )
+    is_adopted = facts.pop("adopted", False)
+    who = "adopted with `recipe adopt`" if is_adopted else f"created by run {trace.run}"
     lines = [f"  key {trace.key[:16]}…, {who}, {format_time(trace.made_at)}"]
     words = [span(trace.seconds)] if trace.seconds else []
     for name, value in facts.items():
         if name == "peak_memory" and isinstance(value, int):
-            words += [f"{about(value)} peak memory"] if value else []
+            if value:
+                words.append(f"{about(value)} peak memory")
         elif name == "cpu" and isinstance(value, (int, float)):
             words.append(f"{span(value)} CPU time")
         elif name == "checkpoint_bytes" and isinstance(value, int):
@@ -302,8 +310,6 @@ def _describe_origin(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
     if words:
         lines.append(f"  {', '.join(words)}")
     if metrics:
-        lines.append(
-            "  "
-            + ", ".join(f"{safe_line(name)} {text(name, value)}" for name, value in metrics.items())
-        )
+        shown = [f"{safe_line(name)} {text(name, value)}" for name, value in metrics.items()]
+        lines.append(f"  {', '.join(shown)}")
     return lines

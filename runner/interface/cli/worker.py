@@ -110,17 +110,7 @@ def run(args: argparse.Namespace) -> int:
     if args.concurrency > 1:
         return _supervise_workers(args)
     handover = Handover()
-
-    def handle_signal(number: int, frame: object) -> None:
-        handover(number, frame)
-        # The default action of SIGALRM ends the process, and the kernel releases the lock on its
-        # run.
-        signal.alarm(END_WITHIN if handover.asked == 1 else AGAIN)
-
-    for each in ENDS:
-        signal.signal(each, handle_signal)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # blocked by `_fork`
-
+    _handle_signals(handover)
     if args.tied:
         _terminate_on_close(sys.stdin.fileno())
 
@@ -148,6 +138,21 @@ def run(args: argparse.Namespace) -> int:
         store=store,
     )
     return 0
+
+
+def _handle_signals(handover: Handover) -> None:
+    """Hand over the run on a signal of ENDS, and end the process if that takes too long."""
+
+    def handle_signal(number: int, frame: object) -> None:
+        handover(number, frame)
+        seconds = END_WITHIN if handover.asked == 1 else AGAIN
+        # The default action of SIGALRM ends the process, and the kernel releases the lock on its
+        # run.
+        signal.alarm(seconds)
+
+    for each in ENDS:
+        signal.signal(each, handle_signal)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)  # blocked by `_fork`
 
 
 def _terminate_on_close(handle: int) -> None:
@@ -215,7 +220,8 @@ def _fork(args: argparse.Namespace, workers: set[int], tie: tuple[int, int]) -> 
     `tie` is a pipe whose write end only this process keeps open.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
-    if pid := os.fork():
+    pid = os.fork()
+    if pid:
         workers.add(pid)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
         return
