@@ -36,22 +36,24 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
     `read` returns the imports of a file by its absolute path.
     """
     base = os.path.realpath(recipe.home or os.path.dirname(recipe.document.name) or ".")
-    made = _output_paths(recipe)
+    made = output_paths(recipe)
     for step in recipe.steps.values():
         runs_program = step.run is not None or step.accelerate is not None
         # The files of a checkout are unknown before it is fetched.
-        if runs_program and not _has_checkout(recipe, step):
+        if runs_program and not has_checkout(recipe, step):
             yield from _step_warnings(base, recipe, step, made, read)
 
 
-def _output_paths(recipe: Recipe) -> set[str]:
+def output_paths(recipe: Recipe) -> set[str]:
+    """Return the normalized output paths of all steps."""
     found: set[str] = set()
     for step in recipe.steps.values():
         found.update(posixpath.normpath(output.path) for output in step.outputs)
     return found
 
 
-def _has_checkout(recipe: Recipe, step: Step) -> bool:
+def has_checkout(recipe: Recipe, step: Step) -> bool:
+    """Return True if a step's `code` has a git repository."""
     code = step.code if step.code is not None else recipe.code
     return any(isinstance(item, GitCode) for item in code)
 

@@ -296,6 +296,11 @@ def is_outcome(metric: str) -> bool:
     return metric not in BESIDE and not metric.startswith("time_")
 
 
+def is_held_out(metric: str) -> bool:
+    """Return True if a metric is of validation or test data, judging by its name."""
+    return _HELD_OUT.search(metric) is not None
+
+
 def find_differing_inputs(found: Sequence[Result]) -> list[str]:
     """Return the inputs and matrix values that differ between results."""
     names: dict[str, None] = {}
@@ -346,7 +351,7 @@ def choose_criterion(found: Sequence[Result], chosen: Mapping[str, Criterion]) -
         given = chosen.get(step)
         if given is not None and given.metric in names:
             return given
-    held_out = [name for name in names if _HELD_OUT.search(name)]
+    held_out = [name for name in names if is_held_out(name)]
     by_preference = (
         *filter(lower_is_better, held_out),
         *held_out,
