@@ -149,10 +149,10 @@ def write_search(
 
     The values of a point are in the order of the axes.
     """
-    handed = {
-        name: f"{{{{ {_expression([point[n] for point in points])}{_TRIAL} }}}}"
-        for n, name in enumerate(where.axes)
-    }
+    handed: dict[str, str] = {}
+    for n, name in enumerate(where.axes):
+        column = [point[n] for point in points]
+        handed[name] = f"{{{{ {_expression(column)}{_TRIAL} }}}}"
     return _text(recipe, uses, {"trial": list(range(len(points)))}, handed, where.fixed, preset, "")
 
 
@@ -173,19 +173,18 @@ def read_sweep(written: Tree) -> SweepRecipe | None:
         return None
     if any(handed.get(name) != f"{{{{ matrix.{name} }}}}" for name in matrix):
         return None
-    return SweepRecipe(
-        uses, {name: values for name, values in matrix.items() if isinstance(values, list)}
-    )
+    axes = {name: values for name, values in matrix.items() if isinstance(values, list)}
+    return SweepRecipe(uses, axes)
 
 
 def read_trials(written: Tree, axes: Collection[str]) -> list[list[Tree]]:
     """Read the trials of a search recipe written by `write_search`."""
     (step,) = _mapping(_mapping(written)["steps"]).values()
     handed = _mapping(_mapping(step)["with"])
-    columns = [
-        json.loads(str(handed[name]).removeprefix("{{ ").removesuffix(f"{_TRIAL} }}}}"))
-        for name in axes
-    ]
+    columns = []
+    for name in axes:
+        text = str(handed[name]).removeprefix("{{ ").removesuffix(f"{_TRIAL} }}}}")
+        columns.append(json.loads(text))
     return [list(point) for point in zip(*columns, strict=True)]
 
 
@@ -198,11 +197,17 @@ def find_varied_inputs(
         spec = recipe.inputs.get(name)
         if spec is None or spec.type == "secret":
             continue
-        if spec.type in ("number", "integer") and isinstance(value, str) and ".." in value:
+        if isinstance(value, str) and _is_range(spec, value):
             found[name] = value
-        elif (texts := _several(spec, value)) is not None:
+            continue
+        texts = _several(spec, value)
+        if texts is not None:
             found[name] = texts
     return found
+
+
+def _is_range(spec: Input, text: str) -> bool:
+    return spec.type in ("number", "integer") and ".." in text
 
 
 def _gather_space(
@@ -220,18 +225,20 @@ def _gather_space(
         spec = recipe.inputs.get(name)
         if spec is None or spec.type == "secret":
             continue
-        axes[name] = (
-            _range(spec, values, problems)
-            if isinstance(values, str)
-            else _axis(spec, values, problems)
-        )
+        if isinstance(values, str):
+            axes[name] = _range(spec, values, problems)
+        else:
+            axes[name] = _axis(spec, values, problems)
     fixed = {name: value for name, value in given.items() if name not in axes}
-    one = {name: axis.low if isinstance(axis, Range) else axis[0] for name, axis in axes.items()}
+    one: dict[str, Tree] = {}
+    for name, axis in axes.items():
+        one[name] = axis.low if isinstance(axis, Range) else axis[0]
     bound, wrong = inputs.try_bind(recipe, {**fixed, **one}, preset=preset, origins=origins)
     problems += unread.find_refused(recipe, given, preset, origins)
-    problems += [
-        problem for problem in wrong if problem.input not in axes or problem.where is not None
-    ]
+    for problem in wrong:
+        # `_range` and `_axis` have reported the values of an axis already.
+        if problem.input not in axes or problem.where is not None:
+            problems.append(problem)
     if not axes and not problems:
         problems.append(
             Problem(
@@ -242,11 +249,11 @@ def _gather_space(
         )
     if metric is not None:
         problems += _check_metric(recipe, metric)
-    whole = {name.partition(".")[0] for name in fixed if "." in name}
     if not problems:
-        fixed = {name: value for name, value in fixed.items() if "." not in name} | {
-            name: bound[name] for name in whole
-        }
+        # A generated recipe has no part `a.b` of an object, only the whole object `a`.
+        whole = {name.partition(".")[0] for name in fixed if "." in name}
+        fixed = {name: value for name, value in fixed.items() if "." not in name}
+        fixed |= {name: bound[name] for name in whole}
     return Space(axes, fixed), problems
 
 
@@ -256,8 +263,10 @@ def _size(axis: Range | Sequence[Tree]) -> float:
     return axis.high - axis.low + 1 if axis.whole else math.inf
 
 
-def lowest_value(axis: Range) -> float | int:
-    """Return the lowest value of a range."""
+def first_value(axis: Range | Sequence[Tree]) -> Tree:
+    """Return the lowest value of a range, or the first listed value."""
+    if not isinstance(axis, Range):
+        return axis[0]
     return int(axis.low) if axis.whole else axis.low
 
 
@@ -342,7 +351,9 @@ def _several_collections(text: str) -> list[object] | None:
     read = _parse_list(f"[{text}]")
     if read is None or len(read) < 2:
         return None
-    return read if all(isinstance(item, (list, dict)) for item in read) else None
+    if all(isinstance(item, (list, dict)) for item in read):
+        return read
+    return None
 
 
 def _parse_list(text: str) -> list[object] | None:
@@ -361,14 +372,16 @@ def _parts(text: str) -> list[object]:
     """Split a text at commas that are neither quoted nor escaped by a backslash."""
     found: list[object] = []
     at = 0
-    while at <= len(text) and (match := _PART.match(text, at)) is not None:
+    while at <= len(text):
+        match = _PART.match(text, at)
+        if match is None:
+            break
         quoted, plain = match.groups()
-        found.append(
-            plain.strip().replace("\\,", ",")
-            if quoted is None
-            else re.sub(r'\\([,"\\])', r"\1", quoted)
-        )
-        at = match.end() + 1
+        if quoted is None:
+            found.append(plain.strip().replace("\\,", ","))
+        else:
+            found.append(re.sub(r'\\([,"\\])', r"\1", quoted))
+        at = match.end() + 1  # after the comma
     return found
 
 
@@ -426,7 +439,10 @@ def _check_metric(recipe: Recipe, metric: str) -> list[Problem]:
                 fix,
             )
         ]
-    names = [name for each in reporting for name in _GROUP.findall(each.pattern or "")]
+    names: list[str] = []
+    for each in reporting:
+        names += _GROUP.findall(each.pattern or "")
+    # Only a pattern tells the names of its metrics beforehand.
     if all(each.pattern for each in reporting) and metric not in names:
         fix = did_you_mean(metric, names) or f"use one of the reported metrics: {', '.join(names)}"
         return [
@@ -453,24 +469,26 @@ def _text(
     name, _, version = recipe.id.partition("@")
     written = _mapping(recipe.document.value)
     specs = {each: _mapping(spec) for each, spec in _mapping(written.get("inputs")).items()}
-    own = {
-        each: {
-            key: value for key, value in specs[each].items() if key not in ("default", "required")
-        }
-        for each in fixed
-    }
-    own |= {
-        spec.name: dict(specs[spec.name])
-        for spec in recipe.inputs.values()
-        if spec.type == "secret"
-    }
+    own: dict[str, dict[str, Tree]] = {}
+    for each in fixed:
+        own[each] = dict(specs[each])
+        own[each].pop("default", None)
+        own[each].pop("required", None)
+    for spec in recipe.inputs.values():
+        if spec.type == "secret":
+            own[spec.name] = dict(specs[spec.name])
     handed = {each: f"{{{{ inputs.{each} }}}}" for each in own} | dict(differ)
     lines = [
         f"# Written by `recipe sweep`: {recipe.id} once for each combination.",
         f"recipe: {name}-sweep@{version}",
         f"summary: A sweep over {', '.join(differ)} of {recipe.id}",
-        *([f"inputs: {flow(own)}"] if own else []),
-        *([f"presets: {flow({each: {} for each in split(preset)})}"] if preset else []),
+    ]
+    if own:
+        lines.append(f"inputs: {flow(own)}")
+    if preset:
+        presets: dict[str, dict[str, Tree]] = {each: {} for each in split(preset)}
+        lines.append(f"presets: {flow(presets)}")
+    lines += [
         "steps:",
         f"  {name}:",
         f"    uses: {flow(uses)}",
@@ -480,10 +498,10 @@ def _text(
     if when:
         lines.append(f"    when: {flow(when)}")
     if recipe.outputs:
-        lines.append(
-            f"outputs: {flow({each: f'{{{{ steps.{name}.{each} }}}}' for each in recipe.outputs})}"
-        )
-    if "cost" in (limits := _mapping(written.get("limits"))):
+        outputs = {each: f"{{{{ steps.{name}.{each} }}}}" for each in recipe.outputs}
+        lines.append(f"outputs: {flow(outputs)}")
+    limits = _mapping(written.get("limits"))
+    if "cost" in limits:
         lines.append(f"limits: {flow({'cost': limits['cost']})}")
     return "\n".join(lines) + "\n"
 

@@ -153,12 +153,12 @@ def summarize_runs(
     """
     ids = [row.id for row in rows]
     steps = ws.store.runs.steps_of(ids)
-    fresh = {id: _fresh_keys(ws, id, steps.get(id, {})) for id in ids}
+    fresh = {id: fresh_keys(ws, id, steps.get(id, {})) for id in ids}
     own = ws.store.runs.finished_attempts(ids)
-    fresh_keys: set[str] = set()
+    cached: set[str] = set()
     for keys in fresh.values():
-        fresh_keys.update(keys.values())
-    makers = ws.store.runs.makers(fresh_keys)
+        cached.update(keys.values())
+    makers = ws.store.runs.makers(cached)
     known = _load_summaries(ws, [*own, *makers.values()])
     answer = {}
     for row in rows:
@@ -180,7 +180,7 @@ def summarize_runs(
     return answer
 
 
-def _fresh_keys(ws: Workspace, run: str, steps: Mapping[str, StepRow]) -> dict[str, str]:
+def fresh_keys(ws: Workspace, run: str, steps: Mapping[str, StepRow]) -> dict[str, str]:
     """Return the cache keys of a run's up-to-date steps, by step."""
     graph = run_graph.recall(ws.home, run)
     keys = dict(graph.fresh) if graph is not None else {}
