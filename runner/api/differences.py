@@ -240,9 +240,14 @@ def read_step_records(ws: Workspace, run: str) -> dict[str, StepRecord]:
     """Return the records of a run's steps, except steps that were up to date."""
     attempts = {row.step: row for row in ws.store.runs.attempts(run)}
     traces = ws.store.index.traces([row.key for row in attempts.values() if row.key])
-    moves = [event for event in ws.store.runs.events(run) if event.subject == "step"]
-    ended = {event.id: event.data for event in moves if event.before == "RUNNING"}
-    states = {event.id: event.after for event in moves}  # in order of the first event of each step
+    states: dict[str, str] = {}  # in order of the first event of each step
+    ended: dict[str, Mapping[str, object]] = {}
+    for event in ws.store.runs.events(run):
+        if event.subject != "step":
+            continue
+        states[event.id] = event.after
+        if event.before == "RUNNING":
+            ended[event.id] = event.data
     found = {}
     for id, state in states.items():
         attempt, data = attempts.get(id), ended.get(id, {})

@@ -130,8 +130,10 @@ class EarlierOutputs:
 
     def _output_above(self, path: str) -> str | None:
         """Return the topmost published path at or above `path`, or None."""
-        above = [head for head in heads(path) if head in self._rows]
-        return above[-1] if above else None
+        for head in reversed(heads(path)):
+            if head in self._rows:
+                return head
+        return None
 
     def _is_unchanged(self, path: str) -> bool:
         spelled, content = self._rows[path]

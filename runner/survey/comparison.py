@@ -246,8 +246,11 @@ def _reads(attempt: AttemptRow) -> Mapping[str, object]:
 
 
 def _inputs_read(attempt: AttemptRow) -> set[str]:
-    names = [name for name in _reads(attempt) if name.startswith("inputs.")]
-    return {name.removeprefix("inputs.") for name in names}
+    names: set[str] = set()
+    for name in _reads(attempt):
+        if name.startswith("inputs."):
+            names.add(name.removeprefix("inputs."))
+    return names
 
 
 def _own_values(attempt: AttemptRow) -> dict[str, object]:

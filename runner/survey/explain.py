@@ -92,13 +92,14 @@ def _whose(published: Mapping[str, PublishedFile], path: str) -> str:
     same = published.get(path)
     if same is not None:
         return f"which was edited after {same.recipe} created it"
-    above = [published[each] for each in heads(path) if each in published]
-    if above:
-        return f"which is in {above[0].path}, created by {above[0].recipe}"
-    folder = f"{path.rstrip('/')}/"
-    below = [row for each, row in published.items() if each.startswith(folder)]
-    if below:
-        return f"which contains {below[0].path}, created by {below[0].recipe}"
+    for folder in heads(path):
+        if folder in published:
+            above = published[folder]
+            return f"which is in {above.path}, created by {above.recipe}"
+    start = f"{path.rstrip('/')}/"
+    for each, below in published.items():
+        if each.startswith(start):
+            return f"which contains {below.path}, created by {below.recipe}"
     return "which was not created by recipe"
 
 

@@ -104,8 +104,10 @@ class ModuleFinder:
                 try:
                     with os.scandir(f"{self._base}/{folder}") as listing:
                         for each in listing:
-                            same_kind = folders if each.is_dir() else files
-                            same_kind.add(each.name)
+                            if each.is_dir():
+                                folders.add(each.name)
+                            else:
+                                files.add(each.name)
                 except OSError:
                     pass  # a missing or unreadable directory has no modules
             self._listed[folder] = files, folders

@@ -44,8 +44,8 @@ def reported_metrics(ws: Workspace, attempts: Sequence[AttemptRow]) -> list[Step
 
     The last values are from the newest metrics rule, which may be newer than the attempt.
     """
-    finished = [attempt for attempt in attempts if attempt.outcome == "done"]
-    traces = ws.store.index.traces([attempt.key for attempt in finished if attempt.key])
+    keys = [attempt.key for attempt in attempts if attempt.outcome == "done"]
+    traces = ws.store.index.traces(list(filter(None, keys)))
     found = []
     for step, tries in group_by_step(attempts).items():
         said = _join_points([read_attempt_points(ws, attempt) for attempt in tries])

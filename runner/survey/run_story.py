@@ -84,7 +84,8 @@ def tell_story(ws: Workspace, row: RunRow) -> Story:
     view = ws.run_views.view(row, graph)
     fresh = graph.fresh if graph is not None else {}
     states = {id: (step.state, step.detail or step.reason) for id, step in view.steps.items()}
-    states |= {id: ("FRESH", "") for id in fresh if id not in states}
+    for id in fresh:
+        states.setdefault(id, ("FRESH", ""))
     attempts = ws.store.runs.attempts(row.id)
     by_step = group_by_step(attempts)
     keys: dict[str, str] = {}
@@ -232,8 +233,12 @@ def _find_causes(
 ) -> dict[str, list[str]]:
     """Return the changes of each executed step since its previous attempt."""
     earlier = _attempts_before(ws, row, by_step)
-    found = {step: _causes(earlier.get(step), tries[0]) for step, tries in by_step.items()}
-    return {step: causes for step, causes in found.items() if causes}
+    found: dict[str, list[str]] = {}
+    for step, tries in by_step.items():
+        causes = _causes(earlier.get(step), tries[0])
+        if causes:
+            found[step] = causes
+    return found
 
 
 def _attempts_before(ws: Workspace, row: RunRow, steps: Iterable[str]) -> dict[str, AttemptRow]:

@@ -57,7 +57,10 @@ def describe_samples(found: Mapping[str, float]) -> str:
 
     For example `GPU 87%, 22.1 GB, 71 °C, 300 W; processors 35%, 12.3 GB of memory in use`.
     """
-    gpu = [f"{found[name]:.{places}f}{unit}" for name, places, unit in _GPU if name in found]
+    gpu = []
+    for name, places, unit in _GPU:
+        if name in found:
+            gpu.append(f"{found[name]:.{places}f}{unit}")
     host = []
     if "cpu_percent" in found:
         host.append(f"processors {found['cpu_percent']:.0f}%")

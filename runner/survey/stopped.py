@@ -24,7 +24,11 @@ def stopped_attempts(ws: Workspace, found: Survey) -> dict[str, AttemptRow]:
         for attempt in ws.store.runs.attempts(row.id):
             if attempt.key in keys:
                 last[attempt.key] = attempt
-    return {keys[key]: attempt for key, attempt in last.items() if attempt.outcome == STOPPED}
+    stopped: dict[str, AttemptRow] = {}
+    for each, attempt in last.items():
+        if attempt.outcome == STOPPED:
+            stopped[keys[each]] = attempt
+    return stopped
 
 
 def metric_streams(ws: Workspace, found: Survey, metric: str) -> dict[str, Stream]:

@@ -200,9 +200,15 @@ def _run_numbers(
     if len(trials) > 1:
         for id, steps in sorted(trials.items())[:TRIALS]:
             shown.append(_trial_numbers(id, steps, by_step, states))
-    drawn = [name for name in sorted(merged, key=_rank) if len(merged[name].curve) > 1]
-    curve = (drawn[0], merged[drawn[0]].curve) if drawn else None
-    return RunNumbers(merged, shown, least, curve)
+    return RunNumbers(merged, shown, least, _main_curve(merged))
+
+
+def _main_curve(found: Summaries) -> tuple[str, Sequence[float]] | None:
+    """Return the most important metric with a curve, or None without any."""
+    for name in sorted(found, key=_rank):
+        if len(found[name].curve) > 1:  # one value draws no line
+            return name, found[name].curve
+    return None
 
 
 def _find_trials(

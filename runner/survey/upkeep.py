@@ -314,8 +314,12 @@ def _measure(kind: str, paths: Iterable[Path]) -> list[Leftover]:
 
 
 def _logs_of_gone_runs(ws: Workspace, kept: Collection[str], before: float) -> list[Path]:
-    gone = [folder for folder in _entries(ws.home / "runs") if folder.name not in kept]
-    return [folder for folder in gone if _last_write(folder) < before]
+    found = []
+    for folder in _entries(ws.home / "runs"):
+        # A run may have started since the rows were read.
+        if folder.name not in kept and _last_write(folder) < before:
+            found.append(folder)
+    return found
 
 
 def _not_written_since(folder: Path, oldest: float) -> list[Path]:

@@ -8,7 +8,7 @@ values is the recipe's; a problem with only one may be caused by that value.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -81,9 +81,12 @@ def _check_readable_part(recipe: Recipe, root: Path, given: Mapping[str, str]) -
     except Invalid as error:
         found += error.problems
     known = {name: value for name, value in given.items() if name in recipe.inputs}
-    rest = _check_preset(recipe, used.by_name, root, known, None)
-    found += [each for each in rest if each.code in _OF_TEXT]
+    found += _select_of_text(_check_preset(recipe, used.by_name, root, known, None))
     return list(dict.fromkeys([*found, *find_absent_files(recipe, root)]))
+
+
+def _select_of_text(problems: Iterable[Problem]) -> list[Problem]:
+    return [problem for problem in problems if problem.code in _OF_TEXT]
 
 
 def _readable_part(recipe: Recipe) -> Recipe:
@@ -256,8 +259,7 @@ def _check_values(
     except Invalid as error:
         found = list(error.problems)
     if wrong:
-        of_text = [problem for problem in found if problem.code in _OF_TEXT]
-        found = [*wrong, *of_text]
+        found = [*wrong, *_select_of_text(found)]
     return _Checked(found, trial.problems + unread.find_refused(recipe, given, preset), names)
 
 
@@ -270,8 +272,10 @@ def _needs_value(spec: Input) -> bool:
 
 def _without_limits(spec: Input) -> Input:
     """Return an input without limits of its values, other than the choices."""
-    choices = {name: limit for name, limit in spec.limits.items() if name == "choices"}
-    return replace(spec, limits=choices)
+    limits = {}
+    if "choices" in spec.limits:
+        limits["choices"] = spec.limits["choices"]
+    return replace(spec, limits=limits)
 
 
 def _invent_value(spec: Input, n: int, turn: int) -> Tree:
