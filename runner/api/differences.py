@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from ..planning import fingerprint
 from ..planning.fingerprint import Change
+from ..storage.records.index import Trace
 from ..storage.records.runs import AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from ..survey.input_manifests import load_manifest
@@ -256,20 +257,19 @@ def read_step_records(ws: Workspace, run: str) -> dict[str, StepRecord]:
         if attempt is None:
             found[id] = StepRecord(state)
             continue
-        # If another run cached this key first, its outputs may differ from the outputs of this run.
-        trace = traces.get(attempt.key)
-        outputs: dict[str, str] | None = None
-        if trace is not None and trace.run == run:
-            outputs = {made.path: str(made.content) for made in trace.outputs}
-        found[id] = _record_of(state, attempt, data, outputs)
+        found[id] = _record_of(state, attempt, data, traces.get(attempt.key))
     return found
 
 
 def _record_of(
-    state: str, attempt: AttemptRow, ended: Mapping[str, object], outputs: Mapping[str, str] | None
+    state: str, attempt: AttemptRow, ended: Mapping[str, object], trace: Trace | None
 ) -> StepRecord:
     """Return the record of a step from its last attempt. `ended` is the data of its last event."""
     preimage = attempt.preimage if isinstance(attempt.preimage, dict) else {}
+    # If another run cached this key first, its outputs may differ from the outputs of this run.
+    outputs: dict[str, str] | None = None
+    if trace is not None and trace.run == attempt.run:
+        outputs = {made.path: str(made.content) for made in trace.outputs}
     metrics, seconds = ended.get("metrics"), ended.get("seconds")
     if not isinstance(metrics, dict):
         metrics = {}

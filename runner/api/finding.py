@@ -16,6 +16,17 @@ SHOWN: Final = 3
 """Number of matching runs that an error message names."""
 
 
+def _find_last(store: Store, number: int, word: str) -> RunRow:
+    """Return the latest run, or the run `number` before it. Raises NotFound."""
+    rows = store.runs.latest(last=number + 1)
+    if number >= len(rows):
+        raise NotFound(
+            f"{word}: the oldest run in this workspace is last~{len(rows) - 1}",
+            fix="list the runs with `recipe runs`",
+        )
+    return rows[number]
+
+
 def _find_matches(store: Store, word: str) -> list[RunRow]:
     """Return the latest run with this name, or else the runs with this part of an ID."""
     if not word:
@@ -38,14 +49,7 @@ def find_run(store: Store, word: str) -> RunRow:
     name, tilde, back = word.partition("~")
     counts_back = back.isdecimal() or not tilde
     if name == "last" and counts_back:
-        number = int(back) if tilde else 0
-        rows = runs.latest(last=number + 1)
-        if number >= len(rows):
-            raise NotFound(
-                f"{word}: the oldest run in this workspace is last~{len(rows) - 1}",
-                fix="list the runs with `recipe runs`",
-            )
-        return rows[number]
+        return _find_last(store, int(back) if tilde else 0, word)
     found = _find_matches(store, word)
     if len(found) == 1:
         return found[0]

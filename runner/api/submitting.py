@@ -24,9 +24,11 @@ from ..execution.terms import (
 )
 from ..language.library import find
 from ..planning.ids import bare
+from ..planning.plan import Plan
 from ..reports import sealing
 from ..storage.content.disk import delete
 from ..storage.content.files import Content
+from ..storage.records.database import Data
 from ..storage.records.runs import RunRow, Submission
 from ..storage.remote.states import LocalSource
 from ..storage.workspace import Workspace
@@ -98,29 +100,33 @@ def submit(
         data["opens"] = opens
     if ticket.reach is not None:
         data["reach"] = list(ticket.reach)
+    row = _new_row(ws, plan, ticket, parcel, data)
+    done = ws.store.runs.submit(row, bundle=parcel.data)
+    words = reserve_points(ws, done.id)
+    if words:
+        raise points_refused(done.id, words)
+    return done
+
+
+def _new_row(
+    ws: Workspace, plan: Plan, ticket: QueueSettings, parcel: SubmittedBundle, data: Data
+) -> RunRow:
     now = time.time()
-    row = RunRow(
+    return RunRow(
         ticket.run or new_id(),
         plan.recipe,
         plan.digest,
         plan.inputs,
         str(ws.root),
         created=now,
-        data=data,
-    )
-    row = row._replace(
-        priority=ticket.priority,
         due=max(now, ticket.not_before or now),
+        data=data,
+        priority=ticket.priority,
         idempotency=ticket.idempotency,
+        user=ticket.user or login_name(ws.environ),
+        bundle=parcel.digest,
+        store=parcel.store,
     )
-    row = row._replace(
-        user=ticket.user or login_name(ws.environ), bundle=parcel.digest, store=parcel.store
-    )
-    done = ws.store.runs.submit(row, bundle=parcel.data)
-    words = reserve_points(ws, done.id)
-    if words:
-        raise points_refused(done.id, words)
-    return done
 
 
 def _check_ticket(ticket: QueueSettings) -> None:

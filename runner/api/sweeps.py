@@ -85,19 +85,7 @@ def draft(
     """
     words = find_varied_inputs(recipe, given) if several is None else several
     found, problems = _gather_space(recipe, {**given, **words}, words, preset, origins, metric)
-    axes: dict[str, Sequence[Tree]] = {}
-    for name, axis in found.axes.items():
-        if isinstance(axis, Range):
-            problems.append(
-                Problem(
-                    "bad-input",
-                    f'"{name}" is a range, which requires a search',
-                    fix="add `--tpe 30`, or list the values",
-                    input=name,
-                )
-            )
-        else:
-            axes[name] = axis
+    axes = _listed_axes(found, problems)
     count = math.prod(len(values) for values in axes.values())
     if count > MOST:
         product = " × ".join(f"{len(values):,}" for values in axes.values())
@@ -119,6 +107,19 @@ def draft(
     handed = {each: f"{{{{ matrix.{each} }}}}" for each in axes}
     text = _text(recipe, uses, axes, handed, found.fixed, preset, when)
     return Sweep(text, found.fixed, len(chosen), recipe.id.partition("@")[0])
+
+
+def _listed_axes(found: Space, problems: list[Problem]) -> dict[str, Sequence[Tree]]:
+    """Return the axes with listed values. A problem for each range is appended to `problems`."""
+    axes: dict[str, Sequence[Tree]] = {}
+    for name, axis in found.axes.items():
+        if isinstance(axis, Range):
+            words = f'"{name}" is a range, which requires a search'
+            fix = "add `--tpe 30`, or list the values"
+            problems.append(Problem("bad-input", words, fix=fix, input=name))
+        else:
+            axes[name] = axis
+    return axes
 
 
 def search_space(
@@ -220,15 +221,7 @@ def _gather_space(
 ) -> tuple[Space, list[Problem]]:
     """Return the search space of the given inputs, and all problems."""
     problems: list[Problem] = []
-    axes: dict[str, Range | Sequence[Tree]] = {}
-    for name, values in several.items():
-        spec = recipe.inputs.get(name)
-        if spec is None or spec.type == "secret":
-            continue
-        if isinstance(values, str):
-            axes[name] = _range(spec, values, problems)
-        else:
-            axes[name] = _axis(spec, values, problems)
+    axes = _read_axes(recipe, several, problems)
     fixed = {name: value for name, value in given.items() if name not in axes}
     one: dict[str, Tree] = {}
     for name, axis in axes.items():
@@ -257,6 +250,22 @@ def _gather_space(
     return Space(axes, fixed), problems
 
 
+def _read_axes(
+    recipe: Recipe, several: Mapping[str, str | Sequence[object]], problems: list[Problem]
+) -> dict[str, Range | Sequence[Tree]]:
+    """Convert the values of the varied inputs. Problems are appended to `problems`."""
+    axes: dict[str, Range | Sequence[Tree]] = {}
+    for name, values in several.items():
+        spec = recipe.inputs.get(name)
+        if spec is None or spec.type == "secret":
+            continue
+        if isinstance(values, str):
+            axes[name] = _range(spec, values, problems)
+        else:
+            axes[name] = _axis(spec, values, problems)
+    return axes
+
+
 def _size(axis: Range | Sequence[Tree]) -> float:
     if not isinstance(axis, Range):
         return len(axis)
@@ -274,51 +283,29 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
     """Parse a numeric range of an input. Problems are appended to `problems`."""
     match = _RANGE.fullmatch(text)
     if match is None:
-        problems.append(
-            Problem(
-                "bad-input",
-                f'"{spec.name}" has an invalid range: "{text}"',
-                fix=f"use {spec.name}=LOW..HIGH or LOW..HIGH:log",
-                input=spec.name,
-            )
-        )
+        words = f'has an invalid range: "{text}"'
+        problems.append(_bad_input(spec, words, f"use {spec.name}=LOW..HIGH or LOW..HIGH:log"))
         return [None]
     ends: list[float] = []
     for each in match.group(1, 2):
         try:
             ends.append(float(str(inputs.convert(spec, each))))
         except inputs.BadValue as wrong:
-            problems.append(
-                Problem(
-                    wrong.code,
-                    f'"{spec.name}" {wrong.message}',
-                    None,
-                    wrong.fix,
-                    input=spec.name,
-                )
-            )
+            problems.append(_bad_input(spec, wrong.message, wrong.fix, wrong.code))
     if len(ends) < 2:
         return [None]
     low, high = ends
     if low >= high:
-        problems.append(
-            Problem(
-                "bad-input",
-                f'"{spec.name}" has an empty range: {low:g} is not below {high:g}',
-                fix=f"write {spec.name}={high:g}..{low:g}",
-                input=spec.name,
-            )
-        )
+        words = f"has an empty range: {low:g} is not below {high:g}"
+        problems.append(_bad_input(spec, words, f"write {spec.name}={high:g}..{low:g}"))
     elif match[3] and low <= 0:
-        problems.append(
-            Problem(
-                "bad-input",
-                f'"{spec.name}" has no logarithmic range from {low:g}',
-                fix="start above 0, or remove `:log`",
-                input=spec.name,
-            )
-        )
+        words = f"has no logarithmic range from {low:g}"
+        problems.append(_bad_input(spec, words, "start above 0, or remove `:log`"))
     return Range(low, high, match[3] is not None, spec.type == "integer")
+
+
+def _bad_input(spec: Input, words: str, fix: str, code: str = "bad-input") -> Problem:
+    return Problem(code, f'"{spec.name}" {words}', fix=fix, input=spec.name)
 
 
 def _several(spec: Input, value: object) -> list[object] | None:
@@ -391,36 +378,18 @@ def _axis(spec: Input, texts: Sequence[object], problems: list[Problem]) -> list
     Problems are appended to `problems`.
     """
     if not texts or any(text == "" for text in texts):
-        what = "has an empty value in its list" if texts else "has no values"
-        problems.append(
-            Problem(
-                "bad-input", f'"{spec.name}" {what}', fix=f"write {spec.name}=A,B", input=spec.name
-            )
-        )
+        words = "has an empty value in its list" if texts else "has no values"
+        problems.append(_bad_input(spec, words, f"write {spec.name}=A,B"))
         return [None]
     found: list[Tree] = []
     for text in texts:
         try:
             found.append(inputs.convert(spec, text))
         except inputs.BadValue as wrong:
-            problems.append(
-                Problem(
-                    wrong.code,
-                    f'"{spec.name}" {wrong.message}',
-                    None,
-                    wrong.fix,
-                    input=spec.name,
-                )
-            )
+            problems.append(_bad_input(spec, wrong.message, wrong.fix, wrong.code))
     if len({json.dumps(value, sort_keys=True) for value in found}) < len(found):
-        problems.append(
-            Problem(
-                "twice",
-                f'"{spec.name}" has the same value twice',
-                fix="remove the duplicate",
-                input=spec.name,
-            )
-        )
+        words = "has the same value twice"
+        problems.append(_bad_input(spec, words, "remove the duplicate", "twice"))
     return found or [None]
 
 
@@ -430,26 +399,17 @@ def _check_metric(recipe: Recipe, metric: str) -> list[Problem]:
         return []
     reporting = [step.metrics for step in recipe.steps.values() if step.metrics is not None]
     if not reporting:
+        words = f'cannot sort by "{metric}": no step of {recipe.id} reports metrics'
         fix = "set `metrics: true` and append JSON lines to $RECIPE_METRICS, or set `metrics: {pattern: …}`"
-        return [
-            Problem(
-                "unknown-metric",
-                f'cannot sort by "{metric}": no step of {recipe.id} reports metrics',
-                None,
-                fix,
-            )
-        ]
+        return [Problem("unknown-metric", words, fix=fix)]
     names: list[str] = []
     for each in reporting:
         names += _GROUP.findall(each.pattern or "")
     # Only a pattern tells the names of its metrics beforehand.
     if all(each.pattern for each in reporting) and metric not in names:
+        words = f'no step of {recipe.id} reports the metric "{metric}"'
         fix = did_you_mean(metric, names) or f"use one of the reported metrics: {', '.join(names)}"
-        return [
-            Problem(
-                "unknown-metric", f'no step of {recipe.id} reports the metric "{metric}"', None, fix
-            )
-        ]
+        return [Problem("unknown-metric", words, fix=fix)]
     return []
 
 
@@ -468,15 +428,7 @@ def _text(
     """
     name, _, version = recipe.id.partition("@")
     written = _mapping(recipe.document.value)
-    specs = {each: _mapping(spec) for each, spec in _mapping(written.get("inputs")).items()}
-    own: dict[str, dict[str, Tree]] = {}
-    for each in fixed:
-        own[each] = dict(specs[each])
-        own[each].pop("default", None)
-        own[each].pop("required", None)
-    for spec in recipe.inputs.values():
-        if spec.type == "secret":
-            own[spec.name] = dict(specs[spec.name])
+    own = _inputs_of_sweep(recipe, fixed)
     handed = {each: f"{{{{ inputs.{each} }}}}" for each in own} | dict(differ)
     lines = [
         f"# Written by `recipe sweep`: {recipe.id} once for each combination.",
@@ -504,6 +456,20 @@ def _text(
     if "cost" in limits:
         lines.append(f"limits: {flow({'cost': limits['cost']})}")
     return "\n".join(lines) + "\n"
+
+
+def _inputs_of_sweep(recipe: Recipe, fixed: Collection[str]) -> dict[str, dict[str, Tree]]:
+    """Return the inputs that a sweep recipe declares: those with a fixed value, and secrets."""
+    specs = _mapping(_mapping(recipe.document.value).get("inputs"))
+    own: dict[str, dict[str, Tree]] = {}
+    for name in fixed:
+        own[name] = dict(_mapping(specs[name]))
+        own[name].pop("default", None)
+        own[name].pop("required", None)
+    for spec in recipe.inputs.values():
+        if spec.type == "secret":
+            own[spec.name] = dict(_mapping(specs[spec.name]))
+    return own
 
 
 def _mapping(value: Tree) -> Mapping[str, Tree]:

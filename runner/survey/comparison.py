@@ -386,7 +386,6 @@ def find_best(found: Sequence[Result], by: Criterion | None) -> Result | None:
 
 def rank(found: Sequence[Result], by: Criterion) -> list[Result]:
     """Sort results from best to worst, followed by results without the metric and failed results."""
-
     sign = 1 if by.least else -1
 
     def place(result: Result) -> tuple[bool, bool, float]:
