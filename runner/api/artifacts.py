@@ -84,9 +84,9 @@ def _size(
     seal = ws.store.index.seal(content)
     if seal is not None:
         return seal.size
-    if said is None and content[0] != "t" and ws.objects.has(content):
-        return ws.objects.size(content)
-    return said
+    if said is not None or content[0] == "t":
+        return said
+    return ws.objects.size(content) if ws.objects.has(content) else None
 
 
 FILES: Final = 1000

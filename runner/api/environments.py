@@ -209,8 +209,10 @@ def _recipe(row: RunRow) -> tuple[Recipe | None, str]:
         return None, "the defaults are unknown: the recipe of the run no longer exists here"
     if recipe.id != row.recipe:
         return None, f"the defaults are unknown: the recipe file now contains {recipe.id}"
-    said = "these are the current defaults; the recipe has changed since the run started"
-    return recipe, said if changed else ""
+    if changed:
+        said = "these are the current defaults; the recipe has changed since the run started"
+        return recipe, said
+    return recipe, ""
 
 
 def _preset(recipe: Recipe | None, words: object) -> set[str]:

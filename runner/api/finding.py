@@ -49,7 +49,8 @@ def find_run(store: Store, word: str) -> RunRow:
     name, tilde, back = word.partition("~")
     counts_back = back.isdecimal() or not tilde
     if name == "last" and counts_back:
-        return _find_last(store, int(back) if tilde else 0, word)
+        number = int(back) if tilde else 0
+        return _find_last(store, number, word)
     found = _find_matches(store, word)
     if len(found) == 1:
         return found[0]

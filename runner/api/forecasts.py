@@ -113,8 +113,9 @@ def _step(step: StepForecast) -> Facts:
 
 
 def _memory(estimate: StepEstimate) -> Facts:
+    needed = estimate.found.bytes if estimate.found else None
     return {
-        "bytes": estimate.found.bytes if estimate.found else None,
+        "bytes": needed,
         "usable": estimate.usable,
         "gpu": estimate.gpu,
         "fits": estimate.verdict,

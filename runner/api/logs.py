@@ -74,9 +74,11 @@ def apply_event(
         return
     if event.after == "RUNNING" and "log" in event.data:
         number = event.data.get("attempt")
+        if not isinstance(number, int):
+            number = 1
         part = AttemptLog(
             event.id,
-            number if isinstance(number, int) else 1,
+            number,
             str(event.data["log"]),
             _texts(event.data.get("secrets")),
             _texts(event.data.get("env_files")),
@@ -181,7 +183,9 @@ def find_missing_secrets(ws: Workspace, run: str, part: AttemptLog) -> list[str]
 
     Empty for stored logs, which are masked already.
     """
-    if part.ended or is_elsewhere(ws, run) or stored_log_path(ws, run, part).exists():
+    if part.ended or is_elsewhere(ws, run):
+        return []
+    if stored_log_path(ws, run, part).exists():
         return []
     return find_unmaskable(ws, part)
 

@@ -114,7 +114,8 @@ def draw(file: BinaryIO, size: int, width: int) -> bytes:
     try:
         if picture.mode not in ("RGB", "RGBA"):
             alpha = "A" in picture.getbands() or "transparency" in picture.info
-            picture = picture.convert("RGBA" if alpha else "RGB")
+            mode = "RGBA" if alpha else "RGB"
+            picture = picture.convert(mode)
         picture.thumbnail((min(width, WIDEST), min(width, WIDEST)))
         found = io.BytesIO()
         picture.save(found, "WEBP", quality=82, method=2)
@@ -164,7 +165,8 @@ def _preview_image(file: BinaryIO, kind: str, size: int) -> Preview:
 
 def _preview_audio(head: bytes, kind: str) -> Preview:
     facts: dict[str, str] = {}
-    if head[:4] == b"RIFF" and head[12:16] == b"fmt " and len(head) >= 36:
+    is_wav = head[:4] == b"RIFF" and head[12:16] == b"fmt "
+    if is_wav and len(head) >= 36:
         channels, rate = struct.unpack_from("<HI", head, 22)
         facts = {"channels": str(channels), "rate": f"{rate} Hz"}
     return Preview("audio", kind, facts=facts)
@@ -325,7 +327,8 @@ def _row_of(record: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
     cells = []
     for name in columns:
         # An empty cell is no value; null is shown as `null`.
-        cells.append(_format_cell(record[name]) if name in record else "")
+        cell = _format_cell(record[name]) if name in record else ""
+        cells.append(cell)
     return cells
 
 

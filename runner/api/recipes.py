@@ -121,11 +121,12 @@ def last_used(ws: Workspace) -> dict[str, float]:
 def summary_facts(each: AvailableRecipe, used: float | None = None) -> Facts:
     """Return a recipe's list entry. `used` is its last use in seconds since the epoch."""
     entry = each.entry
+    file = each.word if is_path(each.word) else ""
     return {
         "id": entry.id,
         "summary": entry.summary,
         "package": entry.origin,
-        "file": each.word if is_path(each.word) else "",
+        "file": file,
         "used": moment(used),
     }
 

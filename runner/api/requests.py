@@ -108,21 +108,22 @@ def resume(ws: Workspace, run: str, *, queue: bool = True) -> Outcome:
         live = runs.live(run)
         if row.state in FINAL:
             raise _is_final(row)
-        if not live and (row.state == "PAUSED" or is_left(row, live=live)):
-            if not queue:
-                return Outcome(run, row.state, False)
-            state = _give_to_workers(ws, row)
-            if state:
-                return Outcome(run, state, True)
-        elif live and row.state != "PAUSED":
+        if live and row.state != "PAUSED":
             if asked:
                 return Outcome(run, row.state, row.request != "resume")
             if row.request != "pause":
                 raise _is_not_paused(row)
             asked = runs.request(run, "resume")
             continue
-        elif not live:
-            raise _is_not_paused(row)
+        # A live worker that has paused the run is about to release it.
+        if not live:
+            if row.state != "PAUSED" and not is_left(row, live=live):
+                raise _is_not_paused(row)
+            if not queue:
+                return Outcome(run, row.state, False)
+            state = _give_to_workers(ws, row)
+            if state:
+                return Outcome(run, state, True)
         if time.monotonic() > deadline:
             raise _is_held(run)
         time.sleep(LOOK)

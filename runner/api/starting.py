@@ -192,7 +192,8 @@ def command_line(
     words = [_input_argument(recipe, name, value) for name, value in request.inputs.items()]
     for name, values in start.axes.items():
         text = range_of(values)
-        words.append(f"{name}={text}" if text else _axis_argument(recipe, name, values))
+        word = f"{name}={text}" if text else _axis_argument(recipe, name, values)
+        words.append(word)
     if None in words or request.resources:
         return None
     flags = _flags(start, driver, cost)
@@ -216,7 +217,8 @@ def _flags(start: Start, driver: str, cost: float | None) -> list[str]:
         flags.append(("--nodes", str(request.nodes)))
     if search is not None:
         flags.append(("--tpe", str(search.trials)))
-        flags.append(("--min" if search.least else "--max", search.metric))
+        goal = "--min" if search.least else "--max"
+        flags.append((goal, search.metric))
     return [f"{name}={value}" for name, value in flags if value]
 
 

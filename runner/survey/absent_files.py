@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def find_absent_files(recipe: Recipe, root: Path) -> Iterator[Problem]:
     """Yield a problem for each missing `code` or `deps` file, except for steps that may be skipped."""
-    base = recipe.home or os.path.dirname(recipe.document.name) or "."
+    base = code_files.code_folder(recipe)
     skipped = _find_conditional_steps(recipe)
     steps = [step for step in recipe.steps.values() if step.id not in skipped]
     if any(_has_recipe_code(step) for step in steps):

@@ -116,7 +116,8 @@ def _first_observations(samples: Iterable[Mapping[str, Any]]) -> list[tuple[floa
     found: list[tuple[float, float]] = []
     for sample in samples:
         step, at = sample["step"], sample["at"]
-        if not found or (step > found[-1][0] and at > found[-1][1]):
+        is_later = not found or (step > found[-1][0] and at > found[-1][1])
+        if is_later:
             found.append((step, at))
     return found
 

@@ -39,7 +39,8 @@ class GlobMatcher:
         `**` matches any number of directories.
         """
         folder, name = os.path.split(pattern)
-        if glob.has_magic(folder) or not glob.has_magic(name) or name == "**":
+        is_below_one_folder = glob.has_magic(name) and not glob.has_magic(folder)
+        if name == "**" or not is_below_one_folder:
             return self._search(pattern)
         found = fnmatch.filter(self._candidates(folder, name), name)
         # As in a shell, `*` matches no hidden file.

@@ -9,11 +9,20 @@ import glob
 import os
 import posixpath
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ..planning.patterns import decode_pattern, is_excluded, is_glob
 
+if TYPE_CHECKING:
+    from ..language.recipe import Recipe
+
 HEAVY = 10_000_000
 """Size in bytes above which a file is unlikely to be code."""
+
+
+def code_folder(recipe: Recipe) -> str:
+    """Return the directory to which the paths in a recipe's `code` are relative."""
+    return recipe.home or os.path.dirname(recipe.document.name) or "."
 
 
 def code_matches(base: str, text: str) -> list[str]:

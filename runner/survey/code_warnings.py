@@ -35,7 +35,7 @@ def warnings(recipe: Recipe, read: Callable[[str], Imports]) -> Iterator[Problem
 
     `read` returns the imports of a file by its absolute path.
     """
-    base = os.path.realpath(recipe.home or os.path.dirname(recipe.document.name) or ".")
+    base = os.path.realpath(code_files.code_folder(recipe))
     made = output_paths(recipe)
     for step in recipe.steps.values():
         runs_program = step.run is not None or step.accelerate is not None

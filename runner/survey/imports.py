@@ -204,7 +204,9 @@ class ImportCache:
 
     def save(self) -> None:
         """Save new entries of the import cache."""
-        if self._new and self._known is not None and not self._ws.read_only:
+        if self._known is None or not self._new:
+            return
+        if not self._ws.read_only:
             kept = self._known if len(self._known) <= _MOST else self._new
             self._ws.write(self._path, json.dumps([VERSION, kept], separators=(",", ":")).encode())
             self._new = {}

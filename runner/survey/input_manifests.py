@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from ..errors import RecipeError
 from ..reading import parse_json
@@ -80,8 +80,12 @@ def _is_known(ws: Workspace, content: str) -> bool:
 
 def _trees(ws: Workspace, found: Survey) -> Iterator[tuple[str, str]]:
     for (kind, address, *_), content in found.facts.takes.items():
-        if kind == "path" and content is not None and content.startswith("t:"):
+        if kind == "path" and _is_tree(content):
             yield str(ws.absolute(address)), content
     for path, content in found.facts.files.items():
-        if content is not None and content.startswith("t:"):
+        if _is_tree(content):
             yield path, content
+
+
+def _is_tree(content: str | None) -> TypeGuard[str]:
+    return content is not None and content.startswith("t:")

@@ -55,7 +55,8 @@ def compile_request(
         compilation = _Compilation(ws, source, text, request, known)
         plan = compilation.plan
         # Address credentials come only with the request, and would be missing later.
-        if digest is not None and not ws.read_only and not ws.addresses:
+        may_store = not ws.read_only and not ws.addresses
+        if digest is not None and may_store:
             ws.write(path, *compilation.dump())
             mark = schema_mark(ws, of_bytes(text))
             if not mark.exists():
@@ -264,8 +265,9 @@ def _local_paths(spec: Input, value: object) -> list[str]:
     # A streamed input is an address that the step's own program reads.
     if spec.stream or not takes_path(spec):
         return []
+    given = value if isinstance(value, list) else [value]
     found = []
-    for each in value if isinstance(value, list) else [value]:
+    for each in given:
         if isinstance(each, str):
             file, _ = spec.split_member(each)
             if kind_of(file) == "path":

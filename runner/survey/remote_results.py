@@ -39,7 +39,9 @@ def pull(
     tally = Tally()
     for n, node in enumerate(found.plan.nodes):
         made = found.made.get(n)
-        if made is None or not made.ok or found.verdicts[n].key is None:
+        if made is None or not made.ok:
+            continue
+        if found.verdicts[n].key is None:
             continue
         # The shared store has no temporary outputs.
         temporary = _temporary_outputs(node)

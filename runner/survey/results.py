@@ -139,5 +139,6 @@ def _rule(attempt: AttemptRow) -> MetricsSpec | None:
         return None
     parts: list[str | None] = []
     for part in rule:
-        parts.append(None if part is None else str(part))
+        text = None if part is None else str(part)
+        parts.append(text)
     return MetricsSpec(*parts)

@@ -24,6 +24,7 @@ from ..language.script_words import (
 )
 from ..planning.patterns import python_path
 from ..reading import whole
+from .code_files import code_folder
 from .code_warnings import has_checkout, output_paths
 from .imports import ImportedFiles, follow_imports
 
@@ -41,7 +42,7 @@ def find_rejected_options(recipe: Recipe, read: Callable[[str], Imports]) -> Ite
 
     `read` returns the imports of a file by its absolute path.
     """
-    base = os.path.realpath(recipe.home or os.path.dirname(recipe.document.name) or ".")
+    base = os.path.realpath(code_folder(recipe))
     made = output_paths(recipe)
     for step in recipe.steps.values():
         if has_checkout(recipe, step):

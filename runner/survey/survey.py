@@ -165,7 +165,9 @@ def judge_all(
 
 
 def _is_forced(forced: frozenset[str], all: bool, id: str) -> bool:
-    return all or (bool(forced) and not forced.isdisjoint(names(id)))
+    if all:
+        return True
+    return bool(forced) and not forced.isdisjoint(names(id))
 
 
 def _rename_traces(ws: Workspace, plan: Plan, verdicts: Sequence[Verdict]) -> None:

@@ -131,7 +131,8 @@ def check_file(
         document = documents.read(path)
     except Invalid as error:
         return list(error.problems)
-    return find_problems(document, root, given, path if own else None)
+    source = path if own else None
+    return find_problems(document, root, given, source)
 
 
 def _check_scripts(recipe: Recipe) -> Iterator[Problem]:
