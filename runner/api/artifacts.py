@@ -31,23 +31,10 @@ def outputs_of(
     ws: Workspace, row: RunRow, graph: RunGraph | None, attempts: Sequence[AttemptRow]
 ) -> list[Facts]:
     """Return the outputs of a run as in `list_outputs`, from its loaded graph and attempts."""
-    keys = dict(graph.fresh) if graph is not None else {}
-    keys |= {each.step: each.key for each in attempts if each.outcome == "done" and each.key}
-    places = {step: n for n, step in enumerate(graph.needs)} if graph is not None else {}
-    made = dict(
-        sorted(keys.items(), key=lambda item: (places.get(bare(item[0]), len(places)), item[0]))
-    )
-    traces = ws.store.index.traces(list(made.values()))
-    outputs = {
-        f"{step}.{each.name}": each
-        for step, key in made.items()
-        if key in traces
-        for each in traces[key].outputs
-    }
+    outputs = _outputs_of_steps(ws, graph, attempts)
     if not outputs:
-        outputs = {
-            each.name: CachedOutput(each.name, "", Content(each.content)) for each in row.outputs
-        }
+        for each in row.outputs:
+            outputs[each.name] = CachedOutput(each.name, "", Content(each.content))
         outputs = dict(sorted(outputs.items()))
     sizes = {each.name: each.size for each in row.outputs}
     tiny = ws.store.index.tiny([each.content for each in outputs.values()])
@@ -63,6 +50,31 @@ def outputs_of(
     ]
 
 
+def _outputs_of_steps(
+    ws: Workspace, graph: RunGraph | None, attempts: Sequence[AttemptRow]
+) -> dict[str, CachedOutput]:
+    """Return the outputs of a run's steps as `STEP.OUTPUT`, in the order of the graph."""
+    places: dict[str, int] = {}
+    keys: dict[str, str] = {}
+    if graph is not None:
+        places = {step: n for n, step in enumerate(graph.needs)}
+        keys = dict(graph.fresh)
+    for attempt in attempts:
+        if attempt.outcome == "done" and attempt.key:
+            keys[attempt.step] = attempt.key
+
+    def place(step: str) -> tuple[int, str]:
+        return places.get(bare(step), len(places)), step
+
+    traces = ws.store.index.traces(list(keys.values()))
+    outputs: dict[str, CachedOutput] = {}
+    for step in sorted(keys, key=place):
+        trace = traces.get(keys[step])
+        if trace is not None:
+            outputs |= {f"{step}.{each.name}": each for each in trace.outputs}
+    return outputs
+
+
 def _size(
     ws: Workspace, content: Content, tiny: Mapping[Content, bytes], said: int | None
 ) -> int | None:
@@ -72,9 +84,9 @@ def _size(
     seal = ws.store.index.seal(content)
     if seal is not None:
         return seal.size
-    if said is None and content[0] != "t" and ws.objects.has(content):
-        return ws.objects.size(content)
-    return said
+    if said is not None or content[0] == "t":
+        return said
+    return ws.objects.size(content) if ws.objects.has(content) else None
 
 
 FILES: Final = 1000
@@ -103,7 +115,9 @@ def list_artifacts(ws: Workspace, row: RunRow, name: str = "", after: str = "") 
             found.append({**each, **told, "stored": stored, "files": []})
             continue
         entries = ws.objects.manifests.entries(content) if stored else ()
-        size = sum(entry.size for entry in entries) if stored else each["bytes"]
+        size = each["bytes"]
+        if stored:
+            size = sum(entry.size for entry in entries)
         told = {"type": FOLDER, "step": media.step_of(each["path"])}
         files = _files(ws, content, entries, after)
         found.append({**each, **told, "bytes": size, "stored": stored, "files": files})
@@ -115,9 +129,8 @@ def _files(
 ) -> list[Mapping[str, Any]]:
     """Return a page of `FILES` entries of an output directory, after the path `after`."""
     folder = ws.objects.path(content)
-    listed = sorted(
-        (entry for entry in entries if entry.path > after), key=lambda entry: entry.path
-    )
+    listed = [entry for entry in entries if entry.path > after]
+    listed.sort(key=lambda entry: entry.path)
     return [
         {
             "path": entry.path,

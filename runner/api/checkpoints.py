@@ -25,10 +25,10 @@ class Checkpoints(NamedTuple):
 
     def facts(self) -> Facts:
         """Return the checkpoints as JSON values, newest first in each checkpoint directory."""
-        return {
-            "checkpoints": [each for state in self.kept for each in _facts(state)],
-            "unknown": self.unknown,
-        }
+        found: list[Facts] = []
+        for state in self.kept:
+            found += _facts(state)
+        return {"checkpoints": found, "unknown": self.unknown}
 
 
 class NotHere(CannotRun):
@@ -74,20 +74,23 @@ def resume_from(ws: Workspace, row: RunRow, step: str, state: str, number: int) 
 
 def _facts(state: StepState) -> list[Facts]:
     newest, best = state.newest(), state.best()
-    return [
-        {
-            "step": state.step,
-            "state": state.state,
-            "name": whole(each.path.name),
-            "number": each.number if each.number >= 0 else None,
-            "at_step": each.step,
-            "bytes": each.size,
-            "made": moment(each.made),
-            "whole": not each.why,
-            "why": each.why,
-            "aside": each.aside,
-            "newest": each is newest,
-            "best": each is best,
-        }
-        for each in state.checkpoints
-    ]
+    found: list[Facts] = []
+    for each in state.checkpoints:
+        number = each.number if each.number >= 0 else None
+        found.append(
+            {
+                "step": state.step,
+                "state": state.state,
+                "name": whole(each.path.name),
+                "number": number,
+                "at_step": each.step,
+                "bytes": each.size,
+                "made": moment(each.made),
+                "whole": not each.why,
+                "why": each.why,
+                "aside": each.aside,
+                "newest": each is newest,
+                "best": each is best,
+            }
+        )
+    return found

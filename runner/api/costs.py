@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypedDict
 
 from ..hosts.renting.money import committed_cost
-from ..storage.records.ledger import LeaseRow, Ledger, of_user
+from ..storage.records.ledger import LeaseCost, LeaseRow, Ledger, of_user
 
 
 class Cost(TypedDict):
@@ -69,38 +69,41 @@ def by_step(costs: Iterable[Cost], times: Mapping[str, Mapping[str, float]]) -> 
         there = times.get(cost["place"], {})
         total = sum(there.values())
         for step, seconds in there.items():
-            found[step] = found.get(step, 0.0) + (
-                cost["usd"] * seconds / total if total else cost["usd"] / len(there)
-            )
+            share = cost["usd"] / len(there)
+            if total:
+                share = cost["usd"] * seconds / total
+            found[step] = found.get(step, 0.0) + share
     return found
 
 
 def _costs(ledger: Ledger, rows: list[LeaseRow], since: float = 0.0) -> Costs:
     """Return the cost of these leases since `since`, in seconds since the epoch."""
     noted, now = ledger.costs([row.key for row in rows]), time.time()
-
-    def usd(row: LeaseRow) -> float:
-        if row.kept and row.gone is None:  # the ledger has no disk cost of a stopped machine
-            return committed_cost(row.price, max(row.asked, since), now)
-        begun, end = began(row), row.gone or now
-        return noted[row.key].usd * ((end - since) / (end - begun) if begun < since < end else 1.0)
-
-    def began(row: LeaseRow) -> float:
-        return (row.gone or now) if row.paid_from is None else row.paid_from
-
-    found: list[Cost] = [
-        {
-            "key": row.key,
-            "run": row.run,
-            "driver": row.driver,
-            "offer": str(row.offer.get("id", "")),
-            "state": row.state,
-            "hours": ((row.gone or now) - max(began(row), since)) / 3600,
-            "usd": usd(row),
-            "source": noted[row.key].source,
-            "place": f"{row.driver} {row.lease.get('id', '')}",
-        }
-        for row in rows
-        if row.key in noted
-    ]
+    found: list[Cost] = []
+    for row in rows:
+        if row.key in noted:
+            found.append(_cost(row, noted[row.key], since, now))
     return Costs(found, sum((cost["usd"] for cost in found), 0.0))
+
+
+def _cost(row: LeaseRow, noted: LeaseCost, since: float, now: float) -> Cost:
+    """Return the cost of a lease from `since` until now, or until its end."""
+    end = row.gone or now
+    began = end if row.paid_from is None else row.paid_from
+    share = 1.0
+    if began < since < end:
+        share = (end - since) / (end - began)
+    usd = noted.usd * share
+    if row.kept and row.gone is None:  # the ledger has no disk cost of a stopped machine
+        usd = committed_cost(row.price, max(row.asked, since), now)
+    return {
+        "key": row.key,
+        "run": row.run,
+        "driver": row.driver,
+        "offer": str(row.offer.get("id", "")),
+        "state": row.state,
+        "hours": (end - max(began, since)) / 3600,
+        "usd": usd,
+        "source": noted.source,
+        "place": f"{row.driver} {row.lease.get('id', '')}",
+    }

@@ -5,13 +5,14 @@ Read-only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from ..planning import fingerprint
 from ..planning.fingerprint import Change
-from ..storage.records.runs import RunRow
+from ..storage.records.index import Trace
+from ..storage.records.runs import AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from ..survey.input_manifests import load_manifest
 from .values import Facts
@@ -69,19 +70,21 @@ def compare_runs(ws: Workspace, a: RunRow, b: RunRow) -> Differences:
 
 def difference_facts(found: Differences) -> Facts:
     """Convert the differences between two runs to JSON values."""
-    steps = [
-        {
-            "id": step.id,
-            "states": list(step.states),
-            "only": step.only or None,
-            "changes": {
-                name: [change._asdict() for change in changes]
-                for name, changes in step.changes.items()
-            },
-        }
-        for step in found.steps
-    ]
-    return {"inputs": [change._asdict() for change in found.inputs], "steps": steps}
+    steps = [_step_facts(step) for step in found.steps]
+    return {"inputs": _change_facts(found.inputs), "steps": steps}
+
+
+def _step_facts(step: StepDifference) -> Facts:
+    return {
+        "id": step.id,
+        "states": list(step.states),
+        "only": step.only or None,
+        "changes": {name: _change_facts(changes) for name, changes in step.changes.items()},
+    }
+
+
+def _change_facts(changes: Iterable[Difference]) -> list[Facts]:
+    return [change._asdict() for change in changes]
 
 
 def with_changed_files(change: Change, manifest: Manifest) -> Difference:
@@ -92,8 +95,12 @@ def with_changed_files(change: Change, manifest: Manifest) -> Difference:
     old, new = manifest(str(change.before)), manifest(str(change.after))
     if old is None or new is None:
         return found
-    signs = {path: _sign(old.get(path), new.get(path)) for path in sorted(old.keys() | new.keys())}
-    return found._replace(files={path: sign for path, sign in signs.items() if sign})
+    files: dict[str, str] = {}
+    for path in sorted(old.keys() | new.keys()):
+        sign = _sign(old.get(path), new.get(path))
+        if sign:
+            files[path] = sign
+    return found._replace(files=files)
 
 
 def without_files(change: Change) -> Difference:
@@ -109,7 +116,11 @@ def is_tree(value: object) -> bool:
 def _sign(before: str | None, after: str | None) -> str:
     if before == after:
         return ""
-    return "+" if before is None else "-" if after is None else "~"
+    if before is None:
+        return "+"
+    if after is None:
+        return "-"
+    return "~"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,23 +159,21 @@ def compare_steps(
     Equal steps have no changes.
     """
     answer = []
-    for id in [*b, *(id for id in a if id not in b)]:
+    for id in dict.fromkeys((*b, *a)):
         left, right = a.get(id), b.get(id)
         if left is None or right is None:
-            answer.append(
-                StepDifference(
-                    id,
-                    (left.state if left else "", right.state if right else ""),
-                    "A" if right is None else "B",
-                )
-            )
-        else:
-            changes = {
-                name: [with_changed_files(change, manifest) for change in found]
-                for name, found in _changes_by_aspect(left, right).items()
-            }
-            answer.append(StepDifference(id, (left.state, right.state), changes=changes))
+            only = "A" if right is None else "B"
+            answer.append(StepDifference(id, (_state_of(left), _state_of(right)), only))
+            continue
+        changes: dict[str, list[Difference]] = {}
+        for aspect, found in _changes_by_aspect(left, right).items():
+            changes[aspect] = [with_changed_files(change, manifest) for change in found]
+        answer.append(StepDifference(id, (left.state, right.state), changes=changes))
     return answer
+
+
+def _state_of(record: StepRecord | None) -> str:
+    return record.state if record is not None else ""
 
 
 def _changes_by_aspect(left: StepRecord, right: StepRecord) -> dict[str, list[Change]]:
@@ -203,20 +212,20 @@ def _output_changes(left: StepRecord, right: StepRecord) -> Sequence[Change]:
 
 def diff_mappings(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     """Return the differences between two mappings."""
-    return [
-        Change(name, before.get(name), after.get(name))
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
-    ]
+    changes = []
+    for name in sorted(before.keys() | after.keys()):
+        old, new = before.get(name), after.get(name)
+        if old != new:
+            changes.append(Change(name, old, new))
+    return changes
 
 
 def _timing(ran: StepRecord) -> dict[str, float]:
     found = {"seconds": ran.seconds} if ran.seconds is not None else {}
-    return found | {
-        name: ran.facts[name]
-        for name in ("cpu", "peak_memory")
-        if isinstance(ran.facts.get(name), (int, float))
-    }
+    for name in ("cpu", "peak_memory"):
+        if isinstance(ran.facts.get(name), (int, float)):
+            found[name] = ran.facts[name]
+    return found
 
 
 def _is_noticeable(change: Change) -> bool:
@@ -232,9 +241,14 @@ def read_step_records(ws: Workspace, run: str) -> dict[str, StepRecord]:
     """Return the records of a run's steps, except steps that were up to date."""
     attempts = {row.step: row for row in ws.store.runs.attempts(run)}
     traces = ws.store.index.traces([row.key for row in attempts.values() if row.key])
-    moves = [event for event in ws.store.runs.events(run) if event.subject == "step"]
-    ended = {event.id: event.data for event in moves if event.before == "RUNNING"}
-    states = {event.id: event.after for event in moves}  # in order of the first event of each step
+    states: dict[str, str] = {}  # in order of the first event of each step
+    ended: dict[str, Mapping[str, object]] = {}
+    for event in ws.store.runs.events(run):
+        if event.subject != "step":
+            continue
+        states[event.id] = event.after
+        if event.before == "RUNNING":
+            ended[event.id] = event.data
     found = {}
     for id, state in states.items():
         attempt, data = attempts.get(id), ended.get(id, {})
@@ -243,20 +257,21 @@ def read_step_records(ws: Workspace, run: str) -> dict[str, StepRecord]:
         if attempt is None:
             found[id] = StepRecord(state)
             continue
-        # If another run cached this key first, its outputs may differ from the outputs of this run.
-        trace = traces.get(attempt.key)
-        outputs = (
-            {made.path: str(made.content) for made in trace.outputs}
-            if trace is not None and trace.run == run
-            else None
-        )
-        image, metrics, seconds = attempt.preimage, data.get("metrics"), data.get("seconds")
-        found[id] = StepRecord(
-            state,
-            image if isinstance(image, dict) and image else None,
-            outputs,
-            metrics if isinstance(metrics, dict) else {},
-            float(seconds) if isinstance(seconds, (int, float)) else None,
-            attempt.exit,
-        )
+        found[id] = _record_of(state, attempt, data, traces.get(attempt.key))
     return found
+
+
+def _record_of(
+    state: str, attempt: AttemptRow, ended: Mapping[str, object], trace: Trace | None
+) -> StepRecord:
+    """Return the record of a step from its last attempt. `ended` is the data of its last event."""
+    preimage = attempt.preimage if isinstance(attempt.preimage, dict) else {}
+    # If another run cached this key first, its outputs may differ from the outputs of this run.
+    outputs: dict[str, str] | None = None
+    if trace is not None and trace.run == attempt.run:
+        outputs = {made.path: str(made.content) for made in trace.outputs}
+    metrics, seconds = ended.get("metrics"), ended.get("seconds")
+    if not isinstance(metrics, dict):
+        metrics = {}
+    duration = float(seconds) if isinstance(seconds, (int, float)) else None
+    return StepRecord(state, preimage or None, outputs, metrics, duration, attempt.exit)

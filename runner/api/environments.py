@@ -43,10 +43,13 @@ def read_environment(ws: Workspace, row: RunRow) -> Facts:
         words.append(NO_REPOSITORY)
     found = kept.get("machine")
     machine = found if isinstance(found, dict) else {}
+    at = kept.get("at")
+    seen_at = moment(at) if isinstance(at, float) else None
+    version = _code(code) if isinstance(code, dict) else None
     return {
-        "at": moment(kept["at"]) if isinstance(kept.get("at"), float) else None,
+        "at": seen_at,
         "recipe": str(kept.get("recipe", "")),
-        "code": _code(code) if isinstance(code, dict) else None,
+        "code": version,
         "machine": {
             "system": str(machine.get("system", "")),
             "cpus": _count(machine.get("cpus")),
@@ -74,7 +77,9 @@ def _code(found: Mapping[str, Any]) -> Facts:
 
 
 def _texts(found: object) -> list[str]:
-    return [whole(str(each)) for each in found] if isinstance(found, list) else []
+    if not isinstance(found, list):
+        return []
+    return [whole(str(each)) for each in found]
 
 
 def _count(found: object) -> int:
@@ -98,7 +103,8 @@ def _pythons(ws: Workspace, attempts: Sequence[AttemptRow], kept: object) -> lis
     """Return each Python interpreter used by the steps, with its installed packages."""
     steps: dict[str, dict[str, None]] = {}
     for each in sorted(attempts, key=lambda each: each.started or 0.0):
-        if python := each.exit.get("python"):
+        python = each.exit.get("python")
+        if python:
             steps.setdefault(str(python), {})[bare(each.step)] = None
     noted = kept if isinstance(kept, dict) else {}
     return [_python(ws, text, list(of), noted) for text, of in steps.items()]
@@ -128,9 +134,14 @@ def _locks(attempts: Iterable[AttemptRow]) -> list[Facts]:
     for each in attempts:
         image = each.preimage if isinstance(each.preimage, dict) else {}
         world = image.get("world")
-        for entry in world if isinstance(world, list) else ():
-            if isinstance(entry, list) and len(entry) == 3 and entry[0] in ("lock", "code"):
-                found[str(entry[0]), whole(str(entry[1])), str(entry[2])] = None
+        if not isinstance(world, list):
+            continue
+        for entry in world:
+            if not isinstance(entry, list) or len(entry) != 3:
+                continue
+            kind, name, content = map(str, entry)
+            if kind in ("lock", "code"):
+                found[kind, whole(name), content] = None
     return [{"kind": kind, "name": name, "content": content} for kind, name, content in found]
 
 
@@ -149,16 +160,16 @@ def read_inputs(ws: Workspace, row: RunRow) -> Facts:
     given = asked.get("inputs")
     given = given if isinstance(given, dict) else {}
     preset = _preset(recipe, asked.get("preset"))
-    found = [
-        _input(name, row.inputs[name], recipe, given, preset) for name in _order(row.inputs, recipe)
-    ]
+    names = _order(row.inputs, recipe)
+    found = [_input(name, row.inputs[name], recipe, given, preset) for name in names]
     return {"inputs": found, "words": words}
 
 
 def _order(inputs: Mapping[str, object], recipe: Recipe | None) -> list[str]:
     """Sort input names in recipe order, with names unknown to the recipe last."""
     known = recipe.inputs if recipe is not None else {}
-    return [name for name in known if name in inputs] + [n for n in inputs if n not in known]
+    ordered = [name for name in known if name in inputs]
+    return list(dict.fromkeys((*ordered, *inputs)))
 
 
 def _input(
@@ -168,14 +179,23 @@ def _input(
     given: Collection[str],
     preset: Collection[str],
 ) -> Facts:
+    set_by = ""
+    if name in given:
+        set_by = "caller"
+    elif name in preset:
+        set_by = "preset"
+    default: object = None
+    has_default, doc = False, ""
     spec = recipe.inputs.get(name) if recipe is not None else None
+    if spec is not None:
+        default, has_default, doc = spec.default, spec.has_default, spec.doc
     return {
         "name": name,
         "value": value,
-        "default": spec.default if spec is not None else None,
-        "has_default": spec is not None and spec.has_default,
-        "set_by": "caller" if name in given else "preset" if name in preset else "",
-        "doc": spec.doc if spec is not None else "",
+        "default": default,
+        "has_default": has_default,
+        "set_by": set_by,
+        "doc": doc,
     }
 
 
@@ -189,13 +209,19 @@ def _recipe(row: RunRow) -> tuple[Recipe | None, str]:
         return None, "the defaults are unknown: the recipe of the run no longer exists here"
     if recipe.id != row.recipe:
         return None, f"the defaults are unknown: the recipe file now contains {recipe.id}"
-    said = "these are the current defaults; the recipe has changed since the run started"
-    return recipe, said if changed else ""
+    if changed:
+        said = "these are the current defaults; the recipe has changed since the run started"
+        return recipe, said
+    return recipe, ""
 
 
 def _preset(recipe: Recipe | None, words: object) -> set[str]:
     """Return the names of inputs set by a run's presets. `words` lists presets, comma-separated."""
     if recipe is None or not isinstance(words, str):
         return set()
-    chosen = [recipe.presets.get(word.strip()) for word in words.split(",")]
-    return {name for each in chosen if each is not None for name in each.inputs}
+    names: set[str] = set()
+    for word in words.split(","):
+        preset = recipe.presets.get(word.strip())
+        if preset is not None:
+            names.update(preset.inputs)
+    return names

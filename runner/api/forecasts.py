@@ -48,7 +48,12 @@ def forecast_run(
     """
     steps = [_step(each) for each in step_plans(ws, found)]
     machines = [_machine(step, each) for step, each in shelves.items()]
-    goes_to = dict.fromkeys(shelf.driver for each in shelves.values() for shelf in each)
+    goes_to: dict[str, None] = {}
+    for each in shelves.values():
+        goes_to |= dict.fromkeys(shelf.driver for shelf in each)
+    usd_of_machines = _sum([machine["usd"] for machine in machines])
+    seconds = _sum([step["seconds"] for step in steps])
+    usd = _sum([step["usd"] for step in steps])
     return {
         "recipe": found.plan.recipe,
         "instances": asked.start.instances,
@@ -56,11 +61,11 @@ def forecast_run(
         "driver": asked.driver,
         "machines": machines,
         "goes_to": list(goes_to),
-        "usd_of_machines": _sum([machine["usd"] for machine in machines]),
+        "usd_of_machines": usd_of_machines,
         "inputs": dict(found.plan.inputs),
         "steps": steps,
-        "seconds": _sum([step["seconds"] for step in steps]),
-        "usd": _sum([step["usd"] for step in steps]),
+        "seconds": seconds,
+        "usd": usd,
         "bytes": restored_bytes(ws, found),
     }
 
@@ -95,6 +100,7 @@ def _machine(step: str, shelves: Sequence[Shelf]) -> Facts:
 
 
 def _step(step: StepForecast) -> Facts:
+    memory = _memory(step.estimate) if step.estimate is not None else None
     return {
         "id": step.id,
         "answer": step.answer,
@@ -102,13 +108,14 @@ def _step(step: StepForecast) -> Facts:
         "needs": list(step.needs),
         "seconds": step.seconds,
         "usd": step.usd,
-        "memory": _memory(step.estimate) if step.estimate is not None else None,
+        "memory": memory,
     }
 
 
 def _memory(estimate: StepEstimate) -> Facts:
+    needed = estimate.found.bytes if estimate.found else None
     return {
-        "bytes": estimate.found.bytes if estimate.found else None,
+        "bytes": needed,
         "usable": estimate.usable,
         "gpu": estimate.gpu,
         "fits": estimate.verdict,
@@ -117,5 +124,6 @@ def _memory(estimate: StepEstimate) -> Facts:
 
 
 def _sum(parts: Sequence[float | None]) -> float | None:
+    """Return the sum of the parts, or None if one of them is unknown."""
     known = [part for part in parts if part is not None]
     return sum(known) if len(known) == len(parts) else None

@@ -59,6 +59,7 @@ def list_leases(root: Path, environ: Mapping[str, str]) -> list[Facts]:
 
 def _lease_facts(row: LeaseRow, fate: reaper.Fate, usd: float, root: Path) -> Facts:
     gpus, gpu = gpus_of(row)
+    until = moment(row.until) if row.until < LAST else None
     return {
         "key": row.key,
         "provider": row.driver,
@@ -68,7 +69,7 @@ def _lease_facts(row: LeaseRow, fate: reaper.Fate, usd: float, root: Path) -> Fa
         "gpus": gpus,
         "gpu": gpu,
         "since": moment(row.up or row.asked),
-        "until": moment(row.until) if row.until < LAST else None,
+        "until": until,
         "usd_an_hour": row.price,
         "usd": usd,
         "used": fate.reason,
@@ -82,7 +83,9 @@ def _accrued_cost(row: LeaseRow) -> float:
 
     The cost in the ledger is updated only occasionally.
     """
-    return row.price * (time.time() - row.paid_from) / 3600 if row.paid_from is not None else 0.0
+    if row.paid_from is None:
+        return 0.0
+    return row.price * (time.time() - row.paid_from) / 3600
 
 
 def gpus_of(row: LeaseRow) -> tuple[int, str]:
@@ -90,7 +93,9 @@ def gpus_of(row: LeaseRow) -> tuple[int, str]:
     have = row.offer.get("resources")
     have = have if isinstance(have, dict) else {}
     count, name = have.get("gpus"), have.get("gpu")
-    return count if isinstance(count, int) else 0, str(name or "")
+    if not isinstance(count, int):
+        count = 0
+    return count, str(name or "")
 
 
 def find_endable_lease(known: Sequence[OpenLease], key: str) -> OpenLease:
@@ -135,7 +140,8 @@ async def end_leases(
             driver = _driver(row, root, environ)
             with Ledger.open(path) as ledger:
                 leases = StackLeases(driver, row.driver, ledger, row.run, row.workspace)
-                if words := await reaper.release_orphan(leases, row, fate.why):
+                words = await reaper.release_orphan(leases, row, fate.why)
+                if words:
                     left[row.key] = words
             await driver.aclose()
         except RecipeError as error:
@@ -148,7 +154,11 @@ def _driver(row: LeaseRow, root: Path, environ: Mapping[str, str]) -> Driver:
 
     If that workspace no longer exists, use the settings of `root`. Raises RecipeError.
     """
-    root = Path(row.workspace if os.path.isdir(row.workspace) else os.path.abspath(root))
+    if os.path.isdir(row.workspace):
+        root = Path(row.workspace)
+    else:
+        root = Path(os.path.abspath(root))
     config, stack = settings.load(root, environ), row.stack.partition(" of ")[0]
-    config = config.on(stack) if stack in config.stacks else config
+    if stack in config.stacks:
+        config = config.on(stack)
     return create_driver(row.driver, config.driver(row.driver), (), str(home(root, environ)))

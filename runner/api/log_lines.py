@@ -45,7 +45,9 @@ def page_of(pieces: Iterable[bytes], *, find: str = "", first: int = 0, limit: i
     With `find`, return only the lines that contain this text, ignoring case.
     """
     wanted = find.casefold()
-    found: deque[LogLine] = deque(maxlen=None if first else limit)
+    # Without a first line, the deque drops all but the last lines.
+    most = None if first else limit
+    found: deque[LogLine] = deque(maxlen=most)
     total = matches = 0
     read = _ByteCounter(pieces)
     for total, raw in enumerate(_split_lines(read), 1):
@@ -55,7 +57,8 @@ def page_of(pieces: Iterable[bytes], *, find: str = "", first: int = 0, limit: i
             if wanted not in _ESCAPES.sub("", text).casefold():
                 continue
         matches += 1
-        if total >= first and (not first or len(found) < limit):
+        is_full = first and len(found) >= limit
+        if total >= first and not is_full:
             text = text or visible_text(raw)
             found.append(LogLine(total, text[:LONGEST], len(text) > LONGEST))
     return LogPage(list(found), total, matches, read.whole, read.whole < read.passed)
@@ -75,7 +78,8 @@ class _ByteCounter:
 
     def __iter__(self) -> Iterator[bytes]:
         for piece in self._pieces:
-            if end := piece.rfind(b"\n") + 1:
+            end = piece.rfind(b"\n") + 1
+            if end:
                 self.whole = self.passed + end
             self.passed += len(piece)
             yield piece

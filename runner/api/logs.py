@@ -49,11 +49,9 @@ class AttemptLog:
         """
         values = EnvFiles(ws.root).values(self.env_files)
         found = [Secret(name, value) for name, value in values.items() if is_tokenlike(name, value)]
-        return [
-            *found,
-            *find_passwords(values),
-            *(Secret(name, ws.environ[name]) for name in self.secrets),
-        ]
+        found += find_passwords(values)
+        found += [Secret(name, ws.environ[name]) for name in self.secrets]
+        return found
 
 
 def list_attempt_logs(events: Iterable[Event], node: int = 0) -> list[AttemptLog]:
@@ -75,17 +73,15 @@ def apply_event(
     if event.subject != "step":
         return
     if event.after == "RUNNING" and "log" in event.data:
-        number, secrets = event.data.get("attempt"), event.data.get("secrets")
-        names = tuple(str(name) for name in secrets) if isinstance(secrets, list) else ()
-        files = event.data.get("env_files", ())
-        paths = tuple(map(str, files)) if isinstance(files, list) else ()
-        raw = str(event.data["log"])
+        number = event.data.get("attempt")
+        if not isinstance(number, int):
+            number = 1
         part = AttemptLog(
             event.id,
-            number if isinstance(number, int) else 1,
-            raw,
-            names,
-            paths,
+            number,
+            str(event.data["log"]),
+            _texts(event.data.get("secrets")),
+            _texts(event.data.get("env_files")),
             pattern=str(event.data.get("pattern", "")),
         )
         part = on_node(part, node)
@@ -93,6 +89,10 @@ def apply_event(
         going[event.id] = part
     elif event.before == "RUNNING" and event.id in going:
         going.pop(event.id).ended = True
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
 @overload
@@ -108,7 +108,8 @@ def on_node(part: AttemptLog | None, node: int) -> AttemptLog | None:
 
 def stored_log_path(ws: Workspace, run: str, part: AttemptLog) -> Path:
     """Return the path of a finished attempt's log."""
-    return ws.kept_path(run, part.step, part.number, f".{part.node}.log" if part.node else ".log")
+    ending = f".{part.node}.log" if part.node else ".log"
+    return ws.kept_path(run, part.step, part.number, ending)
 
 
 class LogTail(Protocol):
@@ -182,15 +183,18 @@ def find_missing_secrets(ws: Workspace, run: str, part: AttemptLog) -> list[str]
 
     Empty for stored logs, which are masked already.
     """
-    if part.ended or is_elsewhere(ws, run) or stored_log_path(ws, run, part).exists():
+    if part.ended or is_elsewhere(ws, run):
+        return []
+    if stored_log_path(ws, run, part).exists():
         return []
     return find_unmaskable(ws, part)
 
 
 def find_unmaskable(ws: Workspace, part: AttemptLog) -> list[str]:
     """Return an attempt's unset secrets and unreadable environment files."""
-    files = [path for path in part.env_files if any(EnvFiles(ws.root).faults([path]))]
-    return [*(name for name in part.secrets if not ws.environ.get(name)), *files]
+    unset = [name for name in part.secrets if not ws.environ.get(name)]
+    unreadable = [path for path in part.env_files if any(EnvFiles(ws.root).faults([path]))]
+    return [*unset, *unreadable]
 
 
 def _find_running_log(path: str) -> str:
@@ -201,11 +205,10 @@ def _find_running_log(path: str) -> str:
     folder, name = os.path.split(path)
     if not os.path.lexists(path) and _NAMED_BY_KEY.match(name):
         ending = "".join(Path(name).suffixes)  # `.log`, or `.1.log` of another node
-        others = [
-            f"{folder}/{other}"
-            for other in os.listdir(folder)
-            if other.startswith(name[:25]) and "".join(Path(other).suffixes) == ending
-        ]
+        others = []
+        for other in os.listdir(folder):
+            if other.startswith(name[:25]) and "".join(Path(other).suffixes) == ending:
+                others.append(f"{folder}/{other}")
         if others:
             return max(others, key=os.path.getmtime)
     return path

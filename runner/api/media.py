@@ -94,6 +94,7 @@ def step_of(path: str) -> int | None:
     If several path components contain a step, the last one counts.
     """
     for part in reversed(path.split("/")):
-        if found := _STEP.findall(part):
+        found = _STEP.findall(part)
+        if found:
             return int(found[-1])
     return None

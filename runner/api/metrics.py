@@ -13,7 +13,7 @@ from ..agent.regular import open_regular
 from ..errors import CannotRun, Invalid
 from ..planning.ids import names
 from ..secrets import Masker
-from ..storage import metrics, run_graph
+from ..storage import metrics
 from ..storage.records.links import TrackerLink, find_links, stored_links
 from ..storage.records.runs import FINAL, AttemptRow, RunRow
 from ..storage.workspace import Workspace
@@ -44,15 +44,21 @@ SAMPLE: Final = 8 << 10
 def last_samples(ws: Workspace, row: RunRow) -> dict[str, Point]:
     """Return the latest machine metrics of each step running on this machine, by step."""
     found: dict[str, Point] = {}
-    for part in list_attempt_logs(ws.store.runs.events(row.id, max(0, row.next_event - RECENT))):
-        if part.ended:
-            continue
+    for part in _running_attempts(ws, row):
         with suppress(OSError), open_regular(samples.samples_path(part.raw)) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - SAMPLE))
             lines = file.read().splitlines()
-            if point := next(filter(None, map(metrics.parse, reversed(lines))), None):
+            # The last line may be half written, and the first one cut off.
+            point = next(filter(None, map(metrics.parse, reversed(lines))), None)
+            if point:
                 found[part.step] = point
     return found
+
+
+def _running_attempts(ws: Workspace, row: RunRow) -> list[AttemptLog]:
+    """Return the running attempts of a run, from its `RECENT` latest events."""
+    events = ws.store.runs.events(row.id, max(0, row.next_event - RECENT))
+    return [part for part in list_attempt_logs(events) if not part.ended]
 
 
 class AttemptMetrics(NamedTuple):
@@ -73,10 +79,8 @@ def read_points(
     An empty `step` selects all steps, and `attempt` 0 selects all attempts.
     """
     for each in _read_attempts(ws, run, step, attempt, of):
-        yield from (
-            values.Point(each.step, each.attempt, n, dict(point), each.source)
-            for n, point in enumerate(each.points, 1)
-        )
+        for n, point in enumerate(each.points, 1):
+            yield values.Point(each.step, each.attempt, n, dict(point), each.source)
 
 
 def _read_attempts(
@@ -87,52 +91,48 @@ def _read_attempts(
         yield from _read_cached_attempts(ws, run, step, of)
     ended = {(each.step, each.n): each for each in ws.store.runs.attempts(run)}
     for part in list_attempt_logs(ws.store.runs.events(run)):
-        if (step and step not in names(part.step)) or attempt not in (0, part.number):
+        if not _is_selected(part.step, step) or attempt not in (0, part.number):
             continue
         known = ended.get((part.step, part.number))
-        found: Iterable[Point]
-        if of == "machine":
-            seen = samples.samples_path(part.raw)
-            found = (
-                samples.load_samples(ws, known)
-                if known is not None
-                else rows.read_points(ws, run, part.step, part.number, seen)
-            )
+        if known is not None:
+            found = _read_finished(ws, known, of)
         else:
-            found = (
-                (read_attempt_points(ws, known) or ())
-                if known is not None
-                else _read_live_points(ws, run, part)
-            )
+            found = _read_running(ws, run, part, of)
         yield AttemptMetrics(part.step, part.number, found, span=_span(known))
+
+
+def _is_selected(id: str, step: str) -> bool:
+    """Return True if an instance ID is of this step. An empty `step` selects all steps."""
+    return not step or step in names(id)
+
+
+def _read_finished(ws: Workspace, attempt: AttemptRow, of: Source) -> Sequence[Point]:
+    if of == "machine":
+        return samples.load_samples(ws, attempt)
+    return read_attempt_points(ws, attempt) or ()
+
+
+def _read_running(ws: Workspace, run: str, part: AttemptLog, of: Source) -> Sequence[Point]:
+    if of == "machine":
+        path = samples.samples_path(part.raw)
+        return rows.read_points(ws, run, part.step, part.number, path)
+    return _read_live_points(ws, run, part)
 
 
 def _read_cached_attempts(
     ws: Workspace, run: str, step: str, of: Source
 ) -> Iterator[AttemptMetrics]:
     """Yield the metrics of cached steps, from the attempts that created their results."""
-    graph = run_graph.recall(ws.home, run)
-    keys = dict(graph.fresh) if graph is not None else {}
-    keys |= {
-        id: row.key
-        for id, row in ws.store.runs.steps(run).items()
-        if row.state == "FRESH" and row.key
-    }
-    wanted = {id: key for id, key in keys.items() if not step or step in names(id)}
+    keys = summaries.fresh_keys(ws, run, ws.store.runs.steps(run))
+    wanted = {id: key for id, key in keys.items() if _is_selected(id, step)}
     made = ws.store.runs.makers(wanted.values())
     for id, key in wanted.items():
         if key not in made or made[key].run == run:
             continue
         by = made[key]
         for each in ws.store.runs.attempts(by.run, by.step):
-            if each.key != key:
-                continue
-            found = (
-                samples.load_samples(ws, each)
-                if of == "machine"
-                else read_attempt_points(ws, each) or ()
-            )
-            yield AttemptMetrics(id, each.n, found, by.run, _span(each))
+            if each.key == key:
+                yield AttemptMetrics(id, each.n, _read_finished(ws, each, of), by.run, _span(each))
 
 
 def _span(attempt: AttemptRow | None) -> Span:
@@ -158,7 +158,10 @@ def read_curves(ws: Workspace, run: RunRow, axis: Axis, of: Source = "step") -> 
         return found
     by_step: dict[tuple[str, str], list[Point]] = {}
     reported = _read_attempts(ws, run.id, "", 0, of)
-    for each in _add_times(ws, run, reported) if of == "step" and axis in TIMES else reported:
+    # Host samples have times of their own.
+    if of == "step" and axis in TIMES:
+        reported = _add_times(ws, run, reported)
+    for each in reported:
         by_step.setdefault((each.step, each.source), []).extend(each.points)
     found = [
         StepCurves(step, source, binned.build_curves(said, axis))
@@ -182,8 +185,8 @@ def _add_times(
     }
     origins: dict[tuple[str, str], float] = {}
     for each in reported:
-        samples = looked.get((each.step, each.attempt, each.source), ())
-        points = time_points([*each.points], samples, each.span)
+        timed_by = looked.get((each.step, each.attempt, each.source), ())
+        points = time_points([*each.points], timed_by, each.span)
         if points:
             start = each.span.started or points[0]["at"]
             origin = origins.setdefault((each.step, each.source), start)
@@ -204,16 +207,8 @@ def summarize_running(
     for row in rows:
         if not summaries.is_live(row):
             continue
-        going = [
-            part
-            for part in list_attempt_logs(
-                ws.store.runs.events(row.id, max(0, row.next_event - RECENT))
-            )
-            if not part.ended
-        ]
-        answer[row.id] = {
-            part.step: _summarize_attempt(ws, row.id, part) for part in going[:AT_ONCE]
-        }
+        going = _running_attempts(ws, row)[:AT_ONCE]
+        answer[row.id] = {part.step: _summarize_attempt(ws, row.id, part) for part in going}
     return answer
 
 
@@ -234,13 +229,11 @@ def list_links(
 
     Links of finished attempts are stored. For running attempts, the start of their log is searched.
     """
-    found = stored_links(ws.store.runs.attempts(row.id) if attempts is None else attempts)
-    for part in (
-        list_attempt_logs(ws.store.runs.events(row.id, max(0, row.next_event - RECENT)))
-        if row.state not in FINAL
-        else ()
-    ):
-        if not part.ended:
+    if attempts is None:
+        attempts = ws.store.runs.attempts(row.id)
+    found = stored_links(attempts)
+    if row.state not in FINAL:
+        for part in _running_attempts(ws, row):
             found += find_links(part.step, _read_log_start(ws, row.id, part), {})
     return list(dict.fromkeys(found))
 
@@ -248,10 +241,10 @@ def list_links(
 def _read_log_start(ws: Workspace, run: str, part: AttemptLog) -> bytes:
     """Return the start of a growing log with secrets masked, or b"" if masking is impossible."""
     with suppress(CannotRun):
-        if (
-            not find_missing_secrets(ws, run, part)
-            and (tail := open_tail(ws, run, part)) is not None
-        ):
+        if find_missing_secrets(ws, run, part):
+            return b""
+        tail = open_tail(ws, run, part)
+        if tail is not None:
             with closing(tail):
                 return tail.read()
     return b""
@@ -274,7 +267,7 @@ def _read_live_points(ws: Workspace, run: str, part: AttemptLog) -> Sequence[Poi
         data = masker.mask(Path(f"{part.raw[:-4]}.metrics").read_bytes())
     except (OSError, CannotRun):
         return ()
-    return [point for line in data.splitlines() if (point := metrics.parse(line))]
+    return list(filter(None, map(metrics.parse, data.splitlines())))
 
 
 _logs: dict[str, tuple[int, list[Point]]] = {}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..execution.session import preview
 from ..execution.terms import EVERYTHING, Choice
+from ..planning.judge import MAYBE, RESTORE, RUN
 from ..storage.content.files import Content
 from ..storage.workspace import Workspace
 from ..survey.request import Request
@@ -49,12 +50,17 @@ def step_plans(ws: Workspace, found: Survey) -> list[StepForecast]:
     estimated = estimates.estimate_plan(ws, plan, found.todo)
     steps = []
     for n, (node, verdict) in enumerate(zip(plan.nodes, found.verdicts, strict=True)):
-        runs = verdict.answer in ("run", "maybe")
-        estimate = estimated.get(n) if runs else None
-        seconds, usd = (0.0, 0.0) if not runs else (expected.get(node.id), None)
+        estimate: StepEstimate | None = None
+        seconds: float | None = 0.0
+        usd: float | None = 0.0
+        if verdict.answer in (RUN, MAYBE):
+            estimate = estimated.get(n)
+            seconds, usd = expected.get(node.id), None
         if estimate is not None:
-            seconds = estimate.seconds[1] if estimate.seconds else seconds
-            usd = estimate.usd[1] if estimate.usd else None
+            if estimate.seconds:
+                seconds = estimate.seconds[1]
+            if estimate.usd:
+                usd = estimate.usd[1]
         needs = sorted(plan.nodes[each].id for each in plan.dependencies(n))
         steps.append(
             StepForecast(node.id, verdict.answer, verdict.reasons, needs, seconds, usd, estimate)
@@ -64,12 +70,11 @@ def step_plans(ws: Workspace, found: Survey) -> list[StepForecast]:
 
 def restored_bytes(ws: Workspace, found: Survey) -> int:
     """Return the total size of the outputs to restore, in bytes."""
-    restored = [
-        found.made[n]
-        for n, verdict in enumerate(found.verdicts)
-        if verdict.answer == "restore" and n in found.made
-    ]
-    return sum(_size(ws, content) for made in restored for content in made.outputs.values())
+    total = 0
+    for n, verdict in enumerate(found.verdicts):
+        if verdict.answer == RESTORE and n in found.made:
+            total += sum(_size(ws, content) for content in found.made[n].outputs.values())
+    return total
 
 
 def _size(ws: Workspace, content: str) -> int:

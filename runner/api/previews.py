@@ -14,7 +14,7 @@ import json
 import struct
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple
 
 from ..reading import parse_json
@@ -114,7 +114,8 @@ def draw(file: BinaryIO, size: int, width: int) -> bytes:
     try:
         if picture.mode not in ("RGB", "RGBA"):
             alpha = "A" in picture.getbands() or "transparency" in picture.info
-            picture = picture.convert("RGBA" if alpha else "RGB")
+            mode = "RGBA" if alpha else "RGB"
+            picture = picture.convert(mode)
         picture.thumbnail((min(width, WIDEST), min(width, WIDEST)))
         found = io.BytesIO()
         picture.save(found, "WEBP", quality=82, method=2)
@@ -164,7 +165,8 @@ def _preview_image(file: BinaryIO, kind: str, size: int) -> Preview:
 
 def _preview_audio(head: bytes, kind: str) -> Preview:
     facts: dict[str, str] = {}
-    if head[:4] == b"RIFF" and head[12:16] == b"fmt " and len(head) >= 36:
+    is_wav = head[:4] == b"RIFF" and head[12:16] == b"fmt "
+    if is_wav and len(head) >= 36:
         channels, rate = struct.unpack_from("<HI", head, 22)
         facts = {"channels": str(channels), "rate": f"{rate} Hz"}
     return Preview("audio", kind, facts=facts)
@@ -225,7 +227,10 @@ def _shape_of(entry: object) -> list[int] | None:
     shape = entry.get("shape") if isinstance(entry, dict) else None
     if not isinstance(shape, list):
         return None
-    return shape if all(type(side) is int for side in shape[:SIDES]) else None
+    # Not `isinstance`: true and false are integers in Python.
+    if all(type(side) is int for side in shape[:SIDES]):
+        return shape
+    return None
 
 
 def _count_elements(shape: Sequence[int]) -> int:
@@ -250,15 +255,12 @@ def _preview_parquet(file: BinaryIO, size: int) -> Preview:
         total = found.metadata.num_rows
         facts = {"rows": f"{total:,}", "columns": f"{len(names):,}"}
         chosen = list(range(min(len(names), COLUMNS)))
-        largest = max(
-            (found.metadata.row_group(n).total_byte_size for n in range(found.num_row_groups)[:1]),
-            default=0,
-        )
+        largest = 0
+        if found.num_row_groups > 0:
+            largest = found.metadata.row_group(0).total_byte_size
         if largest > LARGEST:
-            types = [
-                [_format_cell(each.name), _format_cell(each.type)]
-                for each in map(found.schema_arrow.field, chosen)
-            ]
+            fields = map(found.schema_arrow.field, chosen)
+            types = [_format_row((each.name, each.type)) for each in fields]
             words = f"the first row group has {largest} bytes, too many for a preview"
             return Preview("table", PARQUET, words, "", ("column", "type"), types, facts)
         batch = next(
@@ -270,7 +272,7 @@ def _preview_parquet(file: BinaryIO, size: int) -> Preview:
         )
     lines = batch.to_pylist() if batch is not None else []
     columns = [_format_cell(names[n]) for n in chosen]
-    rows = [[_format_cell(value) for value in line.values()] for line in lines]
+    rows = [_format_row(line.values()) for line in lines]
     return Preview("table", PARQUET, _describe_cut(len(rows), total), "", columns, rows, facts)
 
 
@@ -299,8 +301,8 @@ def _parse_csv(text: str, kind: str) -> tuple[list[str], list[list[str]], bool]:
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=mark)
     found = [line for line, _ in zip(lines, range(ROWS + 2), strict=False)]
     columns, *rows = found or [[]]
-    shown = [[_format_cell(value) for value in row[:COLUMNS]] for row in rows[:ROWS]]
-    return [_format_cell(name) for name in columns[:COLUMNS]], shown, len(rows) > ROWS
+    shown = [_format_row(row[:COLUMNS]) for row in rows[:ROWS]]
+    return _format_row(columns[:COLUMNS]), shown, len(rows) > ROWS
 
 
 def _parse_json_lines(text: str, _kind: str) -> tuple[list[str], list[list[str]], bool]:
@@ -318,11 +320,16 @@ def _parse_json_lines(text: str, _kind: str) -> tuple[list[str], list[list[str]]
         names |= dict.fromkeys(record)
     columns = list(names)[:COLUMNS]
     rows = [_row_of(record, columns) for record in records]
-    return [_format_cell(name) for name in columns], rows, len(lines) > ROWS
+    return _format_row(columns), rows, len(lines) > ROWS
 
 
 def _row_of(record: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
-    return [_format_cell(record[name]) if name in record else "" for name in columns]
+    cells = []
+    for name in columns:
+        # An empty cell is no value; null is shown as `null`.
+        cell = _format_cell(record[name]) if name in record else ""
+        cells.append(cell)
+    return cells
 
 
 # -- text -----------------------------------------------------------------------------------------
@@ -336,12 +343,20 @@ def _preview_text(kind: str, data: bytes, cut: bool) -> Preview:
         except (ValueError, RecursionError):
             pass  # show the text unchanged
     shown = text[:TEXT]
-    words = f"the first {len(shown):,} characters" if cut or len(text) > TEXT else ""
-    return Preview("text", kind, words if data else "the file is empty", shown)
+    words = ""
+    if not data:
+        words = "the file is empty"
+    elif cut or len(text) > TEXT:
+        words = f"the first {len(shown):,} characters"
+    return Preview("text", kind, words, shown)
 
 
 def _format_entries(said: Mapping[Any, Any]) -> dict[str, str]:
     return {_format_cell(name): _format_cell(value) for name, value in list(said.items())[:20]}
+
+
+def _format_row(values: Iterable[object]) -> list[str]:
+    return [_format_cell(value) for value in values]
 
 
 def _format_cell(value: object) -> str:

@@ -27,38 +27,45 @@ def list_workers(ws: Workspace) -> list[Facts]:
     live = _executing_runs(ws, rows)
     workers = ws.store.runs.workers.all(str(ws.root))
     known = {worker.name for worker in workers}
-    others = dict.fromkeys(row.claim for row in rows if row.claim and row.claim not in known)
-    return [
-        *(_worker(worker, _runs_claimed_by(rows, worker.name), live) for worker in workers),
-        *(_unregistered_worker(name, _runs_claimed_by(rows, name), live) for name in others),
-    ]
+    others: dict[str, None] = {}
+    for row in rows:
+        if row.claim and row.claim not in known:
+            others[row.claim] = None
+    found = [_worker(worker, _runs_claimed_by(rows, worker.name), live) for worker in workers]
+    for name in others:
+        found.append(_unregistered_worker(name, _runs_claimed_by(rows, name), live))
+    return found
 
 
 def list_queue(ws: Workspace) -> list[Facts]:
     """List the queued runs of a workspace in claim order, with the reasons why they wait."""
     rows = _open_runs(ws)
     by_id = {row.id: row for row in rows}
-    return [
-        {
-            "run": wait.run,
-            "recipe": by_id[wait.run].recipe,
-            "user": by_id[wait.run].user,
-            "priority": by_id[wait.run].priority,
-            "due": moment(by_id[wait.run].due),
-            **_wait_facts(wait),
-        }
-        for wait in _explain_waits_of(ws, rows)
-    ]
+    found: list[Facts] = []
+    for wait in _explain_waits_of(ws, rows):
+        row = by_id[wait.run]
+        found.append(
+            {
+                "run": wait.run,
+                "recipe": row.recipe,
+                "user": row.user,
+                "priority": row.priority,
+                "due": moment(row.due),
+                **_wait_facts(wait),
+            }
+        )
+    return found
 
 
 def wait_of(ws: Workspace, row: RunRow) -> Facts | None:
     """Return a run's queue position and the reason why it waits, or None if it is not queued."""
     if row.state not in ("QUEUED", "ACTIVE") or ws.store.runs.live(row.id):
         return None
-    found = next(
-        (each for each in _explain_waits_of(ws, _open_runs(ws)) if each.run == row.id), None
-    )
-    return _wait_facts(found) if found is not None else None
+    # The reason depends on the runs before it, so all waits of the queue are explained.
+    for wait in _explain_waits_of(ws, _open_runs(ws)):
+        if wait.run == row.id:
+            return _wait_facts(wait)
+    return None
 
 
 def _wait_facts(wait: Wait) -> Facts:
@@ -72,7 +79,8 @@ def _open_runs(ws: Workspace) -> list[RunRow]:
 
 def _executing_runs(ws: Workspace, rows: Sequence[RunRow]) -> set[str]:
     """Return the IDs of the runs that a live worker executes."""
-    return {row.id for row in rows if row.claim and ws.store.runs.live(row.id)}
+    claimed = [row.id for row in rows if row.claim]
+    return set(filter(ws.store.runs.live, claimed))
 
 
 def _runs_claimed_by(rows: Sequence[RunRow], name: str) -> list[str]:
@@ -96,18 +104,16 @@ def _explain_waits_of(ws: Workspace, rows: Sequence[RunRow]) -> list[Wait]:
 
 def _taker(worker: WorkerRow, busy: set[str]) -> Taker:
     """Return which runs a worker accepts. `busy` holds the names of workers with a run."""
-    return Taker(
-        worker.driver,
-        _texts(worker.labels),
-        {name: most for name, most in worker.at_most.items() if isinstance(most, int)},
-        worker.store,
-        free=worker.name not in busy,
-    )
+    at_most = {name: most for name, most in worker.at_most.items() if isinstance(most, int)}
+    free = worker.name not in busy
+    return Taker(worker.driver, _texts(worker.labels), at_most, worker.store, free=free)
 
 
 def _queue_entry(row: RunRow) -> WaitingRun:
     # A run that was due at its creation counts as due, even if machine clocks differ.
-    due = row.created if row.due is not None and row.due <= row.created else row.due
+    due = row.due
+    if due is not None:
+        due = max(due, row.created)
     return WaitingRun(
         row.id,
         row.priority,
@@ -121,9 +127,9 @@ def _queue_entry(row: RunRow) -> WaitingRun:
 
 
 def _texts(value: object) -> Mapping[str, str]:
-    return (
-        {str(name): str(each) for name, each in value.items()} if isinstance(value, Mapping) else {}
-    )
+    if not isinstance(value, Mapping):
+        return {}
+    return {str(name): str(each) for name, each in value.items()}
 
 
 def _worker(worker: WorkerRow, runs: list[str], live: set[str]) -> Facts:

@@ -52,10 +52,7 @@ def list_recipes(
     found = {entry.id: AvailableRecipe(entry, entry.id) for entry in library.entries()}
     for word in load(root, environ).lists.get("recipes.allow", ()):
         path = root / word
-        entry = next(
-            (each for each in library.list_recipes(path.parent) if each.path.name == path.name),
-            None,
-        )
+        entry = _find_entry(path)
         if entry is None:
             fix = (
                 "list recipe files such as ./recipe.yaml in `allow` under [recipes] in recipe.toml"
@@ -73,9 +70,18 @@ def list_recipes(
                 ]
             )
         found[entry.id] = AvailableRecipe(entry, f"./{os.path.relpath(path, root)}")
-    for entry in library.list_recipes(root) if in_folder else ():
-        found.setdefault(entry.id, AvailableRecipe(entry, f"./{entry.path.name}"))
+    if in_folder:
+        for entry in library.list_recipes(root):
+            found.setdefault(entry.id, AvailableRecipe(entry, f"./{entry.path.name}"))
     return sorted(found.values(), key=lambda each: (each.entry.name, -each.entry.version))
+
+
+def _find_entry(path: Path) -> LibraryEntry | None:
+    """Return the header of a recipe file, or None if the file is not a recipe."""
+    for entry in library.list_recipes(path.parent):
+        if entry.path.name == path.name:
+            return entry
+    return None
 
 
 def find_recipe(known: Sequence[AvailableRecipe], name: str) -> AvailableRecipe:
@@ -84,9 +90,9 @@ def find_recipe(known: Sequence[AvailableRecipe], name: str) -> AvailableRecipe:
         for each in known:
             if name in (each.entry.id, each.entry.name):
                 return each
-    near = did_you_mean(
-        name[:80], [*(each.entry.id for each in known), *(each.entry.name for each in known)]
-    )
+    ids = [each.entry.id for each in known]
+    names = [each.entry.name for each in known]
+    near = did_you_mean(name[:80], [*ids, *names])
     raise NotFound("unknown recipe", fix=near or "list the recipes with GET /v1/recipes")
 
 
@@ -115,11 +121,12 @@ def last_used(ws: Workspace) -> dict[str, float]:
 def summary_facts(each: AvailableRecipe, used: float | None = None) -> Facts:
     """Return a recipe's list entry. `used` is its last use in seconds since the epoch."""
     entry = each.entry
+    file = each.word if is_path(each.word) else ""
     return {
         "id": entry.id,
         "summary": entry.summary,
         "package": entry.origin,
-        "file": each.word if is_path(each.word) else "",
+        "file": file,
         "used": moment(used),
     }
 
@@ -127,11 +134,12 @@ def summary_facts(each: AvailableRecipe, used: float | None = None) -> Facts:
 def input_schema(recipe: Recipe) -> dict[str, Any]:
     """Return the JSON Schema of a recipe's inputs, except secrets."""
     given = [spec for spec in recipe.inputs.values() if spec.type != "secret"]
+    required = [spec.name for spec in given if spec.required and not spec.has_default]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",
         "properties": {spec.name: schema_of(spec) for spec in given},
-        "required": [spec.name for spec in given if spec.required and not spec.has_default],
+        "required": required,
         "additionalProperties": False,
     }
 

@@ -108,20 +108,22 @@ def resume(ws: Workspace, run: str, *, queue: bool = True) -> Outcome:
         live = runs.live(run)
         if row.state in FINAL:
             raise _is_final(row)
-        if not live and (row.state == "PAUSED" or is_left(row, live=live)):
-            if not queue:
-                return Outcome(run, row.state, False)
-            if state := _give_to_workers(ws, row):
-                return Outcome(run, state, True)
-        elif live and row.state != "PAUSED":
+        if live and row.state != "PAUSED":
             if asked:
                 return Outcome(run, row.state, row.request != "resume")
             if row.request != "pause":
                 raise _is_not_paused(row)
             asked = runs.request(run, "resume")
             continue
-        elif not live:
-            raise _is_not_paused(row)
+        # A live worker that has paused the run is about to release it.
+        if not live:
+            if row.state != "PAUSED" and not is_left(row, live=live):
+                raise _is_not_paused(row)
+            if not queue:
+                return Outcome(run, row.state, False)
+            state = _give_to_workers(ws, row)
+            if state:
+                return Outcome(run, state, True)
         if time.monotonic() > deadline:
             raise _is_held(run)
         time.sleep(LOOK)
@@ -149,12 +151,16 @@ def retry(
         if request is None:
             raise has_no_request(run)
         labels, own = row.data.get("labels"), row.data.get("reach")
+        if not isinstance(labels, dict):
+            labels = {}
+        if reach is None and isinstance(own, list):
+            reach = own
         ticket = QueueSettings(
             priority=row.priority,
-            labels=labels if isinstance(labels, dict) else {},
+            labels=labels,
             user=row.user,
             reports_to=receivers_of(row),
-            reach=own if reach is None and isinstance(own, list) else reach,
+            reach=reach,
             here=True,  # the files of the finished run are in this workspace
         )
         new = submit(ws, request, choice, settings_of_run(row), ticket)
@@ -168,7 +174,8 @@ def retried_choice(row: RunRow, begin: str | None) -> Choice:
 
 def is_left(row: RunRow, *, live: bool) -> bool:
     """Return True if a run has started and its worker has died."""
-    begun = row.state == "ACTIVE" or (row.state == "QUEUED" and bool(row.claim))
+    was_claimed = row.state == "QUEUED" and bool(row.claim)
+    begun = row.state == "ACTIVE" or was_claimed
     return begun and not live
 
 

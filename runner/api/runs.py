@@ -28,6 +28,7 @@ from .starting import read_start
 from .values import Facts, moment
 
 NO_TRAINING: Final = TrainingReport()
+NO_FAILURE: Final = Failure(kind="", words="")
 ENDS: Final[Mapping[str, str]] = {"ran": "DONE", "fresh": "FRESH", "failed": "FAILED"}
 """Step state for each counter of `StepCounts`."""
 PACE: Final = ("step", "total", "percent", "eta")
@@ -57,7 +58,10 @@ def list_runs(
     if after:
         wanted = wanted._replace(before=_place(ws, after))
     rows = ws.store.runs.page(wanted, limit + 1)
-    next_ = f"{rows[limit - 1].created!r}~{rows[limit - 1].id}" if len(rows) > limit else None
+    next_ = None
+    if len(rows) > limit:
+        last = rows[limit - 1]
+        next_ = f"{last.created!r}~{last.id}"
     return Page(list_facts(ws, rows[:limit], numbers=numbers), next_)
 
 
@@ -65,9 +69,9 @@ def _place(ws: Workspace, after: str) -> RunPlace:
     """Parse a page cursor. The cursor contains the creation time, so the run may be deleted."""
     created, tilde, run = after.partition("~")
     try:
-        return (
-            RunPlace(float(created), run) if tilde else RunPlace(_creation_time(ws, after), after)
-        )
+        if tilde:
+            return RunPlace(float(created), run)
+        return RunPlace(_creation_time(ws, after), after)
     except ValueError:
         fix = "pass the `next` of the previous page, or a run ID"
         problem = Problem("bad-value", f'"{after}" is not the end of a page', None, fix)
@@ -92,18 +96,21 @@ def list_facts(ws: Workspace, rows: Sequence[RunRow], *, numbers: bool = True) -
     views = ws.run_views.summaries(rows)
     found = summaries.summarize_runs(ws, rows, summarize_running(ws, rows)) if numbers else {}
     usd = costs.of_runs(ws.environ, [row.id for row in rows])
-    return [
-        {**_list_entry(ws, row, view, found.get(row.id)), "cost": usd[row.id]}
-        for row, view in zip(rows, views, strict=True)
-    ]
+    entries: list[Facts] = []
+    for row, view in zip(rows, views, strict=True):
+        entry = _list_entry(ws, row, view, found.get(row.id))
+        entries.append({**entry, "cost": usd[row.id]})
+    return entries
 
 
 def _description(row: RunRow) -> Facts:
     """Return the user-set description of a run: name, tags, note and archived flag."""
     tags = row.data.get("tags")
+    if not isinstance(tags, list):
+        tags = []
     return {
         "name": str(row.data.get("name") or ""),
-        "tags": [str(tag) for tag in tags] if isinstance(tags, list) else [],
+        "tags": list(map(str, tags)),
         "note": str(row.data.get("note") or ""),
         "archived": row.data.get("archived") is True,
     }
@@ -113,24 +120,31 @@ def _numbers(found: summaries.RunNumbers | None) -> Facts:
     """Return the metrics of a run and of its sweep trials."""
     if found is None:
         return {"metrics": {}, "trials": [], "curve": None}
-    curve = found.curve and {"metric": found.curve[0], "values": found.curve[1]}
-    trials = [
-        {**each._asdict(), "metrics": _metrics(each.metrics, found.least)} for each in found.trials
-    ]
+    curve: Facts | None = None
+    if found.curve is not None:
+        metric, values = found.curve
+        curve = {"metric": metric, "values": values}
+    trials: list[Facts] = []
+    for trial in found.trials:
+        trials.append({**trial._asdict(), "metrics": _metrics(trial.metrics, found.least)})
     return {"metrics": _metrics(found.metrics, found.least), "trials": trials, "curve": curve}
 
 
 def _metrics(found: summaries.Summaries, least: Mapping[str, bool]) -> Facts:
+    return {name: _metric(each, least[name]) for name, each in found.items()}
+
+
+def _metric(found: summaries.MetricSummary, least: bool) -> Facts:
+    better, step_of_best = "max", found.at_max
+    if least:
+        better, step_of_best = "min", found.at_min
     return {
-        name: {
-            "last": each.last,
-            "min": each.min,
-            "max": each.max,
-            "better": "min" if least[name] else "max",
-            "step_of_best": each.at_min if least[name] else each.at_max,
-            "n": each.n,
-        }
-        for name, each in found.items()
+        "last": found.last,
+        "min": found.min,
+        "max": found.max,
+        "better": better,
+        "step_of_best": step_of_best,
+        "n": found.n,
     }
 
 
@@ -139,7 +153,15 @@ def _list_entry(
 ) -> Facts:
     asked, labels = row.data.get("asked"), row.data.get("labels")
     asked = asked if isinstance(asked, dict) else {}
-    preset, given = asked.get("preset"), asked.get("inputs")
+    labels = labels if isinstance(labels, dict) else {}
+    preset = asked.get("preset")
+    if not isinstance(preset, str):
+        preset = None
+    tried = _swept_values(ws, row) if "-sweep@" in row.recipe else {}
+    # Without a start time, a run is due when it is created, give or take two clocks.
+    not_before = None
+    if row.due is not None and row.due > row.created + 1:
+        not_before = moment(row.due)
     return {
         "id": row.id,
         "recipe": row.recipe,
@@ -149,20 +171,16 @@ def _list_entry(
         "reason": row.reason,
         "request": row.request,
         "user": row.user,
-        "labels": {str(name): str(value) for name, value in labels.items()}
-        if isinstance(labels, dict)
-        else {},
+        "labels": {str(name): str(value) for name, value in labels.items()},
         "priority": row.priority,
         "driver": settings_of_run(row).driver,
-        "preset": preset if isinstance(preset, str) else None,
+        "preset": preset,
         "inputs": dict(row.inputs),
-        "given": _given_inputs(row, given),
-        "tried": _swept_values(ws, row) if "-sweep@" in row.recipe else {},
+        "given": _given_inputs(row, asked.get("inputs")),
+        "tried": tried,
         "counts": _counts(view.counts),
         "created": moment(row.created),
-        "not_before": moment(row.due)
-        if row.due is not None and row.due > row.created + 1
-        else None,
+        "not_before": not_before,
         "ended": moment(row.ended),
         "progress": view.progress._asdict(),
         **_description(row),
@@ -204,23 +222,13 @@ def read_run(ws: Workspace, row: RunRow, *, numbers: bool = True) -> Facts:
     cost = costs.of_runs(ws.environ, [row.id])[row.id]
     machines = last_samples(ws, row) if view.counts.get("RUNNING") else {}
     reported = summaries.summarize_runs(ws, [row], summarize_running(ws, [row])) if numbers else {}
-    eta = view.progress.eta
-    price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
     return {
         **_list_entry(ws, row, view, reported.get(row.id)),
         "sweep": _sweep(ws, row),
         "seq": row.next_event - 1,
         "provider": settings_of_run(row).driver,
-        "instances": [
-            {
-                "provider": lease.driver,
-                "key": lease.key,
-                "state": lease.state,
-                "usd_an_hour": lease.price,
-            }
-            for lease in leases
-        ],
-        "estimate": {"seconds": eta, "cost": price * eta / 3600 if eta is not None else None},
+        "instances": [_instance(lease) for lease in leases],
+        "estimate": _estimate(view, leases),
         "cost": cost,
         "failed": _failure_facts(view.failed),
         "warnings": view.warnings,
@@ -233,18 +241,39 @@ def read_run(ws: Workspace, row: RunRow, *, numbers: bool = True) -> Facts:
     }
 
 
+def _instance(lease: LeaseRow) -> Facts:
+    return {
+        "provider": lease.driver,
+        "key": lease.key,
+        "state": lease.state,
+        "usd_an_hour": lease.price,
+    }
+
+
+def _estimate(view: RunView, leases: Sequence[LeaseRow]) -> Facts:
+    """Return the estimated remaining duration of a run, and its cost at the current prices."""
+    price = sum(lease.price for lease in leases if lease.state in ("COMING", "UP"))
+    seconds = view.progress.eta
+    cost = price * seconds / 3600 if seconds is not None else None
+    return {"seconds": seconds, "cost": cost}
+
+
 def _sweep(ws: Workspace, row: RunRow) -> Facts | None:
     """Return the recipe and axes of a sweep, or None if the run is not a sweep."""
     try:
         axes = read_start(ws.root, row).axes
     except CannotAsk:
         return None
+    if not axes:
+        return None
     tried = {name: list(values) for name, values in axes.items()}
-    return {"recipe": row.recipe.replace("-sweep@", "@"), "axes": tried} if tried else None
+    return {"recipe": row.recipe.replace("-sweep@", "@"), "axes": tried}
 
 
 def _failure_facts(failure: Failure | None) -> Facts | None:
-    return {**failure._asdict(), "lines": list(failure.lines)} if failure is not None else None
+    if failure is None:
+        return None
+    return {**failure._asdict(), "lines": list(failure.lines)}
 
 
 def _training(view: RunView) -> Facts | None:
@@ -252,12 +281,13 @@ def _training(view: RunView) -> Facts | None:
     training, step = view.training, view.steps.get(view.trains)
     if training is None:
         return None
+    eta = step.eta if step is not None else None
     return {
         "of": view.trains,
         "step": _float(training.step),
         "total": _float(training.total),
         "percent": training.percent,
-        "eta": step.eta if step is not None else None,
+        "eta": eta,
         "at": moment(training.at),
         "values": {name: float(value) for name, value in training.values.items()},
     }
@@ -265,8 +295,11 @@ def _training(view: RunView) -> Facts | None:
 
 def _keys(graph: RunGraph | None, attempts: Sequence[AttemptRow]) -> dict[str, str]:
     """Return the cache key of each step, from its last attempt or its cached result."""
-    fresh = dict(graph.fresh) if graph is not None else {}
-    return fresh | {each.step: each.key for each in attempts if each.key}
+    keys = dict(graph.fresh) if graph is not None else {}
+    for attempt in attempts:
+        if attempt.key:
+            keys[attempt.step] = attempt.key
+    return keys
 
 
 def _steps(
@@ -276,28 +309,31 @@ def _steps(
     machines: Mapping[str, Mapping[str, object]],
 ) -> list[Facts]:
     """Return the steps of a run, each with its cache key and its share of the rental cost."""
-    away = {
-        id: sum(seconds for host, seconds in step.spent.items() if host)
-        for id, step in steps.items()
-    }
+    away = {id: _rented_seconds(step) for id, step in steps.items()}
     whole = sum(away.values())
-    return [
-        {
-            **_step(step),
-            "key": keys.get(id, ""),
-            "cost": round(cost * away[id] / whole, 6) if whole else 0.0,
-            "machine": {
-                name: float(value)
-                for name, value in machines.get(id, {}).items()
-                if isinstance(value, (int, float)) and name not in PACE
-            },
-        }
-        for id, step in steps.items()
-    ]
+    found: list[Facts] = []
+    for id, step in steps.items():
+        share = round(cost * away[id] / whole, 6) if whole else 0.0
+        machine = _machine(machines.get(id, {}))
+        found.append({**_step(step), "key": keys.get(id, ""), "cost": share, "machine": machine})
+    return found
+
+
+def _rented_seconds(step: StepView) -> float:
+    """Return the seconds of a step on rented machines. This machine has no name."""
+    return sum(seconds for host, seconds in step.spent.items() if host)
+
+
+def _machine(sample: Mapping[str, object]) -> dict[str, float]:
+    numbers: dict[str, float] = {}
+    for name, value in sample.items():
+        if isinstance(value, (int, float)) and name not in PACE:
+            numbers[name] = float(value)
+    return numbers
 
 
 def _step(step: StepView) -> Facts:
-    failure, training = step.failure, step.training or NO_TRAINING
+    failure, training = step.failure or NO_FAILURE, step.training or NO_TRAINING
     return {
         "id": step.id,
         "state": step.state,
@@ -316,10 +352,10 @@ def _step(step: StepView) -> Facts:
             "eta": step.eta,
         },
         "values": {name: float(value) for name, value in training.values.items()},
-        "exit": failure.exit if failure is not None else None,
-        "signal": failure.signal if failure is not None else None,
-        "lines": list(failure.lines) if failure is not None else [],
-        "fix": failure.fix if failure is not None else "",
+        "exit": failure.exit,
+        "signal": failure.signal,
+        "lines": list(failure.lines),
+        "fix": failure.fix,
         "warnings": list(step.warnings),
     }
 

@@ -85,14 +85,16 @@ def change_inputs(start: Start, given: Mapping[str, object], axes: Axes | None) 
 
     `axes` replaces the existing axes. If None, inputs without a new value keep their axes.
     """
-    kept = start.axes if axes is None else axes
-    kept = {name: values for name, values in kept.items() if axes is not None or name not in given}
-    # A new value for object `a` replaces an earlier value for its part `a.b`.
-    before = {
-        name: value
-        for name, value in start.request.inputs.items()
-        if name not in kept and name.partition(".")[0] not in given
-    }
+    if axes is not None:
+        kept = dict(axes)
+    else:
+        kept = {name: values for name, values in start.axes.items() if name not in given}
+    before: dict[str, object] = {}
+    for name, value in start.request.inputs.items():
+        # A new value for object `a` replaces an earlier value for its part `a.b`.
+        is_replaced = name.partition(".")[0] in given
+        if name not in kept and not is_replaced:
+            before[name] = value
     return Start(replace(start.request, inputs={**before, **given}), kept)
 
 
@@ -117,7 +119,11 @@ def first_trial(root: Path, start: Start, search: Search) -> Request:
     Other axes use their first value. Raises Invalid with all problems.
     """
     request = start.request
-    ranges = {name: text for name, values in start.axes.items() if (text := range_of(values))}
+    ranges: dict[str, str] = {}
+    for name, values in start.axes.items():
+        text = range_of(values)
+        if text:
+            ranges[name] = text
     recipe = parse.load(library.find(request.recipe, root))
     where = sweeps.search_space(
         recipe,
@@ -126,10 +132,7 @@ def first_trial(root: Path, start: Start, search: Search) -> Request:
         preset=request.preset,
         metric=search.metric,
     )
-    one = {
-        name: sweeps.lowest_value(axis) if isinstance(axis, sweeps.Range) else axis[0]
-        for name, axis in where.axes.items()
-    }
+    one = {name: sweeps.first_value(axis) for name, axis in where.axes.items()}
     return replace(request, inputs={**where.fixed, **one})
 
 
@@ -187,28 +190,36 @@ def command_line(
     """
     request = start.request
     words = [_input_argument(recipe, name, value) for name, value in request.inputs.items()]
-    words += [
-        f"{name}={text}" if (text := range_of(values)) else _axis_argument(recipe, name, values)
-        for name, values in start.axes.items()
-    ]
+    for name, values in start.axes.items():
+        text = range_of(values)
+        word = f"{name}={text}" if text else _axis_argument(recipe, name, values)
+        words.append(word)
     if None in words or request.resources:
         return None
-    flags = [
-        ("--preset", request.preset),
-        ("--driver", driver if driver != "local" else None),
-        ("--max-cost", f"{cost:.15g}" if cost is not None else None),
-        ("--out", str(request.out) if request.out is not None else None),
-        ("--python", "current" if request.current_python else None),
-        ("--nodes", str(request.nodes) if request.nodes else None),
-    ]
-    if search := start.search:
-        flags += [
-            ("--tpe", str(search.trials)),
-            ("--min" if search.least else "--max", search.metric),
-        ]
-    said = [f"{name}={value}" for name, value in flags if value]
+    flags = _flags(start, driver, cost)
     verb = "sweep" if start.axes else "run"
-    return shlex.join(["recipe", verb, request.recipe, *filter(None, words), *said])
+    return shlex.join(["recipe", verb, request.recipe, *filter(None, words), *flags])
+
+
+def _flags(start: Start, driver: str, cost: float | None) -> list[str]:
+    """Return the flags of the equivalent command line. Defaults are left out."""
+    request, search = start.request, start.search
+    flags: list[tuple[str, str | None]] = [("--preset", request.preset)]
+    if driver != "local":
+        flags.append(("--driver", driver))
+    if cost is not None:
+        flags.append(("--max-cost", f"{cost:.15g}"))
+    if request.out is not None:
+        flags.append(("--out", str(request.out)))
+    if request.current_python:
+        flags.append(("--python", "current"))
+    if request.nodes:
+        flags.append(("--nodes", str(request.nodes)))
+    if search is not None:
+        flags.append(("--tpe", str(search.trials)))
+        goal = "--min" if search.least else "--max"
+        flags.append((goal, search.metric))
+    return [f"{name}={value}" for name, value in flags if value]
 
 
 def _input_argument(recipe: Recipe, name: str, value: object) -> str | None:
@@ -219,15 +230,19 @@ def _input_argument(recipe: Recipe, name: str, value: object) -> str | None:
     text = _typed_value(value)
     if "." in name:
         return f"{name}={text}"
-    means_one = name not in find_varied_inputs(recipe, {name: text})
-    return f"{name}={text}" if means_one and _is_same_value(spec, text, value) else None
+    if name in find_varied_inputs(recipe, {name: text}):
+        return None  # the command line would read several values of a sweep
+    return f"{name}={text}" if _is_same_value(spec, text, value) else None
 
 
 def _axis_argument(recipe: Recipe, name: str, values: Sequence[object]) -> str | None:
     """Return NAME=VALUE,VALUE for the values of an axis, or None if no text expresses them."""
     spec = recipe.inputs[name]
     wanted = [inputs.convert(spec, value) for value in values]
-    for text in (",".join(map(_typed_value, values)), json.dumps(list(values), ensure_ascii=False)):
+    short = ",".join(map(_typed_value, values))
+    # Texts with a comma or quotes need the form of JSON.
+    exact = json.dumps(list(values), ensure_ascii=False)
+    for text in (short, exact):
         read = find_varied_inputs(recipe, {name: text}).get(name)
         if read is None or isinstance(read, str):
             continue

@@ -42,31 +42,28 @@ class DiskUsage(NamedTuple):
 def list_stores(ws: Workspace) -> Facts:
     """Return the disk usage by category, largest first, the free disk space, and the shared stores."""
     deadline = time.monotonic() + PATIENCE
-    named = {folder for folders in PARTS.values() for folder in folders}
+    named = set[str]().union(*PARTS.values())
     rest = [path for path in ws.home.iterdir() if path.name not in named]
-    parts = {
-        name: _count([ws.home / folder for folder in folders], deadline)
-        for name, folders in PARTS.items()
-    } | {OTHER: _count(rest, deadline)}
-    disk = shutil.disk_usage(ws.home)
-    return {
-        "parts": [
-            {"name": name, **counted._asdict()}
-            for name, counted in sorted(parts.items(), key=lambda each: -each[1].bytes)
-            if counted.files
-        ],
-        "free": disk.free,
-        "total": disk.total,
-        "shared": [
+    counts: dict[str, DiskUsage] = {}
+    for name, folders in PARTS.items():
+        counts[name] = _count([ws.home / folder for folder in folders], deadline)
+    counts[OTHER] = _count(rest, deadline)
+    parts: list[Facts] = []
+    for name, usage in sorted(counts.items(), key=lambda each: -each[1].bytes):
+        if usage.files:
+            parts.append({"name": name, **usage._asdict()})
+    shared: list[Facts] = []
+    for store in ws.config.stores.values():
+        shared.append(
             {
                 "name": store.name,
                 "url": _LOGIN.sub("//", store.url),
                 "default": store.name == ws.config.store,
                 "checkpoints": store.checkpoints,
             }
-            for store in ws.config.stores.values()
-        ],
-    }
+        )
+    disk = shutil.disk_usage(ws.home)
+    return {"parts": parts, "free": disk.free, "total": disk.total, "shared": shared}
 
 
 def measure_store(ws: Workspace, name: str) -> Facts:
@@ -74,7 +71,8 @@ def measure_store(ws: Workspace, name: str) -> Facts:
 
     Raises NotFound, and Infrastructure if the store does not answer.
     """
-    if (settings := ws.config.stores.get(name)) is None:
+    settings = ws.config.stores.get(name)
+    if settings is None:
         known = ", ".join(ws.config.stores) or "there is none"
         raise NotFound(
             f'there is no shared store "{name}"', fix=f"[stores.NAME] names one ({known})"

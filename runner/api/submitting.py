@@ -24,9 +24,11 @@ from ..execution.terms import (
 )
 from ..language.library import find
 from ..planning.ids import bare
+from ..planning.plan import Plan
 from ..reports import sealing
 from ..storage.content.disk import delete
 from ..storage.content.files import Content
+from ..storage.records.database import Data
 from ..storage.records.runs import RunRow, Submission
 from ..storage.remote.states import LocalSource
 from ..storage.workspace import Workspace
@@ -83,7 +85,9 @@ def submit(
         **limits_data(limits),
     }
     parcel = _bundle(ws, request, settings) if travels else NO_BUNDLE
-    data |= {"bound": dict(parcel.bound), "bundle": parcel.digest} if parcel.digest else {}
+    if parcel.digest:
+        data |= {"bound": dict(parcel.bound), "bundle": parcel.digest}
+    # Each encryption of a secret differs, but a repeated request must have the same body.
     receivers = [sealing.without(ticket.reports_to)] if ticket.reports_to else []
     body = of_value(
         "body",
@@ -91,42 +95,47 @@ def submit(
     )
     data |= {"labels": dict(ticket.labels), "body": body}
     data |= ticket.reports_to
-    if opens := _seal_addresses(ws):
+    opens = _seal_addresses(ws)
+    if opens:
         data["opens"] = opens
     if ticket.reach is not None:
         data["reach"] = list(ticket.reach)
+    row = _new_row(ws, plan, ticket, parcel, data)
+    done = ws.store.runs.submit(row, bundle=parcel.data)
+    words = reserve_points(ws, done.id)
+    if words:
+        raise points_refused(done.id, words)
+    return done
+
+
+def _new_row(
+    ws: Workspace, plan: Plan, ticket: QueueSettings, parcel: SubmittedBundle, data: Data
+) -> RunRow:
     now = time.time()
-    row = RunRow(
+    return RunRow(
         ticket.run or new_id(),
         plan.recipe,
         plan.digest,
         plan.inputs,
         str(ws.root),
         created=now,
-        data=data,
-    )
-    row = row._replace(
-        priority=ticket.priority,
         due=max(now, ticket.not_before or now),
+        data=data,
+        priority=ticket.priority,
         idempotency=ticket.idempotency,
+        user=ticket.user or login_name(ws.environ),
+        bundle=parcel.digest,
+        store=parcel.store,
     )
-    row = row._replace(
-        user=ticket.user or login_name(ws.environ), bundle=parcel.digest, store=parcel.store
-    )
-    done = ws.store.runs.submit(row, bundle=parcel.data)
-    if words := reserve_points(ws, done.id):
-        raise points_refused(done.id, words)
-    return done
 
 
 def _check_ticket(ticket: QueueSettings) -> None:
     """Raise Invalid if a text or the priority cannot be stored in the database."""
-    words = (("user", ticket.user), ("key", ticket.idempotency))
-    problems = [
-        Problem("bad-value", f"the {name} of a run must be UTF-8 text without NUL")
-        for name, word in words
-        if not _is_text(word)
-    ]
+    problems = []
+    for name, word in (("user", ticket.user), ("key", ticket.idempotency)):
+        if not _is_text(word):
+            words = f"the {name} of a run must be UTF-8 text without NUL"
+            problems.append(Problem("bad-value", words))
     problems += _problems_of_priority(ticket.priority)
     if problems:
         raise Invalid(problems)
@@ -134,7 +143,8 @@ def _check_ticket(ticket: QueueSettings) -> None:
 
 def check_priority(priority: int) -> None:
     """Raise Invalid if a priority is out of range."""
-    if problems := _problems_of_priority(priority):
+    problems = _problems_of_priority(priority)
+    if problems:
         raise Invalid(problems)
 
 
@@ -180,10 +190,10 @@ def _seal_addresses(ws: Workspace) -> dict[str, str]:
         words = f"storing the signed URL of {next(iter(ws.addresses))} requires a key file"
         fix = f"use an address that the worker can open with its own login (s3://, gs://, hf://), or create a key file: {sealing.HOW}"
         raise CannotRun(words, fix=fix)
-    return {
-        address: sealing.seal(opening, f"address {address}", ws.environ)
-        for address, opening in ws.addresses.items()
-    }
+    sealed: dict[str, str] = {}
+    for address, opening in ws.addresses.items():
+        sealed[address] = sealing.seal(opening, f"address {address}", ws.environ)
+    return sealed
 
 
 class SubmittedBundle(NamedTuple):
@@ -220,10 +230,9 @@ def _bundle(ws: Workspace, request: Request, settings: Settings) -> SubmittedBun
         return SubmittedBundle(packed.digest, packed.data, packed.bound, cache.remote.url)
     place = ws.home / "partial" / packed.digest
     ws.write(place, packed.data)
+    content = Content(f"f:{packed.digest}")
     try:
-        cache.remote.put(
-            Content(f"f:{packed.digest}"), LocalSource({Content(f"f:{packed.digest}"): str(place)})
-        )
+        cache.remote.put(content, LocalSource({content: str(place)}))
     finally:
         delete(place)
     return SubmittedBundle(packed.digest, b"", packed.bound, cache.remote.url)

@@ -85,19 +85,7 @@ def draft(
     """
     words = find_varied_inputs(recipe, given) if several is None else several
     found, problems = _gather_space(recipe, {**given, **words}, words, preset, origins, metric)
-    axes: dict[str, Sequence[Tree]] = {}
-    for name, axis in found.axes.items():
-        if isinstance(axis, Range):
-            problems.append(
-                Problem(
-                    "bad-input",
-                    f'"{name}" is a range, which requires a search',
-                    fix="add `--tpe 30`, or list the values",
-                    input=name,
-                )
-            )
-        else:
-            axes[name] = axis
+    axes = _listed_axes(found, problems)
     count = math.prod(len(values) for values in axes.values())
     if count > MOST:
         product = " × ".join(f"{len(values):,}" for values in axes.values())
@@ -119,6 +107,19 @@ def draft(
     handed = {each: f"{{{{ matrix.{each} }}}}" for each in axes}
     text = _text(recipe, uses, axes, handed, found.fixed, preset, when)
     return Sweep(text, found.fixed, len(chosen), recipe.id.partition("@")[0])
+
+
+def _listed_axes(found: Space, problems: list[Problem]) -> dict[str, Sequence[Tree]]:
+    """Return the axes with listed values. A problem for each range is appended to `problems`."""
+    axes: dict[str, Sequence[Tree]] = {}
+    for name, axis in found.axes.items():
+        if isinstance(axis, Range):
+            words = f'"{name}" is a range, which requires a search'
+            fix = "add `--tpe 30`, or list the values"
+            problems.append(Problem("bad-input", words, fix=fix, input=name))
+        else:
+            axes[name] = axis
+    return axes
 
 
 def search_space(
@@ -149,10 +150,10 @@ def write_search(
 
     The values of a point are in the order of the axes.
     """
-    handed = {
-        name: f"{{{{ {_expression([point[n] for point in points])}{_TRIAL} }}}}"
-        for n, name in enumerate(where.axes)
-    }
+    handed: dict[str, str] = {}
+    for n, name in enumerate(where.axes):
+        column = [point[n] for point in points]
+        handed[name] = f"{{{{ {_expression(column)}{_TRIAL} }}}}"
     return _text(recipe, uses, {"trial": list(range(len(points)))}, handed, where.fixed, preset, "")
 
 
@@ -173,19 +174,18 @@ def read_sweep(written: Tree) -> SweepRecipe | None:
         return None
     if any(handed.get(name) != f"{{{{ matrix.{name} }}}}" for name in matrix):
         return None
-    return SweepRecipe(
-        uses, {name: values for name, values in matrix.items() if isinstance(values, list)}
-    )
+    axes = {name: values for name, values in matrix.items() if isinstance(values, list)}
+    return SweepRecipe(uses, axes)
 
 
 def read_trials(written: Tree, axes: Collection[str]) -> list[list[Tree]]:
     """Read the trials of a search recipe written by `write_search`."""
     (step,) = _mapping(_mapping(written)["steps"]).values()
     handed = _mapping(_mapping(step)["with"])
-    columns = [
-        json.loads(str(handed[name]).removeprefix("{{ ").removesuffix(f"{_TRIAL} }}}}"))
-        for name in axes
-    ]
+    columns = []
+    for name in axes:
+        text = str(handed[name]).removeprefix("{{ ").removesuffix(f"{_TRIAL} }}}}")
+        columns.append(json.loads(text))
     return [list(point) for point in zip(*columns, strict=True)]
 
 
@@ -198,11 +198,17 @@ def find_varied_inputs(
         spec = recipe.inputs.get(name)
         if spec is None or spec.type == "secret":
             continue
-        if spec.type in ("number", "integer") and isinstance(value, str) and ".." in value:
+        if isinstance(value, str) and _is_range(spec, value):
             found[name] = value
-        elif (texts := _several(spec, value)) is not None:
+            continue
+        texts = _several(spec, value)
+        if texts is not None:
             found[name] = texts
     return found
+
+
+def _is_range(spec: Input, text: str) -> bool:
+    return spec.type in ("number", "integer") and ".." in text
 
 
 def _gather_space(
@@ -215,23 +221,17 @@ def _gather_space(
 ) -> tuple[Space, list[Problem]]:
     """Return the search space of the given inputs, and all problems."""
     problems: list[Problem] = []
-    axes: dict[str, Range | Sequence[Tree]] = {}
-    for name, values in several.items():
-        spec = recipe.inputs.get(name)
-        if spec is None or spec.type == "secret":
-            continue
-        axes[name] = (
-            _range(spec, values, problems)
-            if isinstance(values, str)
-            else _axis(spec, values, problems)
-        )
+    axes = _read_axes(recipe, several, problems)
     fixed = {name: value for name, value in given.items() if name not in axes}
-    one = {name: axis.low if isinstance(axis, Range) else axis[0] for name, axis in axes.items()}
+    one: dict[str, Tree] = {}
+    for name, axis in axes.items():
+        one[name] = axis.low if isinstance(axis, Range) else axis[0]
     bound, wrong = inputs.try_bind(recipe, {**fixed, **one}, preset=preset, origins=origins)
     problems += unread.find_refused(recipe, given, preset, origins)
-    problems += [
-        problem for problem in wrong if problem.input not in axes or problem.where is not None
-    ]
+    for problem in wrong:
+        # `_range` and `_axis` have reported the values of an axis already.
+        if problem.input not in axes or problem.where is not None:
+            problems.append(problem)
     if not axes and not problems:
         problems.append(
             Problem(
@@ -242,12 +242,28 @@ def _gather_space(
         )
     if metric is not None:
         problems += _check_metric(recipe, metric)
-    whole = {name.partition(".")[0] for name in fixed if "." in name}
     if not problems:
-        fixed = {name: value for name, value in fixed.items() if "." not in name} | {
-            name: bound[name] for name in whole
-        }
+        # A generated recipe has no part `a.b` of an object, only the whole object `a`.
+        whole = {name.partition(".")[0] for name in fixed if "." in name}
+        fixed = {name: value for name, value in fixed.items() if "." not in name}
+        fixed |= {name: bound[name] for name in whole}
     return Space(axes, fixed), problems
+
+
+def _read_axes(
+    recipe: Recipe, several: Mapping[str, str | Sequence[object]], problems: list[Problem]
+) -> dict[str, Range | Sequence[Tree]]:
+    """Convert the values of the varied inputs. Problems are appended to `problems`."""
+    axes: dict[str, Range | Sequence[Tree]] = {}
+    for name, values in several.items():
+        spec = recipe.inputs.get(name)
+        if spec is None or spec.type == "secret":
+            continue
+        if isinstance(values, str):
+            axes[name] = _range(spec, values, problems)
+        else:
+            axes[name] = _axis(spec, values, problems)
+    return axes
 
 
 def _size(axis: Range | Sequence[Tree]) -> float:
@@ -256,8 +272,10 @@ def _size(axis: Range | Sequence[Tree]) -> float:
     return axis.high - axis.low + 1 if axis.whole else math.inf
 
 
-def lowest_value(axis: Range) -> float | int:
-    """Return the lowest value of a range."""
+def first_value(axis: Range | Sequence[Tree]) -> Tree:
+    """Return the lowest value of a range, or the first listed value."""
+    if not isinstance(axis, Range):
+        return axis[0]
     return int(axis.low) if axis.whole else axis.low
 
 
@@ -265,51 +283,29 @@ def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[
     """Parse a numeric range of an input. Problems are appended to `problems`."""
     match = _RANGE.fullmatch(text)
     if match is None:
-        problems.append(
-            Problem(
-                "bad-input",
-                f'"{spec.name}" has an invalid range: "{text}"',
-                fix=f"use {spec.name}=LOW..HIGH or LOW..HIGH:log",
-                input=spec.name,
-            )
-        )
+        words = f'has an invalid range: "{text}"'
+        problems.append(_bad_input(spec, words, f"use {spec.name}=LOW..HIGH or LOW..HIGH:log"))
         return [None]
     ends: list[float] = []
     for each in match.group(1, 2):
         try:
             ends.append(float(str(inputs.convert(spec, each))))
         except inputs.BadValue as wrong:
-            problems.append(
-                Problem(
-                    wrong.code,
-                    f'"{spec.name}" {wrong.message}',
-                    None,
-                    wrong.fix,
-                    input=spec.name,
-                )
-            )
+            problems.append(_bad_input(spec, wrong.message, wrong.fix, wrong.code))
     if len(ends) < 2:
         return [None]
     low, high = ends
     if low >= high:
-        problems.append(
-            Problem(
-                "bad-input",
-                f'"{spec.name}" has an empty range: {low:g} is not below {high:g}',
-                fix=f"write {spec.name}={high:g}..{low:g}",
-                input=spec.name,
-            )
-        )
+        words = f"has an empty range: {low:g} is not below {high:g}"
+        problems.append(_bad_input(spec, words, f"write {spec.name}={high:g}..{low:g}"))
     elif match[3] and low <= 0:
-        problems.append(
-            Problem(
-                "bad-input",
-                f'"{spec.name}" has no logarithmic range from {low:g}',
-                fix="start above 0, or remove `:log`",
-                input=spec.name,
-            )
-        )
+        words = f"has no logarithmic range from {low:g}"
+        problems.append(_bad_input(spec, words, "start above 0, or remove `:log`"))
     return Range(low, high, match[3] is not None, spec.type == "integer")
+
+
+def _bad_input(spec: Input, words: str, fix: str, code: str = "bad-input") -> Problem:
+    return Problem(code, f'"{spec.name}" {words}', fix=fix, input=spec.name)
 
 
 def _several(spec: Input, value: object) -> list[object] | None:
@@ -342,7 +338,9 @@ def _several_collections(text: str) -> list[object] | None:
     read = _parse_list(f"[{text}]")
     if read is None or len(read) < 2:
         return None
-    return read if all(isinstance(item, (list, dict)) for item in read) else None
+    if all(isinstance(item, (list, dict)) for item in read):
+        return read
+    return None
 
 
 def _parse_list(text: str) -> list[object] | None:
@@ -361,14 +359,16 @@ def _parts(text: str) -> list[object]:
     """Split a text at commas that are neither quoted nor escaped by a backslash."""
     found: list[object] = []
     at = 0
-    while at <= len(text) and (match := _PART.match(text, at)) is not None:
+    while at <= len(text):
+        match = _PART.match(text, at)
+        if match is None:
+            break
         quoted, plain = match.groups()
-        found.append(
-            plain.strip().replace("\\,", ",")
-            if quoted is None
-            else re.sub(r'\\([,"\\])', r"\1", quoted)
-        )
-        at = match.end() + 1
+        if quoted is None:
+            found.append(plain.strip().replace("\\,", ","))
+        else:
+            found.append(re.sub(r'\\([,"\\])', r"\1", quoted))
+        at = match.end() + 1  # after the comma
     return found
 
 
@@ -378,36 +378,18 @@ def _axis(spec: Input, texts: Sequence[object], problems: list[Problem]) -> list
     Problems are appended to `problems`.
     """
     if not texts or any(text == "" for text in texts):
-        what = "has an empty value in its list" if texts else "has no values"
-        problems.append(
-            Problem(
-                "bad-input", f'"{spec.name}" {what}', fix=f"write {spec.name}=A,B", input=spec.name
-            )
-        )
+        words = "has an empty value in its list" if texts else "has no values"
+        problems.append(_bad_input(spec, words, f"write {spec.name}=A,B"))
         return [None]
     found: list[Tree] = []
     for text in texts:
         try:
             found.append(inputs.convert(spec, text))
         except inputs.BadValue as wrong:
-            problems.append(
-                Problem(
-                    wrong.code,
-                    f'"{spec.name}" {wrong.message}',
-                    None,
-                    wrong.fix,
-                    input=spec.name,
-                )
-            )
+            problems.append(_bad_input(spec, wrong.message, wrong.fix, wrong.code))
     if len({json.dumps(value, sort_keys=True) for value in found}) < len(found):
-        problems.append(
-            Problem(
-                "twice",
-                f'"{spec.name}" has the same value twice',
-                fix="remove the duplicate",
-                input=spec.name,
-            )
-        )
+        words = "has the same value twice"
+        problems.append(_bad_input(spec, words, "remove the duplicate", "twice"))
     return found or [None]
 
 
@@ -417,23 +399,17 @@ def _check_metric(recipe: Recipe, metric: str) -> list[Problem]:
         return []
     reporting = [step.metrics for step in recipe.steps.values() if step.metrics is not None]
     if not reporting:
+        words = f'cannot sort by "{metric}": no step of {recipe.id} reports metrics'
         fix = "set `metrics: true` and append JSON lines to $RECIPE_METRICS, or set `metrics: {pattern: …}`"
-        return [
-            Problem(
-                "unknown-metric",
-                f'cannot sort by "{metric}": no step of {recipe.id} reports metrics',
-                None,
-                fix,
-            )
-        ]
-    names = [name for each in reporting for name in _GROUP.findall(each.pattern or "")]
+        return [Problem("unknown-metric", words, fix=fix)]
+    names: list[str] = []
+    for each in reporting:
+        names += _GROUP.findall(each.pattern or "")
+    # Only a pattern tells the names of its metrics beforehand.
     if all(each.pattern for each in reporting) and metric not in names:
+        words = f'no step of {recipe.id} reports the metric "{metric}"'
         fix = did_you_mean(metric, names) or f"use one of the reported metrics: {', '.join(names)}"
-        return [
-            Problem(
-                "unknown-metric", f'no step of {recipe.id} reports the metric "{metric}"', None, fix
-            )
-        ]
+        return [Problem("unknown-metric", words, fix=fix)]
     return []
 
 
@@ -452,25 +428,19 @@ def _text(
     """
     name, _, version = recipe.id.partition("@")
     written = _mapping(recipe.document.value)
-    specs = {each: _mapping(spec) for each, spec in _mapping(written.get("inputs")).items()}
-    own = {
-        each: {
-            key: value for key, value in specs[each].items() if key not in ("default", "required")
-        }
-        for each in fixed
-    }
-    own |= {
-        spec.name: dict(specs[spec.name])
-        for spec in recipe.inputs.values()
-        if spec.type == "secret"
-    }
+    own = _inputs_of_sweep(recipe, fixed)
     handed = {each: f"{{{{ inputs.{each} }}}}" for each in own} | dict(differ)
     lines = [
         f"# Written by `recipe sweep`: {recipe.id} once for each combination.",
         f"recipe: {name}-sweep@{version}",
         f"summary: A sweep over {', '.join(differ)} of {recipe.id}",
-        *([f"inputs: {flow(own)}"] if own else []),
-        *([f"presets: {flow({each: {} for each in split(preset)})}"] if preset else []),
+    ]
+    if own:
+        lines.append(f"inputs: {flow(own)}")
+    if preset:
+        presets: dict[str, dict[str, Tree]] = {each: {} for each in split(preset)}
+        lines.append(f"presets: {flow(presets)}")
+    lines += [
         "steps:",
         f"  {name}:",
         f"    uses: {flow(uses)}",
@@ -480,12 +450,26 @@ def _text(
     if when:
         lines.append(f"    when: {flow(when)}")
     if recipe.outputs:
-        lines.append(
-            f"outputs: {flow({each: f'{{{{ steps.{name}.{each} }}}}' for each in recipe.outputs})}"
-        )
-    if "cost" in (limits := _mapping(written.get("limits"))):
+        outputs = {each: f"{{{{ steps.{name}.{each} }}}}" for each in recipe.outputs}
+        lines.append(f"outputs: {flow(outputs)}")
+    limits = _mapping(written.get("limits"))
+    if "cost" in limits:
         lines.append(f"limits: {flow({'cost': limits['cost']})}")
     return "\n".join(lines) + "\n"
+
+
+def _inputs_of_sweep(recipe: Recipe, fixed: Collection[str]) -> dict[str, dict[str, Tree]]:
+    """Return the inputs that a sweep recipe declares: those with a fixed value, and secrets."""
+    specs = _mapping(_mapping(recipe.document.value).get("inputs"))
+    own: dict[str, dict[str, Tree]] = {}
+    for name in fixed:
+        own[name] = dict(_mapping(specs[name]))
+        own[name].pop("default", None)
+        own[name].pop("required", None)
+    for spec in recipe.inputs.values():
+        if spec.type == "secret":
+            own[spec.name] = dict(_mapping(specs[spec.name]))
+    return own
 
 
 def _mapping(value: Tree) -> Mapping[str, Tree]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def find_absent_files(recipe: Recipe, root: Path) -> Iterator[Problem]:
     """Yield a problem for each missing `code` or `deps` file, except for steps that may be skipped."""
-    base = recipe.home or os.path.dirname(recipe.document.name) or "."
+    base = code_files.code_folder(recipe)
     skipped = _find_conditional_steps(recipe)
     steps = [step for step in recipe.steps.values() if step.id not in skipped]
     if any(_has_recipe_code(step) for step in steps):
@@ -41,15 +41,20 @@ def _has_recipe_code(step: Step) -> bool:
 def _find_conditional_steps(recipe: Recipe) -> set[str]:
     """Return the steps with a `when` condition, and their downstream steps."""
     found = {step.id for step in recipe.steps.values() if step.when is not None}
-    while True:
-        more = {
-            step.id
-            for step in recipe.steps.values()
-            if step.id not in found and not found.isdisjoint(steps_of(step))
-        }
-        if not more:
-            return found
+    more = _find_readers(recipe, found)
+    while more:
         found |= more
+        more = _find_readers(recipe, found)
+    return found
+
+
+def _find_readers(recipe: Recipe, upstream: set[str]) -> set[str]:
+    """Return the steps outside of `upstream` that refer to a step in it."""
+    found = set()
+    for step in recipe.steps.values():
+        if step.id not in upstream and not upstream.isdisjoint(steps_of(step)):
+            found.add(step.id)
+    return found
 
 
 def _find_absent_code(
@@ -58,11 +63,15 @@ def _find_absent_code(
     for n, item in enumerate(code):
         if isinstance(item, (GitCode, AutoCode)):
             continue
-        pattern = item if isinstance(item, str) else item.pattern
-        exclude = () if isinstance(item, str) else item.exclude
+        where: Where = (*origin, "code", n)
+        exclude: tuple[str, ...] = ()
+        if isinstance(item, str):
+            pattern = item
+        else:
+            pattern, exclude = item.pattern, item.exclude
+            where = (*where, "glob")
         if escapes(pattern) or code_files.code_matches(base, encode_pattern(pattern, exclude)):
             continue
-        where = (*origin, "code", n) if isinstance(item, str) else (*origin, "code", n, "glob")
         yield _absence_problem(recipe, f'"{pattern}" in `code` matches no file', where, base)
 
 
@@ -95,11 +104,13 @@ def _may_be_made(recipe: Recipe, path: str) -> bool:
     if top in recipe.steps and recipe.steps[top].uses:
         return True
     folder = fixed_folder(path) if is_glob(path) else ""
-    return any(
-        may_make(output.path, path) or (folder and output.path.startswith(f"{folder}/"))
-        for step in recipe.steps.values()
-        for output in step.outputs
-    )
+    for step in recipe.steps.values():
+        for output in step.outputs:
+            if may_make(output.path, path):
+                return True
+            if folder and output.path.startswith(f"{folder}/"):
+                return True
+    return False
 
 
 def _absence_problem(recipe: Recipe, message: str, where: Where, base: str) -> Problem:

@@ -56,7 +56,11 @@ def build_curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, C
             if type(value) is float or type(value) is int or is_comparable(value):
                 by_x[x] = value
     own = TIMES if axis in TIMES else ()
-    return {name: _sort_curve(by_x) for name, by_x in by_name.items() if by_x and name not in own}
+    curves: dict[str, Curve] = {}
+    for name, by_x in by_name.items():
+        if by_x and name not in own:
+            curves[name] = _sort_curve(by_x)
+    return curves
 
 
 class Span(NamedTuple):
@@ -94,9 +98,11 @@ def _find_step_times(
     loaded = loading[-1]["at"] if loading else span.started
     found = _first_observations(filter(_has_step, timed))
     first, last = min(places), max(places)
-    if loaded is not None and (not found or first < found[0][0]):
+    starts_before = not found or first < found[0][0]
+    if loaded is not None and starts_before:
         found.insert(0, (first, loaded))
-    if span.ended is not None and (not found or last > found[-1][0]):
+    ends_after = not found or last > found[-1][0]
+    if span.ended is not None and ends_after:
         found.append((last, span.ended))
     return found
 
@@ -110,15 +116,18 @@ def _first_observations(samples: Iterable[Mapping[str, Any]]) -> list[tuple[floa
     found: list[tuple[float, float]] = []
     for sample in samples:
         step, at = sample["step"], sample["at"]
-        if not found or (step > found[-1][0] and at > found[-1][1]):
+        is_later = not found or (step > found[-1][0] and at > found[-1][1])
+        if is_later:
             found.append((step, at))
     return found
 
 
 def _interpolate(known: Sequence[tuple[float, float]], n: int, x: float) -> float:
     """Interpolate the time of a training step. `n` is the number of known steps up to it."""
-    if n in (0, len(known)):
-        return known[0 if n == 0 else -1][1]
+    if n == 0:
+        return known[0][1]
+    if n == len(known):
+        return known[-1][1]
     (a, begin), (b, end) = known[n - 1 : n + 1]
     return begin + (end - begin) * (x - a) / (b - a)
 
@@ -140,7 +149,9 @@ def _place_points(
                 yield at, point
         else:
             step = point.get("step", point.get("epoch", n))
-            yield step if is_comparable(step) else n, point
+            if not is_comparable(step):
+                step = n
+            yield step, point
 
 
 def _sort_curve(by_x: Mapping[float, float]) -> Curve:
@@ -162,8 +173,9 @@ def _build_regular_curves(points: Sequence[Mapping[str, Any]]) -> dict[str, Curv
     names = points[0].keys()
     if any(point.keys() != names for point in points):
         return None
-    used = ["step", *filter(_is_curve, names)]
-    columns = {name: [point[name] for point in points] for name in used}
+    columns: dict[str, list[Any]] = {}
+    for name in ("step", *filter(_is_curve, names)):
+        columns[name] = [point[name] for point in points]
     if not all(map(_are_numbers, columns.values())):
         return None
     x = columns.pop("step")
@@ -190,8 +202,11 @@ def bin_curve(curve: Curve, bins: int, low: float | None, high: float | None) ->
     The bins divide the range from `low` to `high`. The nearest outside values are kept, so that a
     line extends to the border.
     """
-    begin = max(0, bisect_left(curve.x, low) - 1) if low is not None else 0
-    end = bisect_right(curve.x, high) + 1 if high is not None else len(curve.x)
+    begin, end = 0, len(curve.x)
+    if low is not None:
+        begin = max(0, bisect_left(curve.x, low) - 1)
+    if high is not None:
+        end = bisect_right(curve.x, high) + 1
     x, y = curve.x[begin:end], curve.y[begin:end]
     if len(x) <= 2 * bins:
         return Curve(x, y)

@@ -171,27 +171,30 @@ def fetch_packed_inputs(ws: Workspace, request: Request) -> Request:
 
     Raises CannotRun.
     """
-
-    def of(value: object) -> object:
-        if isinstance(value, list):
-            return [of(each) for each in value]
-        content = find_packed(ws, value) if isinstance(value, str) else None
-        if content is None:
-            return value
-        place = ws.home / "cache" / f"pack-{content[2:34]}" / "data"
-        if not place.exists():
-            if ws.remote_cache is None or ws.remote_cache.bring([content]):
-                raise CannotRun(
-                    f"cannot fetch {value} from the shared store",
-                    fix="test the store with `recipe doctor`",
-                )
-            place.parent.mkdir(parents=True, exist_ok=True)
-            ws.objects.copy_to(content, place, link=True)
-        os.utime(place.parent)
-        return str(place)
-
-    inputs = {name: of(value) for name, value in request.inputs.items()}
+    inputs = {name: _fetch_packed(ws, value) for name, value in request.inputs.items()}
     return request if inputs == request.inputs else replace(request, inputs=inputs)
+
+
+def _fetch_packed(ws: Workspace, value: object) -> object:
+    if isinstance(value, list):
+        return [_fetch_packed(ws, each) for each in value]
+    if not isinstance(value, str):
+        return value
+    content = find_packed(ws, value)
+    if content is None:
+        return value
+    place = ws.home / "cache" / f"pack-{content[2:34]}" / "data"
+    if not place.exists():
+        if ws.remote_cache is None or ws.remote_cache.bring([content]):
+            raise CannotRun(
+                f"cannot fetch {value} from the shared store",
+                fix="test the store with `recipe doctor`",
+            )
+        place.parent.mkdir(parents=True, exist_ok=True)
+        ws.objects.copy_to(content, place, link=True)
+    # `recipe gc` removes what was not written for some days; this input is in use.
+    os.utime(place.parent)
+    return str(place)
 
 
 class _BundleBuilder:
@@ -209,13 +212,15 @@ class _BundleBuilder:
         self._sources: dict[Content, str] = {}  # content -> local path
         self._bound: dict[str, Tree] = {}
         self.problems: list[Problem] = []
-        self._libraries = sorted(
-            {
-                str(path.parent)
-                for path in self._recipe_files()
-                if self._below_root(str(path)) is None and not self._is_given_path(path)
-            }
-        )
+        self._libraries = self._find_libraries()
+
+    def _find_libraries(self) -> list[str]:
+        """Return the directories of the library recipes that the run uses."""
+        found: set[str] = set()
+        for path in self._recipe_files():
+            if self._below_root(str(path)) is None and not self._is_given_path(path):
+                found.add(str(path.parent))
+        return sorted(found)
 
     def check_request(self, request: Request) -> None:
         """Report options that only apply to this machine."""
@@ -244,8 +249,10 @@ class _BundleBuilder:
 
     def add_inputs(self, facts: Facts) -> None:
         """Add local input files and directories, by content."""
-        given = {value: name for name, values in self._compiled.paths.items() for value in values}
-        taken = {asked[1] for asked in facts.takes if asked[0] == "path"}
+        given: dict[str, str] = {}
+        for name, values in self._compiled.paths.items():
+            given |= dict.fromkeys(values, name)
+        taken = {address for kind, address, *_ in facts.takes if kind == "path"}
         places = {}
         for address in sorted(taken | given.keys()):
             if _PACK.fullmatch(address):
@@ -298,18 +305,18 @@ class _BundleBuilder:
 
     def _bind_moved(self, name: str, values: Sequence[str], places: Mapping[str, str]) -> None:
         """Set the new value of an input whose files move to another path in the bundle."""
-        moved = {
-            value: f"./{places[value]}"
-            for value in values
-            if value in places and os.path.normpath(value) != places[value]
-        }
+        moved: dict[str, str] = {}
+        for value in values:
+            place = places.get(value)
+            if place is not None and os.path.normpath(value) != place:
+                moved[value] = f"./{place}"
         if not moved:
             return
-        value = self._compiled.plan.inputs[name]
-        if isinstance(value, list):
-            self._bound[name] = [_relocate(str(each), moved) for each in value]
+        bound = self._compiled.plan.inputs[name]
+        if isinstance(bound, list):
+            self._bound[name] = [_relocate(str(each), moved) for each in bound]
         else:
-            self._bound[name] = _relocate(str(value), moved)
+            self._bound[name] = _relocate(str(bound), moved)
 
     def add_dependencies(self, facts: Facts) -> None:
         """Add the files of `deps`. Large files are added by content."""
@@ -364,9 +371,10 @@ class _BundleBuilder:
                 self._files[match] = str(self._ws.root / match)
 
     def _glob_matches(self) -> set[str]:
-        return {
-            match.rstrip("/") for matches in self._compiled.looked.values() for match in matches
-        }
+        found: set[str] = set()
+        for matches in self._compiled.looked.values():
+            found.update(match.rstrip("/") for match in matches)
+        return found
 
     def build(self, facts: Facts) -> Bundle:
         """Build the archive of the collected files."""
@@ -377,11 +385,9 @@ class _BundleBuilder:
             texts["recipe.lock"] = (json.dumps(pinned, indent=2, sort_keys=True) + "\n").encode()
         # A directory that only a glob matched is added empty.
         names_only = self._glob_matches() - facts.files.keys()
-        members = {
-            place: source
-            for path, start in self._files.items()
-            for place, source in _walk(path, start, empty=path in names_only)
-        }
+        members: dict[str, str] = {}
+        for path, start in self._files.items():
+            members.update(_walk(path, start, empty=path in names_only))
         members |= dict.fromkeys(texts, "")
         out = io.BytesIO()
         with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -395,7 +401,7 @@ class _BundleBuilder:
         from ..storage.sources import read_lock
 
         known = read_lock(self._ws)
-        return {asked[1]: known[asked[1]] for asked in facts.takes if asked[1] in known}
+        return {address: known[address] for _, address, *_ in facts.takes if address in known}
 
     def _send(self, place: str, content: Content, path: str) -> None:
         self._inputs[place] = content
@@ -477,14 +483,23 @@ def _add(archive: tarfile.TarFile, place: str, source: str, text: bytes | None) 
     """Add a file to an archive without owners or times, so that the archive is reproducible."""
     info = tarfile.TarInfo(place)
     info.mtime, info.mode = _MADE, 0o644
-    nested = text is None and os.path.islink(source)
-    if nested and not os.path.isabs(os.readlink(source)):
+    if text is None:
+        text = _read_member(info, source)
+    if text is None:
+        archive.addfile(info)
+        return
+    info.size = len(text)
+    archive.addfile(info, io.BytesIO(text))
+
+
+def _read_member(info: tarfile.TarInfo, source: str) -> bytes | None:
+    """Set the type and mode of a member, and return its text: None for links and directories."""
+    # An absolute link would dangle on the worker.
+    if os.path.islink(source) and not os.path.isabs(os.readlink(source)):
         info.type, info.linkname = tarfile.SYMTYPE, os.readlink(source)
-    elif text is None and os.path.isdir(source):
+        return None
+    if os.path.isdir(source):
         info.type, info.mode = tarfile.DIRTYPE, 0o755
-    else:
-        if text is None:
-            text = Path(source).read_bytes()
-            info.mode = 0o755 if os.access(source, os.X_OK) else 0o644
-        info.size = len(text)
-    archive.addfile(info, io.BytesIO(text) if text is not None else None)
+        return None
+    info.mode = 0o755 if os.access(source, os.X_OK) else 0o644
+    return Path(source).read_bytes()

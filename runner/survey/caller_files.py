@@ -39,17 +39,23 @@ class GlobMatcher:
         `**` matches any number of directories.
         """
         folder, name = os.path.split(pattern)
-        if glob.has_magic(folder) or not glob.has_magic(name) or name == "**":
+        is_below_one_folder = glob.has_magic(name) and not glob.has_magic(folder)
+        if name == "**" or not is_below_one_folder:
             return self._search(pattern)
         found = fnmatch.filter(self._candidates(folder, name), name)
-        return [os.path.join(folder, each) for each in found if each[0] != "." or name[0] == "."]
+        # As in a shell, `*` matches no hidden file.
+        if name[0] != ".":
+            found = [each for each in found if each[0] != "."]
+        return [os.path.join(folder, each) for each in found]
 
     def _search(self, pattern: str) -> list[str]:
         matches = glob.glob(pattern, root_dir=self._root, recursive=True)
-        # `nope/**` matches `nope/` even if the directory does not exist.
-        return sorted(
-            each for each in matches if each[-1] != "/" or os.path.isdir(self._root / each)
-        )
+        found = []
+        for path in matches:
+            # `nope/**` matches `nope/` even if the directory does not exist.
+            if path[-1] != "/" or os.path.isdir(self._root / path):
+                found.append(path)
+        return sorted(found)
 
     def _candidates(self, folder: str, name: str) -> list[str]:
         """Return the directory entries that start with the literal prefix of a glob pattern."""
@@ -83,15 +89,18 @@ class EarlierOutputs:
     def _rows(self) -> dict[str, tuple[str, str]]:
         """Stored path and published content of each published path in the workspace."""
         head = f"{self._ws.root}/"
-        return {
-            path.removeprefix(head): (path, row.content)
-            for path, row in self._ws.store.index.list_published(self._recipe).items()
-            if row.run
-        }
+        rows: dict[str, tuple[str, str]] = {}
+        for path, row in self._ws.store.index.list_published(self._recipe).items():
+            if row.run:  # an adopted output has no run
+                rows[path.removeprefix(head)] = path, row.content
+        return rows
 
     @cached_property
     def _parents(self) -> set[str]:
-        return {above for path in self._rows for above in heads(path)[1:]}
+        parents: set[str] = set()
+        for path in self._rows:
+            parents.update(heads(path)[1:])
+        return parents
 
     def among(self, paths: Iterable[str]) -> set[str]:
         """Return those of `paths` that are unchanged outputs of earlier runs.
@@ -122,8 +131,10 @@ class EarlierOutputs:
 
     def _output_above(self, path: str) -> str | None:
         """Return the topmost published path at or above `path`, or None."""
-        above = [head for head in heads(path) if head in self._rows]
-        return above[-1] if above else None
+        for head in reversed(heads(path)):
+            if head in self._rows:
+                return head
+        return None
 
     def _is_unchanged(self, path: str) -> bool:
         spelled, content = self._rows[path]
@@ -135,11 +146,9 @@ class EarlierOutputs:
             return False
 
     def _holds_only_outputs(self, folder: str) -> bool:
-        found = [
-            os.path.relpath(os.path.join(at, name), self._ws.root)
-            for at, _, names in os.walk(self._ws.root / folder)
-            for name in names
-        ]
+        found: list[str] = []
+        for at, _, names in os.walk(self._ws.root / folder):
+            found += [os.path.relpath(os.path.join(at, name), self._ws.root) for name in names]
         return len(self.among(found)) == len(found)
 
 
@@ -165,7 +174,9 @@ class WorkspaceGlobs(Mapping[str, tuple[str, ...]]):
             raise KeyError(pattern)
         found = self._matcher.matches(pattern)
         self.looked[pattern] = found
-        left = set() if self._ws is None else EarlierOutputs(self._ws, self.recipe).among(found)
+        left: set[str] = set()
+        if self._ws is not None:
+            left = EarlierOutputs(self._ws, self.recipe).among(found)
         self.left |= left
         return tuple(match.rstrip("/") for match in found if match not in left)
 
@@ -185,17 +196,18 @@ class CallerFiles:
 
     @cached_property
     def _outputs(self) -> MadePaths:
-        return MadePaths(
-            node.prefix + output.path for node in self._plan.nodes for output in node.outputs
-        )
+        paths = []
+        for node in self._plan.nodes:
+            for output in node.outputs:
+                paths.append(node.prefix + output.path)
+        return MadePaths(paths)
 
     def matches(self, dep: str) -> list[str]:
         """Return the sorted caller's files matching a glob of `deps`."""
         pattern, exclude = decode_pattern(dep)
         matches = self._matcher.matches(pattern)
-        return self.among(
-            [match.rstrip("/") for match in matches if not is_excluded(match, exclude)]
-        )
+        kept = [match.rstrip("/") for match in matches if not is_excluded(match, exclude)]
+        return self.among(kept)
 
     def among(self, paths: list[str]) -> list[str]:
         """Return the caller's own files among `paths`, in order."""

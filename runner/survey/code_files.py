@@ -9,11 +9,20 @@ import glob
 import os
 import posixpath
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ..planning.patterns import decode_pattern, is_excluded, is_glob
 
+if TYPE_CHECKING:
+    from ..language.recipe import Recipe
+
 HEAVY = 10_000_000
 """Size in bytes above which a file is unlikely to be code."""
+
+
+def code_folder(recipe: Recipe) -> str:
+    """Return the directory to which the paths in a recipe's `code` are relative."""
+    return recipe.home or os.path.dirname(recipe.document.name) or "."
 
 
 def code_matches(base: str, text: str) -> list[str]:
@@ -26,9 +35,8 @@ def code_matches(base: str, text: str) -> list[str]:
             names.add(name)
         elif not is_glob(pattern) or pattern.endswith("/"):
             names.update(files_below(base, name))
-    return sorted(
-        name for name in names if "__pycache__" not in name and not is_excluded(name, exclude)
-    )
+    names = {name for name in names if "__pycache__" not in name}
+    return sorted(name for name in names if not is_excluded(name, exclude))
 
 
 def files_below(base: str, folder: str) -> Iterator[str]:
@@ -37,11 +45,18 @@ def files_below(base: str, folder: str) -> Iterator[str]:
     Links to directories are not followed.
     """
     for at, folders, names in os.walk(f"{base}/{folder}"):
+        # `os.walk` descends only into the directories that are left in the list.
         folders[:] = [each for each in folders if _may_hold_code(at, each)]
         here = os.path.relpath(at, base)
         for name in names:
-            if name[0] != "." and not name.endswith(".pyc") and os.path.isfile(f"{at}/{name}"):
+            if _may_be_code(at, name):
                 yield posixpath.normpath(f"{here}/{name}")
+
+
+def _may_be_code(at: str, name: str) -> bool:
+    if name[0] == "." or name.endswith(".pyc"):
+        return False
+    return os.path.isfile(f"{at}/{name}")  # not a socket, pipe or broken link
 
 
 def _may_hold_code(at: str, folder: str) -> bool:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple, TypeGuard
+from typing import Any, Final, NamedTuple, TypeGuard
 from urllib.parse import unquote
 
 from ..errors import Invalid, RecipeError
@@ -82,7 +82,8 @@ class Criterion(NamedTuple):
 
     @property
     def words(self) -> str:
-        return f"the {'lowest' if self.least else 'highest'} {self.metric}"
+        extreme = "lowest" if self.least else "highest"
+        return f"the {extreme} {self.metric}"
 
 
 def collect_results(
@@ -108,7 +109,9 @@ def collect_results(
                 results.append(result)
     for (step, key), many in attempts.items():
         result = runs.result_of_attempts(step, many, traces.get(key))
-        if _has_numbers(result) or (result.state == "FAILED" and _reports(_deciding_attempt(many))):
+        # A failed attempt of a training step is a result even before its first metric.
+        has_failed = result.state == "FAILED" and _reports(_deciding_attempt(many))
+        if _has_numbers(result) or has_failed:
             results.append(result)
     return sorted(results, key=lambda result: result.made)
 
@@ -125,14 +128,9 @@ class _RunsOfRecipe:
         self._inputs_read: set[str] = set()
         for id in self._rows:
             for attempt in ws.store.runs.attempts(id):
-                self.attempts.setdefault((attempt.step, attempt.key or attempt.run), []).append(
-                    attempt
-                )
-                self._inputs_read |= {
-                    name.removeprefix("inputs.")
-                    for name in _reads(attempt)
-                    if name.startswith("inputs.")
-                }
+                place = attempt.step, attempt.key or attempt.run
+                self.attempts.setdefault(place, []).append(attempt)
+                self._inputs_read |= _inputs_read(attempt)
         self.fresh = self._find_fresh() - self.attempts.keys()
 
     def _find_fresh(self) -> set[tuple[str, str]]:
@@ -180,22 +178,19 @@ def attempt_result(
     for each in tries:
         with suppress(Invalid):  # a slow pattern: the last values are still known
             points += read_attempt_points(ws, each) or ()
-    numbers = trace.numbers if trace is not None and done else {}
-    if done and trace is not None and trace.run == last.run:
-        seconds = trace.seconds
-    else:
-        seconds = (last.ended or 0) - (last.started or 0)
+    seconds = (last.ended or 0) - (last.started or 0)
+    numbers: Mapping[str, Any] = {}
+    if done and trace is not None:
+        numbers = trace.numbers
+        # The result under this key may be of another run, and so is its duration.
+        if trace.run == last.run:
+            seconds = trace.seconds
     state = "FAILED"
     if done:
         state = "DONE"
     elif last.outcome == STOPPED:
         state = "STOPPED"
-    own = {
-        name.partition(".")[2]: value
-        for name, value in _reads(last).items()
-        if name.startswith(("inputs.", "matrix."))
-    }
-    values = {**given, **matrix_values(step), **own}
+    values = {**given, **matrix_values(step), **_own_values(last)}
     result = Result(
         step=step,
         run=last.run,
@@ -216,7 +211,8 @@ def find_result(ws: Workspace, step: str, trace: Trace) -> tuple[Result, Sequenc
 
     Uses the attempts if they are known locally, else the trace.
     """
-    if tries := attempts_of(ws, trace):
+    tries = attempts_of(ws, trace)
+    if tries:
         return attempt_result(ws, step, tries, trace, {})
     result = Result(
         step=step,
@@ -249,6 +245,23 @@ def _reads(attempt: AttemptRow) -> Mapping[str, object]:
     return reads if isinstance(reads, dict) else {}
 
 
+def _inputs_read(attempt: AttemptRow) -> set[str]:
+    names: set[str] = set()
+    for name in _reads(attempt):
+        if name.startswith("inputs."):
+            names.add(name.removeprefix("inputs."))
+    return names
+
+
+def _own_values(attempt: AttemptRow) -> dict[str, object]:
+    """Return the inputs and matrix values that the step itself read, by name."""
+    values: dict[str, object] = {}
+    for name, value in _reads(attempt).items():
+        if name.startswith(("inputs.", "matrix.")):
+            values[name.partition(".")[2]] = value
+    return values
+
+
 def _reports(attempt: AttemptRow) -> bool:
     """Return True if a step declares metrics."""
     return bool(in_image(attempt, "metrics") or in_author(attempt, "metrics"))
@@ -256,16 +269,19 @@ def _reports(attempt: AttemptRow) -> bool:
 
 def matrix_values(step: str) -> dict[str, str]:
     """Parse the matrix values in a step ID, such as rank and lr in `s[rank=4]/train[lr=1]`."""
-    pairs = (pair.partition("=") for inside in _MATRIX.findall(step) for pair in inside.split(","))
-    return {name: unquote(value) for name, equals, value in pairs if equals}
+    values: dict[str, str] = {}
+    for inside in _MATRIX.findall(step):
+        for pair in inside.split(","):
+            name, equals, value = pair.partition("=")
+            if equals:
+                values[name] = unquote(value)
+    return values
 
 
 def _cell(value: object) -> Cell:
-    return (
-        value
-        if value is None or isinstance(value, (str, int, float, bool))
-        else json.dumps(value, sort_keys=True, ensure_ascii=False)
-    )
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
 def is_comparable(value: object) -> TypeGuard[int | float]:
@@ -283,23 +299,32 @@ def is_outcome(metric: str) -> bool:
     return metric not in BESIDE and not metric.startswith("time_")
 
 
+def is_held_out(metric: str) -> bool:
+    """Return True if a metric is of validation or test data, judging by its name."""
+    return _HELD_OUT.search(metric) is not None
+
+
 def find_differing_inputs(found: Sequence[Result]) -> list[str]:
     """Return the inputs and matrix values that differ between results."""
-    names = dict.fromkeys(name for result in found for name in result.values)
-    return [
-        name for name in names if len({json.dumps(result.values.get(name)) for result in found}) > 1
-    ]
+    names: dict[str, None] = {}
+    for result in found:
+        names |= dict.fromkeys(result.values)
+    return [name for name in names if _differs(found, name)]
+
+
+def _differs(found: Iterable[Result], name: str) -> bool:
+    # As JSON, because 1, 1.0 and true are equal in Python.
+    return len({json.dumps(result.values.get(name)) for result in found}) > 1
 
 
 def list_metric_names(found: Iterable[Result]) -> list[str]:
     """Return the names of the results' outcome metrics, in the reported order."""
-    named = dict.fromkeys(
-        name
-        for result in found
-        for name, metric in result.metrics.items()
-        if is_comparable(metric.last)
-    )
-    return [name for name in named if is_outcome(name)]
+    names: dict[str, None] = {}
+    for result in found:
+        for name, metric in result.metrics.items():
+            if is_outcome(name) and is_comparable(metric.last):
+                names[name] = None
+    return list(names)
 
 
 def read_criteria(ws: Workspace, recipe: str) -> dict[str, Criterion]:
@@ -309,12 +334,13 @@ def read_criteria(ws: Workspace, recipe: str) -> dict[str, Criterion]:
     """
     for row in ws.store.runs.latest(recipe=recipe, last=1):
         with suppress(RecipeError, OSError):
-            chosen = [
-                step.select
-                for step in parse.load(Path(str(row.data.get("source", "")))).steps.values()
-                if step.select is not None
-            ]
-            return {each.step: Criterion(each.metric, each.best == "min") for each in chosen}
+            source = parse.load(Path(str(row.data.get("source", ""))))
+            criteria: dict[str, Criterion] = {}
+            for step in source.steps.values():
+                if step.select is not None:
+                    least = step.select.best == "min"
+                    criteria[step.select.step] = Criterion(step.select.metric, least)
+            return criteria
     return {}
 
 
@@ -325,9 +351,10 @@ def choose_criterion(found: Sequence[Result], chosen: Mapping[str, Criterion]) -
     """
     names = list_metric_names(found)
     for step in dict.fromkeys(bare(result.step) for result in found):
-        if (given := chosen.get(step)) is not None and given.metric in names:
+        given = chosen.get(step)
+        if given is not None and given.metric in names:
             return given
-    held_out = [name for name in names if _HELD_OUT.search(name)]
+    held_out = [name for name in names if is_held_out(name)]
     by_preference = (
         *filter(lower_is_better, held_out),
         *held_out,
@@ -341,7 +368,9 @@ def choose_criterion(found: Sequence[Result], chosen: Mapping[str, Criterion]) -
 
 def last_number(result: Result, metric: str) -> float | None:
     """Return the last value of a metric if it is a number, or else None."""
-    last = result.metrics[metric].last if metric in result.metrics else None
+    if metric not in result.metrics:
+        return None
+    last = result.metrics[metric].last
     return float(last) if is_comparable(last) else None
 
 
@@ -357,10 +386,11 @@ def find_best(found: Sequence[Result], by: Criterion | None) -> Result | None:
 
 def rank(found: Sequence[Result], by: Criterion) -> list[Result]:
     """Sort results from best to worst, followed by results without the metric and failed results."""
+    sign = 1 if by.least else -1
 
     def place(result: Result) -> tuple[bool, bool, float]:
         number = last_number(result, by.metric)
-        return result.state != "DONE", number is None, (number or 0.0) * (1 if by.least else -1)
+        return result.state != "DONE", number is None, sign * (number or 0.0)
 
     return sorted(found, key=place)
 
@@ -384,7 +414,8 @@ def as_row(result: Result, *, is_best: bool) -> dict[str, Cell]:
         "where": result.where,
     }
     for name, value in result.values.items():
-        row[f"inputs.{name}" if name in OWN else name] = value
+        column = f"inputs.{name}" if name in OWN else name
+        row[column] = value
     for name, metric in result.metrics.items():
         column = f"metrics.{name}" if name in row else name
         row[column] = metric.last
@@ -394,7 +425,8 @@ def as_row(result: Result, *, is_best: bool) -> dict[str, Cell]:
 
 def best_column(metric: str) -> str:
     """Return the column name for a metric's best value, such as `min loss`."""
-    return f"{'min' if lower_is_better(metric) else 'max'} {metric}"
+    extreme = "min" if lower_is_better(metric) else "max"
+    return f"{extreme} {metric}"
 
 
 class Comparison(NamedTuple):
@@ -406,9 +438,9 @@ class Comparison(NamedTuple):
 
     def has(self, name: str) -> bool:
         """Return True if any result has a column, input or metric with this name."""
-        return name in OWN or any(
-            name in result.values or name in result.metrics for result in self.results
-        )
+        if name in OWN:
+            return True
+        return any(name in result.values or name in result.metrics for result in self.results)
 
     def flat(self) -> list[dict[str, Cell]]:
         return [as_row(result, is_best=result is self.best) for result in self.results]
@@ -470,4 +502,6 @@ def _sort_key(cell: Cell) -> tuple[int, float, str]:
     """Return a sort key for a table cell: numbers first, then text, then missing values."""
     if is_comparable(cell):
         return 0, float(cell), ""
-    return (2, 0.0, "") if cell is None else (1, 0.0, str(cell))
+    if cell is None:
+        return 2, 0.0, ""
+    return 1, 0.0, str(cell)

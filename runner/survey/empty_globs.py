@@ -58,8 +58,12 @@ def find_empty_globs(ws: Workspace, found: Survey) -> Iterator[EmptyGlob]:
 
 def _requested_steps(found: Survey) -> set[str]:
     """Return the names of the requested steps that the plan does not skip."""
-    nodes = [found.plan.nodes[n] for n in found.select_wanted(found.plan)]
-    return {bare(node.id) for node in nodes if not node.flags & SKIP}
+    steps: set[str] = set()
+    for n in found.select_wanted(found.plan):
+        node = found.plan.nodes[n]
+        if not node.flags & SKIP:
+            steps.add(bare(node.id))
+    return steps
 
 
 def warn_of_empty_globs(ws: Workspace, found: Survey) -> list[str]:

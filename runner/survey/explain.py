@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ..errors import CannotRun
 from ..paths import heads
@@ -18,6 +18,9 @@ from ..storage.records.index import PublishedFile
 from ..storage.records.runs import AttemptRow
 from ..storage.workspace import Workspace
 from .survey import Survey
+
+if TYPE_CHECKING:
+    from ..language.values import Tree
 
 
 def preimage_of(found: Survey, n: int) -> dict[str, Any] | None:
@@ -55,8 +58,9 @@ def describe_end(row: AttemptRow) -> str:
         return f"it was {row.reason}"
     if row.reason == "stopped":
         return "its last attempt was stopped"
+    words = f"its last attempt failed ({row.reason})"
     remedy = REMEDIES.get(row.reason)
-    return f"its last attempt failed ({row.reason})" + (f": {remedy}" if remedy else "")
+    return f"{words}: {remedy}" if remedy else words
 
 
 def describe_resume(ws: Workspace, found: Survey, n: int) -> str:
@@ -69,14 +73,13 @@ def describe_resume(ws: Workspace, found: Survey, n: int) -> str:
         return ""
     from ..storage import checkpoints
 
-    path, note = checkpoints.choose_folder(
-        ws.home / "states" / checkpoints.key(spec, image["world"], found.plan.nodes[n].id),
-        spec.continues,
-    )
-    newest = (
-        checkpoints.newest(path / each.name, each.checkpoint, thorough=False) for each in spec.state
-    )
-    return "; ".join(filter(None, (note, *(each.words for each in newest))))
+    key = checkpoints.key(spec, image["world"], found.plan.nodes[n].id)
+    folder, note = checkpoints.choose_folder(ws.home / "states" / key, spec.continues)
+    words = [note]
+    for state in spec.state:
+        newest = checkpoints.newest(folder / state.name, state.checkpoint, thorough=False)
+        words.append(newest.words)
+    return "; ".join(filter(None, words))
 
 
 def describe_replaced(ws: Workspace, paths: Iterable[str]) -> list[str]:
@@ -86,14 +89,17 @@ def describe_replaced(ws: Workspace, paths: Iterable[str]) -> list[str]:
 
 
 def _whose(published: Mapping[str, PublishedFile], path: str) -> str:
-    if row := published.get(path):
-        return f"which was edited after {row.recipe} created it"
-    above = [published[each] for each in heads(path) if each in published]
-    if above:
-        return f"which is in {above[0].path}, created by {above[0].recipe}"
-    below = [row for each, row in published.items() if each.startswith(f"{path.rstrip('/')}/")]
-    if below:
-        return f"which contains {below[0].path}, created by {below[0].recipe}"
+    same = published.get(path)
+    if same is not None:
+        return f"which was edited after {same.recipe} created it"
+    for folder in heads(path):
+        if folder in published:
+            above = published[folder]
+            return f"which is in {above.path}, created by {above.recipe}"
+    start = f"{path.rstrip('/')}/"
+    for each, below in published.items():
+        if each.startswith(start):
+            return f"which contains {below.path}, created by {below.recipe}"
     return "which was not created by recipe"
 
 
@@ -108,12 +114,8 @@ def shown_command(found: Survey, n: int) -> tuple[str, dict[str, str]]:
     node, spec = found.plan.nodes[n], found.plan.specs()[n]
     if spec.select is not None:
         return "", {}
-    run = spec.run
-    as_written = run.rstrip("\n") if isinstance(run, str) else shlex.join(map(str, run or []))
-    files_as_written = {
-        path: tree if isinstance(tree, str) else json.dumps(tree, indent=2, ensure_ascii=False)
-        for path, tree in spec.files.items()
-    }
+    as_written = _command_as_written(spec.run)
+    files_as_written = {path: _file_as_written(tree) for path, tree in spec.files.items()}
     if any(late.producer not in found.made for late in node.late):
         return as_written, files_as_written
     scope = scope_of(spec, found.plan, n, found.made)
@@ -131,9 +133,22 @@ def shown_command(found: Survey, n: int) -> tuple[str, dict[str, str]]:
         made = launch.render(spec, scope, python="python")
     except CannotRun:
         return as_written, files_as_written
-    files = {
-        path: data.decode(errors="replace")
-        for path, data in made.files.items()
-        if path != launch.SHIM
-    }
-    return made.script.rstrip("\n") if made.script is not None else shlex.join(made.argv), files
+    files: dict[str, str] = {}
+    for path, data in made.files.items():
+        if path != launch.SHIM:
+            files[path] = data.decode(errors="replace")
+    if made.script is not None:
+        return made.script.rstrip("\n"), files
+    return shlex.join(made.argv), files
+
+
+def _command_as_written(run: Sequence[Tree] | None) -> str:
+    if isinstance(run, str):
+        return run.rstrip("\n")
+    return shlex.join(map(str, run or []))
+
+
+def _file_as_written(tree: Tree) -> str:
+    if isinstance(tree, str):
+        return tree
+    return json.dumps(tree, indent=2, ensure_ascii=False)

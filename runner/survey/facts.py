@@ -52,7 +52,10 @@ def collect_facts(ws: Workspace, plan: Plan, request: Request) -> Facts:
         for tool in node.tools:
             if tool not in facts.tools:
                 facts.tools[tool] = _tool_content(ws, tool)
-        if node.lock and not request.current_python and (node.home, node.lock) not in facts.locks:
+        # With the current interpreter, the packages are what is installed, not what is locked.
+        if not node.lock or request.current_python:
+            continue
+        if (node.home, node.lock) not in facts.locks:
             path = Path(plan.homes[node.home], node.lock)
             facts.locks[node.home, node.lock] = _lock_content(ws, path)
     imports.save()
@@ -150,7 +153,9 @@ class _TreeListings(dict[str, Mapping[str, str]]):
         if self._ws.remote_cache is not None:
             self._ws.remote_cache.outline(Content(content))
         entries = self._ws.objects.manifests.entries(Content(content))
-        self[content] = {
-            entry.path: f"{entry.kind}:{entry.value}" for entry in entries if entry.kind in "fx"
-        }
-        return self[content]
+        listing: dict[str, str] = {}
+        for entry in entries:
+            if entry.kind in "fx":  # files and programs, no directories or links
+                listing[entry.path] = f"{entry.kind}:{entry.value}"
+        self[content] = listing
+        return listing

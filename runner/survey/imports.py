@@ -53,14 +53,17 @@ def follow_imports(
     files: dict[str, ImportedFile] = {}
     doubts: dict[tuple[str, str], None] = {}
     seek = ModuleFinder(base)
+
+    def exported(file: str) -> Sequence[str]:
+        return read(f"{base}/{file}").exported
+
     for kind, name in starts:
         place = posixpath.normpath(name)
-        folders = list(dict.fromkeys([posixpath.dirname(place) if kind == "script" else "", *path]))
-        waiting = (
-            [ImportedFile(place)]
-            if kind == "script"
-            else [ImportedFile(each) for each in seek.module(name, folders)]
-        )
+        # Python's search path starts with the script's directory, or the current one for `-m`.
+        own = posixpath.dirname(place) if kind == "script" else ""
+        folders = list(dict.fromkeys([own, *path]))
+        first = [place] if kind == "script" else seek.module(name, folders)
+        waiting = [ImportedFile(file) for file in first]
         seen: set[str] = set()
         for found in waiting:  # grows during the loop
             if found.file in seen or not seek.is_file(found.file):
@@ -72,9 +75,7 @@ def follow_imports(
             imports = read(f"{base}/{found.file}")
             doubts |= dict.fromkeys((found.file, doubt) for doubt in imports.doubts)
             for each in imports.found:
-                needed = seek.find_imported(
-                    each, found.file, folders, lambda file: read(f"{base}/{file}").exported
-                )
+                needed = seek.find_imported(each, found.file, folders, exported)
                 waiting += [ImportedFile(file, found.file, str(each)) for file in needed]
     return ImportedFiles(files, list(doubts))
 
@@ -103,7 +104,10 @@ class ModuleFinder:
                 try:
                     with os.scandir(f"{self._base}/{folder}") as listing:
                         for each in listing:
-                            (folders if each.is_dir() else files).add(each.name)
+                            if each.is_dir():
+                                folders.add(each.name)
+                            else:
+                                files.add(each.name)
                 except OSError:
                     pass  # a missing or unreadable directory has no modules
             self._listed[folder] = files, folders
@@ -129,15 +133,15 @@ class ModuleFinder:
             path = [folder]
         elif wanted.module.partition(".")[0] in sys.builtin_module_names:
             return []
-        files, inside = self._walk(wanted.module.split(".") if wanted.module else [], path)
+        parts = wanted.module.split(".") if wanted.module else []
+        files, inside = self._walk(parts, path)
         names = wanted.names
         if "*" in names:
             package = files[-1] if files else f"{path[0]}/__init__.py".lstrip("/")
-            names = (
-                tuple(exported(package))
-                if package.endswith("__init__.py") and self.is_file(package)
-                else ()
-            )
+            names = ()
+            # Only the `__all__` of a package may name modules.
+            if package.endswith("__init__.py") and self.is_file(package):
+                names = tuple(exported(package))
         for name in names:
             files += self._walk([name], inside)[0]
         return files
@@ -145,10 +149,8 @@ class ModuleFinder:
     def module(self, name: str, path: Sequence[str]) -> list[str]:
         """Return the files loaded by `python -m NAME` before any import."""
         files, inside = self._walk(name.split("."), path)
-        return [
-            *files,
-            *(found for folder in inside if self.is_file(found := f"{folder}/__main__.py")),
-        ]
+        mains = [f"{folder}/__main__.py" for folder in inside]
+        return [*files, *filter(self.is_file, mains)]
 
     def _walk(self, parts: Sequence[str], path: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return the files of each package along a dotted name, and the search path for submodules."""
@@ -162,7 +164,10 @@ class ModuleFinder:
                     portions = [place]
                     break
                 if self.is_file(f"{place}.py"):
-                    return ([*files, f"{place}.py"], []) if n == len(parts) - 1 else (files, [])
+                    # A module has no submodules: with more parts, the import fails.
+                    if n == len(parts) - 1:
+                        files.append(f"{place}.py")
+                    return files, []
                 if self._is_folder(place):
                     portions.append(place)
             path = portions
@@ -193,11 +198,15 @@ class ImportCache:
             version, known = parse_json(self._path.read_bytes())
         except (OSError, ValueError, TypeError):
             return {}
-        return known if version == VERSION and isinstance(known, dict) else {}
+        if version != VERSION or not isinstance(known, dict):
+            return {}
+        return known
 
     def save(self) -> None:
         """Save new entries of the import cache."""
-        if self._new and self._known is not None and not self._ws.read_only:
+        if self._known is None or not self._new:
+            return
+        if not self._ws.read_only:
             kept = self._known if len(self._known) <= _MOST else self._new
             self._ws.write(self._path, json.dumps([VERSION, kept], separators=(",", ":")).encode())
             self._new = {}
@@ -222,7 +231,8 @@ def import_advice(
     """
     if "attempted relative import with no known parent package" in said:
         return _as_module(base, starts)
-    if not (missing := re.findall(r"ModuleNotFoundError: No module named '([\w.]+)'", said)):
+    missing = re.findall(r"ModuleNotFoundError: No module named '([\w.]+)'", said)
+    if not missing:
         return ""
     module = missing[-1]
     for found in follow_imports(base, starts, (), read_imports).files.values():
@@ -231,12 +241,8 @@ def import_advice(
     for file in files_of_module(base, module):
         if file not in listed:
             return f"{module} is {file}, which is not in `code` of {step}: add it"
-        folder = posixpath.normpath(
-            file.removesuffix("/__init__.py")
-            .removesuffix(".py")
-            .removesuffix(module.replace(".", "/"))
-            or "."
-        )
+        name = file.removesuffix("/__init__.py").removesuffix(".py")
+        folder = posixpath.normpath(name.removesuffix(module.replace(".", "/")) or ".")
         return f"{module} is {file}, but {folder} is not on Python's path: add `env: {{PYTHONPATH: {folder}}}` to {step}"
     return ""
 
@@ -249,11 +255,12 @@ def way_to_start(base: str, script: str) -> tuple[EntryPoint, list[str]]:
     """
     seek = ModuleFinder(base)
     start, path = EntryPoint("script", script), list[str]()
-    if any(each.level for each in read_imports(f"{base}/{script}").found) and (
-        named := _module_name(seek, script)
-    ):
+    is_relative = any(each.level for each in read_imports(f"{base}/{script}").found)
+    named = _module_name(seek, script) if is_relative else None
+    if named is not None:
         module, above = named
-        start, path = EntryPoint("module", module), [above] if above else []
+        start = EntryPoint("module", module)
+        path = [above] if above else []
     places = [posixpath.dirname(script)]
     while places[-1]:
         places.append(posixpath.dirname(places[-1]))
@@ -271,7 +278,10 @@ def _as_module(base: str, starts: Sequence[EntryPoint]) -> str:
     seek = ModuleFinder(base)
     for kind, name in starts:
         file = posixpath.normpath(name)
-        if kind == "module" or not seek.is_file(file) or not (named := _module_name(seek, file)):
+        if kind == "module" or not seek.is_file(file):
+            continue
+        named = _module_name(seek, file)
+        if named is None:
             continue
         module, above = named
         way = f", with `env: {{PYTHONPATH: {above}}}`" if above else ""
@@ -298,8 +308,7 @@ def files_of_module(base: str, module: str) -> Iterator[str]:
 
     Hidden directories and environments are skipped.
     """
-    tails = [f"/{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")]
-    found = [
-        name for name in files_below(base, ".") if any(f"/{name}".endswith(tail) for tail in tails)
-    ]
+    tail = f"/{module.replace('.', '/')}"
+    tails = (f"{tail}.py", f"{tail}/__init__.py")
+    found = [name for name in files_below(base, ".") if f"/{name}".endswith(tails)]
     yield from sorted(found, key=lambda name: (name.count("/"), name))

@@ -9,9 +9,9 @@ keys only have its digest.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from ..errors import RecipeError
 from ..reading import parse_json
@@ -43,20 +43,14 @@ def store_entries(ws: Workspace, content: str, entries: Sequence[Entry]) -> None
 def load_manifest(ws: Workspace, content: str) -> dict[str, str] | None:
     """Load the stored manifest of a directory tree as path -> content ID, or None if not stored."""
     entries = load_entries(ws, content)
-    return (
-        None
-        if entries is None
-        else {entry.path: f"{entry.kind}:{entry.value}" for entry in entries}
-    )
+    return _by_path(entries) if entries is not None else None
 
 
 def load_entries(ws: Workspace, content: str) -> list[Entry] | None:
     """Load the stored manifest entries of a directory tree, or None if not stored."""
     try:
-        return [
-            Entry(*row)
-            for row in parse_json(_file(ws, content).read_text("utf-8", "surrogateescape"))
-        ]
+        text = _file(ws, content).read_text("utf-8", "surrogateescape")
+        return [Entry(*row) for row in parse_json(text)]
     except (OSError, ValueError, TypeError):
         try:
             return ws.objects.manifests.entries(Content(content))
@@ -68,8 +62,12 @@ def find_manifest(ws: Workspace, found: Survey, content: str) -> dict[str, str] 
     """Return a directory's manifest as path -> content ID, stored or of a current plan input."""
     for path, now in _trees(ws, found):
         if now == content:
-            return {entry.path: f"{entry.kind}:{entry.value}" for entry in ws.cache.entries(path)}
+            return _by_path(ws.cache.entries(path))
     return load_manifest(ws, content)
+
+
+def _by_path(entries: Iterable[Entry]) -> dict[str, str]:
+    return {entry.path: f"{entry.kind}:{entry.value}" for entry in entries}
 
 
 def _file(ws: Workspace, content: str) -> Path:
@@ -82,8 +80,12 @@ def _is_known(ws: Workspace, content: str) -> bool:
 
 def _trees(ws: Workspace, found: Survey) -> Iterator[tuple[str, str]]:
     for (kind, address, *_), content in found.facts.takes.items():
-        if kind == "path" and content is not None and content.startswith("t:"):
+        if kind == "path" and _is_tree(content):
             yield str(ws.absolute(address)), content
     for path, content in found.facts.files.items():
-        if content is not None and content.startswith("t:"):
+        if _is_tree(content):
             yield path, content
+
+
+def _is_tree(content: str | None) -> TypeGuard[str]:
+    return content is not None and content.startswith("t:")

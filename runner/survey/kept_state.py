@@ -46,30 +46,37 @@ class StepState(NamedTuple):
 
     def newest(self) -> Checkpoint | None:
         """The checkpoint from which a run would resume, or None."""
-        return next((each for each in self.checkpoints if not each.why and not each.aside), None)
+        for each in self.checkpoints:
+            if not each.why and not each.aside:
+                return each
+        return None
 
     def best(self) -> Checkpoint | None:
         """The best checkpoint according to the trainer, or None if unknown or deleted."""
-        said = (checkpoints.best(each.path) for each in self.checkpoints if not each.aside)
-        name = next(filter(None, said), "")
+        # The newest checkpoint that names a best one: each knows only those before it.
+        for each in self.checkpoints:
+            name = "" if each.aside else checkpoints.best(each.path)
+            if name:
+                return self._find_named(name)
+        return None
+
+    def _find_named(self, name: str) -> Checkpoint | None:
         return next((each for each in self.checkpoints if each.path.name == name), None)
 
     def find_numbered(self, number: int | None) -> Checkpoint:
         """Return the checkpoint with this number, or else the newest valid one. Raises NotFound."""
-        found = (
-            self.newest()
-            if number is None
-            else next((each for each in self.checkpoints if each.number == number), None)
-        )
+        if number is None:
+            which = "complete checkpoint"
+            found = self.newest()
+        else:
+            which = f"checkpoint {number}"
+            found = next((each for each in self.checkpoints if each.number == number), None)
         if found is None:
-            which = f"checkpoint {number}" if number is not None else "complete checkpoint"
-            there = ", ".join(str(each.number) for each in self.checkpoints if each.number >= 0)
-            raise NotFound(
-                f"{self.step} has no {which} here",
-                fix=f"available checkpoints: {there}"
-                if there
-                else "create checkpoints with `recipe run`",
-            )
+            fix = "create checkpoints with `recipe run`"
+            available = [str(each.number) for each in self.checkpoints if each.number >= 0]
+            if available:
+                fix = f"available checkpoints: {', '.join(available)}"
+            raise NotFound(f"{self.step} has no {which} here", fix=fix)
         return found
 
 
@@ -94,10 +101,8 @@ def find_states(ws: Workspace, found: Survey, numbers: Iterable[int]) -> list[St
         for state in spec.state:
             folder = generation / state.name
             there = _checkpoints(folder, state.checkpoint)
-            there += [
-                each._replace(aside=True)
-                for each in _checkpoints(generation / _ASIDE / state.name, state.checkpoint)
-            ]
+            aside = _checkpoints(generation / _ASIDE / state.name, state.checkpoint)
+            there += [each._replace(aside=True) for each in aside]
             there.sort(key=lambda each: (each.number, not each.aside, each.made), reverse=True)
             answer.append(
                 StepState(
@@ -156,9 +161,11 @@ def go_back(ws: Workspace, state: StepState, number: int) -> Checkpoint:
             )
         aside = state.folder.parent / _ASIDE / state.state
         for each in state.checkpoints:
-            if each.aside == (each.number > number):
+            belongs_aside = each.number > number
+            if each.aside == belongs_aside:
                 continue
-            to = (state.folder if each.aside else aside) / each.path.name
+            folder = aside if belongs_aside else state.folder
+            to = folder / each.path.name
             if each.aside and os.path.lexists(to):
                 continue  # a newer checkpoint with this name exists
             delete(to)

@@ -61,7 +61,6 @@ def make_lock(
     interpreter's), and `upgrade` ignores existing pins.
     """
     from ..hosts import uv
-    from ..hosts._builder import no_index_option, translate_pip_settings
 
     lock = lock_file(path)
     version = python or f"{sys.version_info[0]}.{sys.version_info[1]}"
@@ -70,39 +69,10 @@ def make_lock(
         raise CannotRun(f"cannot lock {path}: uv is not installed", fix="run `pip install uv`")
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder, "made.lock")
+        # uv keeps the pins of an output file that exists already.
         if lock.exists() and not upgrade:
             shutil.copy(lock, made)
-        words = (
-            "--universal",
-            "--generate-hashes",
-            "--no-header",
-            "--no-annotate",
-            "--python-version",
-            version,
-            *no_index_option(environ),
-        )
-        argv = [program, "pip", "compile", "--quiet", *words, "--output-file", str(made), path.name]
-        env = {
-            **translate_pip_settings(environ),
-            **environ,
-            "NO_COLOR": "1",
-            "UV_PYTHON_DOWNLOADS": "never",
-        }
-        done = subprocess.run(
-            argv,
-            cwd=path.parent,
-            env=env,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        if done.returncode:
-            said = " ".join(done.stderr.split()).removeprefix("error: ")
-            raise CannotRun(
-                f"cannot lock {path}: {said[:1000]}",
-                fix="correct the file, or check the network and the package index",
-            )
+        _compile_pins(program, path, made, version, environ)
         head = f"# Made by recipe lock from {path.name} ({_digest(path).decode()}): Python {version} and newer.\n"
         new = lock.with_name(temporary_name(lock.name))
         try:
@@ -114,6 +84,45 @@ def make_lock(
                 fix="free disk space, or allow writing to this directory",
             ) from error
     return lock
+
+
+def _compile_pins(
+    program: str, path: Path, made: Path, version: str, environ: Mapping[str, str]
+) -> None:
+    """Write the pinned requirements of `path` to `made` with `uv pip compile`. Raises CannotRun."""
+    from ..hosts._builder import no_index_option, translate_pip_settings
+
+    words = (
+        "--universal",
+        "--generate-hashes",
+        "--no-header",
+        "--no-annotate",
+        "--python-version",
+        version,
+        *no_index_option(environ),
+    )
+    argv = [program, "pip", "compile", "--quiet", *words, "--output-file", str(made), path.name]
+    env = {
+        **translate_pip_settings(environ),
+        **environ,
+        "NO_COLOR": "1",
+        "UV_PYTHON_DOWNLOADS": "never",
+    }
+    done = subprocess.run(
+        argv,
+        cwd=path.parent,
+        env=env,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        said = " ".join(done.stderr.split()).removeprefix("error: ")
+        raise CannotRun(
+            f"cannot lock {path}: {said[:1000]}",
+            fix="correct the file, or check the network and the package index",
+        )
 
 
 def _digest(path: Path) -> bytes:

@@ -30,38 +30,48 @@ def read_metrics(
     if trace is None:
         return None
     if rule.pattern:
-        log = _log(ws, trace)
-        if not log.exists():
-            return None
-        try:
-            found = metrics.match(
-                log, rule.pattern, metrics.NOTHING
-            )  # the stored log is already masked
-        except Invalid as error:
-            raise Invalid(
-                [
-                    problem._replace(message=f"{trace.step}: {problem.message}")
-                    for problem in error.problems
-                ]
-            ) from None
+        found = _match_log(ws, trace, rule.pattern)
     else:
-        files = sorted(stored_files(ws, trace, str(rule.file)))
-        if not files:
-            return None
-        found = {name: value for _, path in files for name, value in metrics.read(path).items()}
+        found = _read_files(ws, trace, str(rule.file))
+    if found is None:
+        return None
     numbers: Mapping[str, Any] = Masker(all_given(plan, ws.environ)).value(found)
     ws.traces.measure(key, rule.rule, numbers)
     return numbers
 
 
+def _match_log(ws: Workspace, trace: Trace, pattern: str) -> dict[str, metrics.Value] | None:
+    """Return the metrics in the stored log of a result, or None if the log is gone."""
+    log = _log(ws, trace)
+    if not log.exists():
+        return None
+    try:
+        return metrics.match(log, pattern, metrics.NOTHING)  # the stored log is already masked
+    except Invalid as error:
+        prefix = f"{trace.step}: "
+        raise Invalid(
+            [each._replace(message=prefix + each.message) for each in error.problems]
+        ) from None
+
+
+def _read_files(ws: Workspace, trace: Trace, pattern: str) -> dict[str, metrics.Value] | None:
+    """Return the metrics in the stored files of a result, or None if there are none."""
+    files = sorted(stored_files(ws, trace, pattern))
+    if not files:
+        return None
+    found: dict[str, metrics.Value] = {}
+    for _, path in files:
+        found |= metrics.read(path)
+    return found
+
+
 def _log(ws: Workspace, trace: Trace) -> Path:
     """Return the path of the stored log of a result's attempt."""
-    done = [
-        attempt.n
-        for attempt in ws.store.runs.attempts(trace.run, trace.step)
-        if attempt.outcome == "done"
-    ]
-    return ws.kept_path(trace.run, trace.step, done[-1] if done else 1, ".log")
+    number = 1
+    for attempt in ws.store.runs.attempts(trace.run, trace.step):
+        if attempt.outcome == "done":
+            number = attempt.n
+    return ws.kept_path(trace.run, trace.step, number, ".log")
 
 
 def stored_files(ws: Workspace, trace: Trace, pattern: str) -> Iterator[tuple[str, Path]]:
@@ -76,13 +86,16 @@ def stored_files(ws: Workspace, trace: Trace, pattern: str) -> Iterator[tuple[st
                 yield path, ws.objects.path(content)
         elif ws.objects.has(content):
             for entry in ws.objects.manifests.entries(content):
-                if entry.kind in "fx" and fits(inner := f"{path}/{entry.path}"):
+                inner = f"{path}/{entry.path}"
+                if entry.kind in "fx" and fits(inner):
                     yield inner, ws.objects.path(content) / entry.path
 
 
 def _here(ws: Workspace, content: Content) -> bool:
     """Return True if a file is stored locally. Downloads it from the shared store if needed."""
+    if ws.objects.has(content):
+        return True
     cache = ws.remote_cache
-    return ws.objects.has(content) or (
-        cache is not None and cache.holds(content) and not cache.bring([content])
-    )
+    if cache is None or not cache.holds(content):
+        return False
+    return not cache.bring([content])

@@ -28,13 +28,16 @@ from ..secrets import describe_unusable
 from ..storage.workspace import Workspace
 from .caller_files import EarlierOutputs, GlobMatcher, WorkspaceGlobs
 from .disk_names import as_disk
-from .recipes import UsedRecipes, bind_inputs, read_and_bind, read_text, schema_mark
+from .recipes import UsedRecipes, bind_inputs, read_and_bind, read_text, schema_mark, takes_path
 from .request import Request
 
 if TYPE_CHECKING:
     from ..language.recipe import Input, Recipe
     from ..language.values import Tree
     from ..planning.beforehand import DryRun
+
+
+_JSON_TYPES = (str, int, float, bool, list, dict, type(None))
 
 
 def compile_request(
@@ -52,7 +55,8 @@ def compile_request(
         compilation = _Compilation(ws, source, text, request, known)
         plan = compilation.plan
         # Address credentials come only with the request, and would be missing later.
-        if digest is not None and not ws.read_only and not ws.addresses:
+        may_store = not ws.read_only and not ws.addresses
+        if digest is not None and may_store:
             ws.write(path, *compilation.dump())
             mark = schema_mark(ws, of_bytes(text))
             if not mark.exists():
@@ -197,20 +201,16 @@ class _Compilation:
 
 
 def _with_json_form(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in values.items()
-        if isinstance(value, (str, int, float, bool, list, dict, type(None)))
-    }
+    return {name: value for name, value in values.items() if isinstance(value, _JSON_TYPES)}
 
 
 def _secret_variables(recipe: Recipe) -> list[tuple[str, bool]]:
     """Return the environment variables of secrets, and whether each is required."""
-    return sorted(
-        (spec.env, spec.required)
-        for spec in recipe.inputs.values()
-        if spec.type == "secret" and spec.env
-    )
+    found = []
+    for spec in recipe.inputs.values():
+        if spec.type == "secret" and spec.env:
+            found.append((spec.env, spec.required))
+    return sorted(found)
 
 
 def compile_on_trial(
@@ -247,15 +247,14 @@ def compile_from_files(ws: Workspace, request: Request) -> CompiledFromFiles:
     source = find(request.recipe, ws.root)
     compilation = _Compilation(ws, source, read_text(source), request, {})
     plan, globs = _adjust(compilation.plan, request), compilation.globs
-    looked = {
-        pattern: [match for match in matches if match not in globs.left]
-        for pattern, matches in globs.looked.items()
-    }
-    paths = {
-        name: found
-        for name, spec in compilation.recipe.inputs.items()
-        if (found := _local_paths(spec, plan.inputs.get(name)))
-    }
+    looked: dict[str, list[str]] = {}
+    for pattern, matches in globs.looked.items():
+        looked[pattern] = [match for match in matches if match not in globs.left]
+    paths: dict[str, list[str]] = {}
+    for name, spec in compilation.recipe.inputs.items():
+        found = _local_paths(spec, plan.inputs.get(name))
+        if found:
+            paths[name] = found
     return CompiledFromFiles(request.recipe, source, plan, compilation.used.sources, looked, paths)
 
 
@@ -263,22 +262,29 @@ def _local_paths(spec: Input, value: object) -> list[str]:
     """Return the local files and directories to which an input value refers."""
     from ..language.addresses import kind_of
 
-    if spec.stream or not {spec.type, spec.items} & {"file", "dataset", "model"}:
+    # A streamed input is an address that the step's own program reads.
+    if spec.stream or not takes_path(spec):
         return []
     given = value if isinstance(value, list) else [value]
-    files = [spec.split_member(each)[0] for each in given if isinstance(each, str)]
-    return [each for each in files if kind_of(each) == "path"]
+    found = []
+    for each in given:
+        if isinstance(each, str):
+            file, _ = spec.split_member(each)
+            if kind_of(file) == "path":
+                found.append(file)
+    return found
 
 
 def as_stored(ws: Workspace, plan: Plan, request: Request) -> Request:
     """Return the request to store: no credentials in addresses, paths relative to the workspace."""
     if not ws.addresses and not request.typed_in:
         return request
-    bound = {
-        name
-        for name, value in request.inputs.items()
-        if any(address in str(value) for address in ws.addresses.values())
-    }
-    bound |= {name for name in request.typed_in if isinstance(plan.inputs.get(name), (str, list))}
+    bound: set[str] = set()
+    for name, value in request.inputs.items():
+        if any(address in str(value) for address in ws.addresses.values()):
+            bound.add(name)
+    for name in request.typed_in:
+        if isinstance(plan.inputs.get(name), (str, list)):
+            bound.add(name)
     inputs = {**request.inputs, **{name: plan.inputs[name] for name in bound}}
     return replace(request, inputs=inputs, typed_in={})

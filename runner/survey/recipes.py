@@ -43,15 +43,17 @@ def read_and_bind(
     if is_path(request.recipe):
         recipe = place_recipe(recipe, source, ws.root)
     used.load(recipe)
+    environment = ws.environ if ws.asks_secrets else None
     values = bind_inputs(
         ws,
         recipe,
         request.inputs,
         preset=request.preset,
-        environment=ws.environ if ws.asks_secrets else None,
+        environment=environment,
         origins=request.origins,
     )
-    if wrong := unread.find_refused(recipe, request.inputs, request.preset, request.origins):
+    wrong = unread.find_refused(recipe, request.inputs, request.preset, request.origins)
+    if wrong:
         raise Invalid(wrong)
     for name in request.typed_in.keys() & values.keys():
         location = CallerLocation(ws.root, request.typed_in[name])
@@ -69,10 +71,10 @@ def input_types(ws: Workspace, source: Path, request: Request) -> dict[str, dict
         recipe = place_recipe(recipe, source, ws.root)
     used = UsedRecipes(ws.root)
     used.load(recipe)
-    return {
-        each.id: {name: spec.type for name, spec in each.inputs.items()}
-        for each in (*used.by_name.values(), recipe)
-    }
+    types: dict[str, dict[str, str]] = {}
+    for each in (*used.by_name.values(), recipe):
+        types[each.id] = {name: spec.type for name, spec in each.inputs.items()}
+    return types
 
 
 # -- files ---------------------------------------------------------------------------------------
@@ -195,12 +197,13 @@ def bind_inputs(
 
     values = inputs.bind(recipe, given, **how)
     for name, value in values.items():
-        if _takes_path(recipe.inputs[name]):
+        if takes_path(recipe.inputs[name]):
             values[name] = _without_credentials(ws, recipe, name, value)
     return values
 
 
-def _takes_path(spec: Input) -> bool:
+def takes_path(spec: Input) -> bool:
+    """Return True if the values of an input are paths or addresses."""
     return not _PATH_TYPES.isdisjoint({spec.type, spec.items})
 
 
@@ -245,7 +248,7 @@ def _start_at_root(spec: Input, value: Tree, location: CallerLocation) -> Tree:
 
     if isinstance(value, list):
         return [_start_at_root(spec, item, location) for item in value]
-    if not isinstance(value, str) or not _takes_path(spec):
+    if not isinstance(value, str) or not takes_path(spec):
         return value
     if kind_of(value) != "path" or value[:1] in "/~":
         return value

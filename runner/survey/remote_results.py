@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 from ..language.units import about
 from ..planning.judge import FRESH, RESTORE
-from ..planning.plan import UNCACHED
+from ..planning.plan import UNCACHED, Node
 from ..planning.step import TEMPORARY
 from ..storage.content.files import Content
 from ..storage.records.index import Trace
@@ -24,13 +24,12 @@ def local_traces(ws: Workspace, found: Survey) -> list[tuple[Trace, frozenset[st
             continue
         trace = ws.store.index.trace(key)
         if trace is not None:
-            answer.append(
-                (
-                    trace,
-                    frozenset(output.name for output in node.outputs if output.flags & TEMPORARY),
-                )
-            )
+            answer.append((trace, _temporary_outputs(node)))
     return answer
+
+
+def _temporary_outputs(node: Node) -> frozenset[str]:
+    return frozenset(output.name for output in node.outputs if output.flags & TEMPORARY)
 
 
 def pull(
@@ -40,20 +39,19 @@ def pull(
     tally = Tally()
     for n, node in enumerate(found.plan.nodes):
         made = found.made.get(n)
-        if made is None or not made.ok or found.verdicts[n].key is None:
+        if made is None or not made.ok:
             continue
-        temporary = {output.name for output in node.outputs if output.flags & TEMPORARY}
-        wanted = [
-            Content(content)
-            for name, content in made.outputs.items()
-            if name not in temporary and not ws.objects.has(Content(content))
-        ]
+        if found.verdicts[n].key is None:
+            continue
+        # The shared store has no temporary outputs.
+        temporary = _temporary_outputs(node)
+        kept = [content for name, content in made.outputs.items() if name not in temporary]
+        wanted = _find_absent(ws, kept)
         if wanted:
             begun = remote_cache.remote.received
             lost = remote_cache.bring(wanted)
-            tally.problems += [
-                f"{node.id}: cannot download {content[:14]}…" for content in sorted(lost)
-            ]
+            for content in sorted(lost):
+                tally.problems.append(f"{node.id}: cannot download {content[:14]}…")
             tally.contents += len(wanted) - len(lost)
             tally.bytes += remote_cache.remote.received - begun
             progress(node.id, remote_cache.remote.received - begun)
@@ -66,21 +64,22 @@ def explain_remote(ws: Workspace, remote_cache: RemoteCache, found: Survey) -> N
     for n, verdict in enumerate(found.verdicts):
         if verdict.answer not in (FRESH, RESTORE) or verdict.made is None:
             continue
-        words = (
-            [f"cached in the shared store {remote_cache.name}"]
-            if verdict.key in remote_cache.found
-            else []
-        )
-        missing = [
-            Content(content)
-            for content in verdict.made.outputs.values()
-            if not ws.objects.has(Content(content))
-        ]
-        if verdict.answer == RESTORE and missing:
-            size = remote_cache.size_of(missing)
-            words.append(
-                f"outputs will be downloaded from the shared store {remote_cache.name}"
-                + (f", {about(size)}" if size else "")
-            )
+        words = []
+        if verdict.key in remote_cache.found:
+            words.append(f"cached in the shared store {remote_cache.name}")
+        absent = _find_absent(ws, verdict.made.outputs.values())
+        if verdict.answer == RESTORE and absent:
+            words.append(_describe_download(remote_cache, absent))
         if words:
             found.verdicts[n] = verdict._replace(reasons=(*verdict.reasons, *words))
+
+
+def _find_absent(ws: Workspace, contents: Iterable[str]) -> list[Content]:
+    """Return the contents that are not stored on this machine."""
+    return [content for content in map(Content, contents) if not ws.objects.has(content)]
+
+
+def _describe_download(remote_cache: RemoteCache, contents: Sequence[Content]) -> str:
+    words = f"outputs will be downloaded from the shared store {remote_cache.name}"
+    size = remote_cache.size_of(contents)
+    return f"{words}, {about(size)}" if size else words

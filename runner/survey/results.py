@@ -44,32 +44,39 @@ def reported_metrics(ws: Workspace, attempts: Sequence[AttemptRow]) -> list[Step
 
     The last values are from the newest metrics rule, which may be newer than the attempt.
     """
+    keys = [attempt.key for attempt in attempts if attempt.outcome == "done"]
+    traces = ws.store.index.traces(list(filter(None, keys)))
+    found = []
+    for step, tries in group_by_step(attempts).items():
+        said = _join_points([read_attempt_points(ws, attempt) for attempt in tries])
+        trace = traces.get(tries[-1].key)
+        last = trace.numbers if trace is not None else {}
+        found.append(StepMetrics(step, summarize_points(said or (), last), said))
+    return found
+
+
+def group_by_step(attempts: Iterable[AttemptRow]) -> dict[str, list[AttemptRow]]:
+    """Return the attempts of each step, in order."""
     by_step: dict[str, list[AttemptRow]] = {}
     for attempt in attempts:
         by_step.setdefault(attempt.step, []).append(attempt)
-    traces = ws.store.index.traces(
-        [attempt.key for attempt in attempts if attempt.outcome == "done" and attempt.key]
-    )
-    found = []
-    for step, tries in by_step.items():
-        parts = [read_attempt_points(ws, attempt) for attempt in tries]
-        said = None if parts[-1] is None else [point for part in parts for point in part or ()]
-        trace = traces.get(tries[-1].key)
-        found.append(
-            StepMetrics(
-                step, summarize_points(said or (), trace.numbers if trace is not None else {}), said
-            )
-        )
-    return found
+    return by_step
+
+
+def _join_points(parts: Sequence[Sequence[Point] | None]) -> list[Point] | None:
+    """Join the points of a step's attempts, or return None if those of the last one are gone."""
+    if parts[-1] is None:
+        return None
+    points: list[Point] = []
+    for part in parts:
+        points += part or ()
+    return points
 
 
 def attempts_of(ws: Workspace, trace: Trace) -> list[AttemptRow]:
     """Return the locally known attempts that produced a result."""
-    return [
-        attempt
-        for attempt in ws.store.runs.attempts(trace.run, trace.step)
-        if attempt.key == trace.key
-    ]
+    attempts = ws.store.runs.attempts(trace.run, trace.step)
+    return [attempt for attempt in attempts if attempt.key == trace.key]
 
 
 def read_attempt_points(ws: Workspace, attempt: AttemptRow) -> list[Point] | None:
@@ -77,22 +84,25 @@ def read_attempt_points(ws: Workspace, attempt: AttemptRow) -> list[Point] | Non
     rule = _rule(attempt)
     if rule is None:
         return []
-    if rule.pattern or rule.in_environment:
-        path = rows.keep_file(ws, attempt, ".log" if rule.pattern else ".metrics")
-        if not path.exists():
+    if rule.pattern:
+        log = rows.keep_file(ws, attempt, ".log")
+        if not log.exists():
             return None
-        return (
-            list(metrics.matches(path, rule.pattern, metrics.NOTHING))
-            if rule.pattern
-            else list(metrics.points(path))
-        )
+        return list(metrics.matches(log, rule.pattern, metrics.NOTHING))
+    if rule.in_environment:
+        path = rows.keep_file(ws, attempt, ".metrics")
+        return list(metrics.points(path)) if path.exists() else None
     trace = ws.store.index.trace(attempt.key)
-    files = (
-        sorted(stored_files(ws, trace, str(rule.file)))
-        if trace is not None and trace.run == attempt.run
-        else []
-    )
-    return [point for _, path in files for point in metrics.points(path)] if files else None
+    # Outputs are stored by key: those of another run are not what this attempt reported.
+    if trace is None or trace.run != attempt.run:
+        return None
+    files = sorted(stored_files(ws, trace, str(rule.file)))
+    if not files:
+        return None
+    points: list[Point] = []
+    for _, path in files:
+        points += metrics.points(path)
+    return points
 
 
 def summarize_points(said: Iterable[Point], last: Mapping[str, Any]) -> dict[str, Metric]:
@@ -125,8 +135,10 @@ def in_author(attempt: AttemptRow, name: str) -> Json:
 def _rule(attempt: AttemptRow) -> MetricsSpec | None:
     """Return the metrics rule of an attempt, or None if no metrics are declared."""
     rule = in_image(attempt, "metrics") or in_author(attempt, "metrics")
-    return (
-        MetricsSpec(*(None if part is None else str(part) for part in rule))
-        if isinstance(rule, list)
-        else None
-    )
+    if not isinstance(rule, list):
+        return None
+    parts: list[str | None] = []
+    for part in rule:
+        text = None if part is None else str(part)
+        parts.append(text)
+    return MetricsSpec(*parts)

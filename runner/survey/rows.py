@@ -42,11 +42,10 @@ class StoredStream:
         for chunk in self._ws.store.runs.exchange.chunks(
             self._run, self._attempt, self._stream, self.offset
         ):
-            data = (
-                self._object(Content(chunk.content))
-                if chunk.content
-                else chunk.data[max(0, self.offset - chunk.offset) :]
-            )
+            if chunk.content:
+                data = self._object(Content(chunk.content))
+            else:
+                data = chunk.data[max(0, self.offset - chunk.offset) :]
             found.append(data)
             self.offset += len(data)
         return b"".join(found)
@@ -95,11 +94,10 @@ def fetch_file(ws: Workspace, run: str, path: Path) -> None:
 
     Raises Infrastructure if the shared store lacks it.
     """
-    if (
-        not path.exists()
-        and is_elsewhere(ws, run)
-        and (data := StoredStream(ws, run, path.stem, path.suffix[1:]).whole())
-    ):
+    if path.exists() or not is_elsewhere(ws, run):
+        return
+    data = StoredStream(ws, run, path.stem, path.suffix[1:]).whole()
+    if data:
         ws.write(path, data)
 
 
@@ -115,4 +113,4 @@ def read_points(
     if not is_elsewhere(ws, run):
         return metrics.points(path)
     data = StoredStream(ws, run, ws.kept_path(run, step, number, "").name, path.suffix[1:]).whole()
-    return [point for line in data.splitlines() if (point := metrics.parse(line))]
+    return list(filter(None, map(metrics.parse, data.splitlines())))

@@ -90,7 +90,8 @@ def _machine() -> Found:
         driver = version[0] if version else ""
         for each in sorted((nvidia / "gpus").glob("*/information")):
             model = re.search(r"^Model:\s*(.+)$", each.read_text(), re.M)
-            gpus += [model[1].strip()] if model else []
+            if model:
+                gpus.append(model[1].strip())
     system = os.uname()
     return {
         "system": f"{system.sysname} {system.release} {system.machine}",
@@ -137,9 +138,15 @@ def _code(root: Path, masked: Callable[[str], str]) -> Found | None:
     if not commit:
         return None
     status = _git(root, "status", "--porcelain", "-z", "--no-renames", "--", ".").split(b"\0")
-    names = [(line[:2], masked(line[3:].decode(errors="replace"))) for line in status if line]
-    untracked = [name for sign, name in names if sign == b"??"]
-    changed = [name for sign, name in names if sign != b"??"]
+    untracked: list[str] = []
+    changed: list[str] = []
+    for line in filter(None, status):
+        # Each line has two letters of state, a space and the name.
+        name = masked(line[3:].decode(errors="replace"))
+        if line[:2] == b"??":
+            untracked.append(name)
+        else:
+            changed.append(name)
     diff = b""
     if changed:
         diff = _git(root, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--", ".")

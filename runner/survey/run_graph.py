@@ -24,22 +24,17 @@ def build_graph(ws: Workspace, found: Survey) -> RunGraph:
     instances: dict[str, int] = {}
     for n, step in enumerate(steps):
         instances[step] = instances.get(step, 0) + 1
-        needs.setdefault(step, {}).update(
-            dict.fromkeys(
-                steps[each] for each in sorted(found.plan.dependencies(n)) if steps[each] != step
-            )
-        )
-    fresh = [
-        (node.id, verdict.key)
-        for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True)
-        if verdict.answer in (FRESH, RESTORE)
-    ]
-    return RunGraph(
-        {step: list(needed) for step, needed in needs.items()},
-        instances,
-        {id: key for id, key in fresh[:MOST] if key},
-        *training_progress(ws, found),
-    )
+        needed = needs.setdefault(step, {})
+        for each in sorted(found.plan.dependencies(n)):
+            if steps[each] != step:
+                needed[steps[each]] = None
+    fresh = []
+    for node, verdict in zip(found.plan.nodes, found.verdicts, strict=True):
+        if verdict.answer in (FRESH, RESTORE):
+            fresh.append((node.id, verdict.key))
+    needs_of_step = {step: list(needed) for step, needed in needs.items()}
+    keys = {id: key for id, key in fresh[:MOST] if key}
+    return RunGraph(needs_of_step, instances, keys, *training_progress(ws, found))
 
 
 def store_graph(ws: Workspace, run: str, found: Survey) -> RunGraph:

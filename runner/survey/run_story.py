@@ -21,7 +21,7 @@ from ..storage.records.runs import AttemptRow, RunRow
 from ..storage.run_graph import RunGraph
 from ..storage.workspace import Workspace
 from .comparison import Cell, Result, attempt_result, find_result, matrix_values
-from .results import Point, attempts_of
+from .results import Point, attempts_of, group_by_step
 
 _TAIL = 16 << 10  # bytes read from the end of a log
 _LOGS, _FILES = 200, 300
@@ -51,10 +51,9 @@ class StepInstance(NamedTuple):
 
     @property
     def values(self) -> Mapping[str, Cell]:
-        return {
-            name: (self.result.values if self.result is not None else {}).get(name, value)
-            for name, value in matrix_values(self.id).items()
-        }
+        # A step ID has only text; the result has the values with their types.
+        typed = self.result.values if self.result is not None else {}
+        return {name: typed.get(name, text) for name, text in matrix_values(self.id).items()}
 
 
 class SmallOutput(NamedTuple):
@@ -85,13 +84,14 @@ def tell_story(ws: Workspace, row: RunRow) -> Story:
     view = ws.run_views.view(row, graph)
     fresh = graph.fresh if graph is not None else {}
     states = {id: (step.state, step.detail or step.reason) for id, step in view.steps.items()}
-    states |= {id: ("FRESH", "") for id in fresh if id not in states}
+    for id in fresh:
+        states.setdefault(id, ("FRESH", ""))
     attempts = ws.store.runs.attempts(row.id)
-    by_step: dict[str, list[AttemptRow]] = {}
-    for attempt in attempts:
-        by_step.setdefault(attempt.step, []).append(attempt)
-    keys = {id: by_step[id][-1].key if id in by_step else fresh.get(id, "") for id in states}
-    traces = ws.store.index.traces([key for key in {**keys, **fresh}.values() if key])
+    by_step = group_by_step(attempts)
+    keys: dict[str, str] = {}
+    for id in states:
+        keys[id] = by_step[id][-1].key if id in by_step else fresh.get(id, "")
+    traces = ws.store.index.traces(list(filter(None, {**keys, **fresh}.values())))
     found = []
     for id, (state, detail) in states.items():
         host = view.steps[id].host if id in view.steps else ""
@@ -102,17 +102,25 @@ def tell_story(ws: Workspace, row: RunRow) -> Story:
     found.sort(key=lambda each: (order[each.step], _natural_order(each.id)))
     logs = _log_ends(ws, found)
     files, passed = _small_files(ws, found, traces)
+    left_out = _describe_omissions(passed, len(found), len(logs), graph)
+    why = _find_causes(ws, row, by_step)
+    return Story(row, needs, counts, found, logs, files, why, stored_links(attempts), left_out)
+
+
+def _describe_omissions(
+    passed: int, instances: int, logs: int, graph: RunGraph | None
+) -> list[str]:
+    """Describe in sentences what a report leaves out: files, logs, and the graph."""
     left_out = []
     if passed:
         left_out.append(f"{passed} images and texts are left out: too large or too many")
-    if len(found) > len(logs) >= _LOGS:
+    if instances > logs >= _LOGS:
         left_out.append(
             f"only the logs of {_LOGS} steps are included, failed steps first; `recipe logs` shows all"
         )
     if graph is None:
         left_out.append("the graph of this run was not stored, so its steps have no arrows")
-    why = _find_causes(ws, row, by_step)
-    return Story(row, needs, counts, found, logs, files, why, stored_links(attempts), left_out)
+    return left_out
 
 
 def _shape(
@@ -129,9 +137,10 @@ def _shape(
 
 def _natural_order(id: str) -> list[str | float]:
     """Split an ID into text and numbers, as a natural sort key."""
-    return [
-        float(part) if n % 2 else part for n, part in enumerate(re.split(r"(\d+(?:\.\d+)?)", id))
-    ]
+    parts: list[str | float] = [*re.split(r"(\d+(?:\.\d+)?)", id)]
+    # `re.split` puts the text between the numbers at even places, and the numbers at odd ones.
+    parts[1::2] = map(float, parts[1::2])
+    return parts
 
 
 def _with_result(ws: Workspace, begun: StepInstance, trace: Trace | None) -> StepInstance:
@@ -175,7 +184,9 @@ def _small_files(
     passed = 0
     for each in found:
         trace = traces.get(each.attempts[-1].key) if each.attempts else None
-        for _, path, content in trace.outputs if trace is not None else ():
+        if trace is None:
+            continue
+        for _, path, content in trace.outputs:
             for inner, place in _files_of_output(ws, path, content):
                 largest = _LARGEST.get(os.path.splitext(inner)[1].lower())
                 if largest is None:
@@ -214,10 +225,7 @@ def _files_of_output(ws: Workspace, path: str, content: Content) -> Iterable[tup
 
 def changes_of(ws: Workspace, row: RunRow) -> dict[str, list[str]]:
     """Return the changes of each executed step since its previous attempt."""
-    by_step: dict[str, list[AttemptRow]] = {}
-    for attempt in ws.store.runs.attempts(row.id):
-        by_step.setdefault(attempt.step, []).append(attempt)
-    return _find_causes(ws, row, by_step)
+    return _find_causes(ws, row, group_by_step(ws.store.runs.attempts(row.id)))
 
 
 def _find_causes(
@@ -225,8 +233,12 @@ def _find_causes(
 ) -> dict[str, list[str]]:
     """Return the changes of each executed step since its previous attempt."""
     earlier = _attempts_before(ws, row, by_step)
-    found = {step: _causes(earlier.get(step), tries[0]) for step, tries in by_step.items()}
-    return {step: causes for step, causes in found.items() if causes}
+    found: dict[str, list[str]] = {}
+    for step, tries in by_step.items():
+        causes = _causes(earlier.get(step), tries[0])
+        if causes:
+            found[step] = causes
+    return found
 
 
 def _attempts_before(ws: Workspace, row: RunRow, steps: Iterable[str]) -> dict[str, AttemptRow]:

@@ -42,12 +42,14 @@ def summarize_samples(samples: Iterable[Mapping[str, metrics.Value]]) -> dict[st
     for sample in samples:
         for name, value in _numbers(sample).items():
             columns.setdefault(name, []).append(value)
-    means = {
-        name: round(sum(columns[name]) / len(columns[name]), 1)
-        for name in _MEANS
-        if name in columns
-    }
-    return means | {name: max(columns[name]) for name in _PEAKS if name in columns}
+    summary: dict[str, float] = {}
+    for name in _MEANS:
+        if name in columns:
+            summary[name] = round(sum(columns[name]) / len(columns[name]), 1)
+    for name in _PEAKS:
+        if name in columns:
+            summary[name] = max(columns[name])
+    return summary
 
 
 def describe_samples(found: Mapping[str, float]) -> str:
@@ -55,10 +57,21 @@ def describe_samples(found: Mapping[str, float]) -> str:
 
     For example `GPU 87%, 22.1 GB, 71 °C, 300 W; processors 35%, 12.3 GB of memory in use`.
     """
-    gpu = [f"{found[name]:.{places}f}{unit}" for name, places, unit in _GPU if name in found]
-    rest = [f"processors {found['cpu_percent']:.0f}%"] if "cpu_percent" in found else []
-    rest += [f"{found['ram_used_gb']:.1f} GB of memory in use"] if "ram_used_gb" in found else []
-    return "; ".join(filter(None, (f"GPU {', '.join(gpu)}" if gpu else "", ", ".join(rest))))
+    gpu = []
+    for name, places, unit in _GPU:
+        if name in found:
+            gpu.append(f"{found[name]:.{places}f}{unit}")
+    host = []
+    if "cpu_percent" in found:
+        host.append(f"processors {found['cpu_percent']:.0f}%")
+    if "ram_used_gb" in found:
+        host.append(f"{found['ram_used_gb']:.1f} GB of memory in use")
+    parts = []
+    if gpu:
+        parts.append(f"GPU {', '.join(gpu)}")
+    if host:
+        parts.append(", ".join(host))
+    return "; ".join(parts)
 
 
 _GPU: Final = (

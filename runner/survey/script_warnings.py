@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ast
 import os
-import posixpath
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ..language.imports import BY_VALUE, EntryPoint, Imports, find_starts
-from ..language.recipe import GitCode
 from ..language.script_options import ScriptOptions, options_of
 from ..language.script_words import (
     GivenWord,
@@ -26,6 +24,8 @@ from ..language.script_words import (
 )
 from ..planning.patterns import python_path
 from ..reading import whole
+from .code_files import code_folder
+from .code_warnings import has_checkout, output_paths
 from .imports import ImportedFiles, follow_imports
 
 if TYPE_CHECKING:
@@ -42,23 +42,16 @@ def find_rejected_options(recipe: Recipe, read: Callable[[str], Imports]) -> Ite
 
     `read` returns the imports of a file by its absolute path.
     """
-    base = os.path.realpath(recipe.home or os.path.dirname(recipe.document.name) or ".")
-    steps = recipe.steps.values()
-    made = {posixpath.normpath(output.path) for step in steps for output in step.outputs}
-    for step in steps:
-        if _has_checkout(recipe, step):
+    base = os.path.realpath(code_folder(recipe))
+    made = output_paths(recipe)
+    for step in recipe.steps.values():
+        if has_checkout(recipe, step):
             continue  # the files of a checkout are unknown before it is fetched
         path = python_path({**recipe.env, **step.env})
         for start in _started_scripts(step):
             imported = follow_imports(base, [start], path, read)
             for fault in _option_faults(base, step, start, imported, made):
                 yield _problem(recipe, step, start, fault)
-
-
-def _has_checkout(recipe: Recipe, step: Step) -> bool:
-    """Return True if a step's `code` has a git repository."""
-    code = recipe.code if step.code is None else step.code
-    return any(isinstance(item, GitCode) for item in code)
 
 
 def _option_faults(
@@ -69,8 +62,10 @@ def _option_faults(
     # A dynamically named module adds no options unless it receives the parser, which is checked.
     is_uncertain = any(not doubt.endswith(BY_VALUE) for _, doubt in imported.doubts)
     script = next((each.file for each in reversed(imported.files.values()) if not each.by), "")
-    if words is None or is_uncertain or script in made or script in step.files:
+    if words is None or is_uncertain:
         return ()
+    if script in made or script in step.files:
+        return ()  # a step writes the script, so its text is not known yet
     takes = _options(base, script, imported)
     return find_faults(start.name, takes, words, _place(step)) if takes else ()
 
@@ -85,7 +80,8 @@ def _started_scripts(step: Step) -> list[EntryPoint]:
 
 
 def _place(step: Step) -> Where:
-    return (*step.origin, "run" if step.run is not None else "accelerate")
+    field = "run" if step.run is not None else "accelerate"
+    return (*step.origin, field)
 
 
 def _problem(recipe: Recipe, step: Step, start: EntryPoint, fault: WordFault) -> Problem:
@@ -112,11 +108,9 @@ def _given_words(step: Step, start: EntryPoint) -> list[GivenWord] | None:
         where: Where = (*step.origin, "accelerate", "args")
         if isinstance(args, dict):
             return words_of_mapping(args, where)
-        return (
-            words_of_list([start.name, *args], start.name, where)
-            if isinstance(args, list)
-            else None
-        )
+        if isinstance(args, list):
+            return words_of_list([start.name, *args], start.name, where)
+        return None
     if isinstance(step.run, str):
         return words_of_script(step.run, start.name, _place(step), _STARTERS)
     if not isinstance(step.run, list) or not _STARTERS.fullmatch(_first(step.run)):
@@ -135,9 +129,8 @@ def _options(base: str, script: str, found: ImportedFiles) -> ScriptOptions | No
     if script not in files:
         return None
     try:
-        return _read_options(
-            base, script, tuple((file, _version(f"{base}/{file}")) for file in files)
-        )
+        versions = tuple((file, _version(f"{base}/{file}")) for file in files)
+        return _read_options(base, script, versions)
     except (OSError, SyntaxError, ValueError, RecursionError):
         return None
 

@@ -13,20 +13,21 @@ def list_skipped_steps(plan: Plan, skipped: Collection[str], wanted: Collection[
 
     Includes instances skipped by the plan among `wanted`, and by the run.
     """
-    gone = {
-        n
-        for n, node in enumerate(plan.nodes)
-        if node.id in skipped or (node.flags & SKIP and n in wanted)
-    }
+    gone: set[int] = set()
+    for n, node in enumerate(plan.nodes):
+        is_skipped_by_plan = node.flags & SKIP and n in wanted
+        if is_skipped_by_plan or node.id in skipped:
+            gone.add(n)
     instances: dict[tuple[str, str], int] = {}
     for n in sorted(gone):
         line = bare(plan.nodes[n].id), _explain_skip(plan, n, gone)
         instances[line] = instances.get(line, 0) + 1
     several = {step for (step, _), count in instances.items() if count > 1}
-    return [
-        f"{step}{f' ({count} instances)' if step in several else ''}: {reason}"
-        for (step, reason), count in instances.items()
-    ]
+    lines = []
+    for (step, reason), count in instances.items():
+        shown = f"{step} ({count} instances)" if step in several else step
+        lines.append(f"{shown}: {reason}")
+    return lines
 
 
 def add_skipped_steps(
@@ -60,10 +61,8 @@ def _explain_skip(plan: Plan, n: int, gone: Collection[int]) -> str:
 def _missing_outputs(plan: Plan, node: Node, gone: Collection[int]) -> list[str]:
     """Return the outputs of skipped steps that a step reads, except for a choice of steps."""
     choices = set(node.choices)
-    read = [each for each in node.upstream if each.producer not in choices]
-    missing = [
-        f"{each.name} of {bare(plan.nodes[each.producer].id)}"
-        for each in read
-        if each.producer in gone
-    ]
-    return list(dict.fromkeys(missing))
+    missing: dict[str, None] = {}
+    for each in node.upstream:
+        if each.producer in gone and each.producer not in choices:
+            missing[f"{each.name} of {bare(plan.nodes[each.producer].id)}"] = None
+    return list(missing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..digest import Digest
 from ..planning.halving import STOPPED, Stream, stream
 from ..storage.records.runs import AttemptRow
 from ..storage.workspace import Workspace
@@ -11,35 +12,41 @@ from .survey import Survey
 
 def stopped_attempts(ws: Workspace, found: Survey) -> dict[str, AttemptRow]:
     """Return the last attempt of each early-stopped step without a result, by step ID."""
-    keys: dict[str, str] = {
-        verdict.key: found.plan.nodes[n].id
-        for n in found.todo
-        if (verdict := found.verdicts[n]).key is not None
-    }
+    keys: dict[str, str] = {}
+    for n in found.todo:
+        key = found.verdicts[n].key
+        if key is not None:
+            keys[key] = found.plan.nodes[n].id
+    if not keys:
+        return {}
     last: dict[str, AttemptRow] = {}
-    for row in ws.store.runs.latest(recipe=found.plan.recipe)[::-1] if keys else ():
-        last |= {
-            attempt.key: attempt
-            for attempt in ws.store.runs.attempts(row.id)
-            if attempt.key in keys
-        }
-    return {keys[key]: attempt for key, attempt in last.items() if attempt.outcome == STOPPED}
+    for row in ws.store.runs.latest(recipe=found.plan.recipe)[::-1]:
+        for attempt in ws.store.runs.attempts(row.id):
+            if attempt.key in keys:
+                last[attempt.key] = attempt
+    stopped: dict[str, AttemptRow] = {}
+    for each, attempt in last.items():
+        if attempt.outcome == STOPPED:
+            stopped[keys[each]] = attempt
+    return stopped
 
 
 def metric_streams(ws: Workspace, found: Survey, metric: str) -> dict[str, Stream]:
     """Return the metric values of finished and early-stopped steps in order, by step ID."""
     known = dict(stopped_attempts(ws, found))
-    keys = {
-        found.plan.nodes[n].id: key
-        for n in found.made
-        if (key := found.verdicts[n].key) is not None
-    }
+    keys: dict[str, Digest] = {}
+    for n in found.made:
+        key = found.verdicts[n].key
+        if key is not None:
+            keys[found.plan.nodes[n].id] = key
     traces = ws.store.index.traces(list(keys.values()))
-    for id, trace in ((id, traces[key]) for id, key in keys.items() if key in traces):
-        if tries := attempts_of(ws, trace):
+    for id, key in keys.items():
+        tries = attempts_of(ws, traces[key]) if key in traces else []
+        if tries:
             known[id] = tries[-1]
-    return {
-        id: said
-        for id, attempt in known.items()
-        if (said := stream(read_attempt_points(ws, attempt) or (), metric))
-    }
+    streams: dict[str, Stream] = {}
+    for id, attempt in known.items():
+        said = stream(read_attempt_points(ws, attempt) or (), metric)
+        if said:
+            streams[id] = said
+    return streams

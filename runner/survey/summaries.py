@@ -19,7 +19,7 @@ from ..planning.ids import bare
 from ..storage import metrics, run_graph
 from ..storage.records.runs import FINAL, AttemptId, RunRow, StepRow
 from ..storage.workspace import Workspace
-from .comparison import Cell, is_comparable, is_outcome, lower_is_better, matrix_values
+from .comparison import Cell, is_comparable, is_held_out, is_outcome, lower_is_better, matrix_values
 from .results import Point, read_attempt_points
 
 PATIENCE: Final = 0.3
@@ -33,7 +33,6 @@ CURVE: Final = 24
 """Maximum values of a thumbnail curve."""
 TRIALS: Final = 300
 """Maximum listed trials of a run."""
-_HELD_OUT = re.compile(r"eval|val|test", re.IGNORECASE)
 _TRIAL = re.compile(r"^[^/\]]*\[[^\]]*\]")
 
 
@@ -83,7 +82,9 @@ def summarize(points: Iterable[Point]) -> dict[str, MetricSummary]:
         step = point.get("step", point.get("epoch", n))
         x = float(step) if is_comparable(step) else float(n)
         for name, value in point.items():
-            if not is_outcome(name) or (name not in last and len(last) >= NAMES):
+            if not is_outcome(name):
+                continue
+            if name not in last and len(last) >= NAMES:
                 continue
             last[name] = value
             if is_number(value):
@@ -103,8 +104,10 @@ def _summarize_one(last: metrics.Value, pairs: Sequence[tuple[float, float]]) ->
 
 def _thin_curve(values: Sequence[float]) -> list[float]:
     """Downsample values to the means of equal parts."""
+    if not values:
+        return []
     parts = min(CURVE, len(values))
-    cuts = [len(values) * n // parts for n in range(parts + 1)] if parts else []
+    cuts = [len(values) * n // parts for n in range(parts + 1)]
     return [float(f"{sum(values[a:b]) / (b - a):.4g}") for a, b in itertools.pairwise(cuts)]
 
 
@@ -150,16 +153,21 @@ def summarize_runs(
     """
     ids = [row.id for row in rows]
     steps = ws.store.runs.steps_of(ids)
-    fresh = {id: _fresh_keys(ws, id, steps.get(id, {})) for id in ids}
+    fresh = {id: fresh_keys(ws, id, steps.get(id, {})) for id in ids}
     own = ws.store.runs.finished_attempts(ids)
-    makers = ws.store.runs.makers({key for found in fresh.values() for key in found.values()})
+    cached: set[str] = set()
+    for keys in fresh.values():
+        cached.update(keys.values())
+    makers = ws.store.runs.makers(cached)
     known = _load_summaries(ws, [*own, *makers.values()])
     answer = {}
     for row in rows:
         by_step: dict[str, list[Summaries]] = {}
         for step, key in fresh[row.id].items():
             maker = makers.get(key)
-            if maker is not None and maker.run != row.id and known.get(maker.id):
+            if maker is None or maker.run == row.id:
+                continue  # an attempt of this run is among its own
+            if known.get(maker.id):
                 by_step[step] = [known[maker.id]]
         for tried in own:
             if tried.run == row.id and known.get(tried.id):
@@ -172,11 +180,13 @@ def summarize_runs(
     return answer
 
 
-def _fresh_keys(ws: Workspace, run: str, steps: Mapping[str, StepRow]) -> dict[str, str]:
+def fresh_keys(ws: Workspace, run: str, steps: Mapping[str, StepRow]) -> dict[str, str]:
     """Return the cache keys of a run's up-to-date steps, by step."""
     graph = run_graph.recall(ws.home, run)
     keys = dict(graph.fresh) if graph is not None else {}
-    keys |= {row.step: row.key for row in steps.values() if row.state == "FRESH" and row.key}
+    for row in steps.values():
+        if row.state == "FRESH" and row.key:
+            keys[row.step] = row.key
     return keys
 
 
@@ -186,27 +196,33 @@ def _run_numbers(
     merged, directions = merge_summaries(by_step.values()), read_directions(row)
     least = {name: directions.get(name, lower_is_better(name)) for name in merged}
     trials = _find_trials(by_step, states)
-    shown = (
-        [
-            _trial_numbers(id, steps, by_step, states)
-            for id, steps in sorted(trials.items())[:TRIALS]
-        ]
-        if len(trials) > 1
-        else []
-    )
-    drawn = [name for name in sorted(merged, key=_rank) if len(merged[name].curve) > 1]
-    curve = (drawn[0], merged[drawn[0]].curve) if drawn else None
-    return RunNumbers(merged, shown, least, curve)
+    shown: list[TrialNumbers] = []
+    if len(trials) > 1:
+        for id, steps in sorted(trials.items())[:TRIALS]:
+            shown.append(_trial_numbers(id, steps, by_step, states))
+    return RunNumbers(merged, shown, least, _main_curve(merged))
+
+
+def _main_curve(found: Summaries) -> tuple[str, Sequence[float]] | None:
+    """Return the most important metric with a curve, or None without any."""
+    for name in sorted(found, key=_rank):
+        if len(found[name].curve) > 1:  # one value draws no line
+            return name, found[name].curve
+    return None
 
 
 def _find_trials(
     by_step: Mapping[str, Summaries], states: Mapping[str, str]
 ) -> dict[str, list[str]]:
     """Return the steps of each matrix trial, for matrices with reported metrics."""
-    reporting = {bare(match[0]) for step in by_step if (match := _TRIAL.match(step))}
+    reporting: set[str] = set()
+    for step in by_step:
+        match = _TRIAL.match(step)
+        if match is not None:
+            reporting.add(bare(match[0]))
     trials: dict[str, list[str]] = {}
     # An instance without loaded metrics is a trial too.
-    for step in [*states, *(step for step in by_step if step not in states)]:
+    for step in dict.fromkeys((*states, *by_step)):
         match = _TRIAL.match(step)
         if match is not None and bare(match[0]) in reporting:
             trials.setdefault(match[0], []).append(step)
@@ -238,7 +254,7 @@ def _rank(metric: str) -> tuple[bool, bool]:
 
     The order is validation losses, other validation metrics, losses, others.
     """
-    return not _HELD_OUT.search(metric), not lower_is_better(metric)
+    return not is_held_out(metric), not lower_is_better(metric)
 
 
 def _worst(states: Collection[str]) -> str:
@@ -252,9 +268,9 @@ def _load_summaries(ws: Workspace, tries: Sequence[AttemptId]) -> dict[str, Summ
     Uses stored summaries first. Others are computed for up to `PATIENCE` seconds, and stored.
     """
     stored = ws.store.index.summaries([each.id for each in tries])
-    known: dict[str, Summaries] = {
-        id: {name: MetricSummary(*each) for name, each in of.items()} for id, of in stored.items()
-    }
+    known: dict[str, Summaries] = {}
+    for id, fields in stored.items():
+        known[id] = {name: MetricSummary(*each) for name, each in fields.items()}
     until = time.monotonic() + PATIENCE
     new: dict[str, Summaries] = {}
     for each in tries:
@@ -262,9 +278,10 @@ def _load_summaries(ws: Workspace, tries: Sequence[AttemptId]) -> dict[str, Summ
             continue
         known[each.id] = new[each.id] = summarize(_read_points(ws, each))
     if new:
-        ws.store.index.summarize(
-            {id: {name: list(each) for name, each in of.items()} for id, of in new.items()}
-        )
+        rows: dict[str, dict[str, list[object]]] = {}
+        for id, summaries in new.items():
+            rows[id] = {name: list(each) for name, each in summaries.items()}
+        ws.store.index.summarize(rows)
     return known
 
 

@@ -7,6 +7,7 @@ creates the lock file beside them (`facts.py`), even for `recipe plan`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from ..errors import CannotRun
 from ..language.library import find
 from ..paths import is_path
 from ..planning.ids import names
-from ..planning.judge import RUN, Facts, StepResult, Verdict, judge
+from ..planning.judge import MAYBE, RESTORE, RUN, Facts, StepResult, Verdict, judge
 from ..planning.plan import Plan, Target
 from ..storage.content.files import Content
 from ..storage.workspace import Workspace
@@ -81,19 +82,16 @@ class Survey:
             if id in axes:
                 found.append(WaitingStep(id, f"{id}[…]", axes[id], needs))
             else:
-                makers = ", ".join(need for need in needs if need in waiting) or needs[0]
-                why = f"depends on the outputs of {makers}"
+                makers = [need for need in needs if need in waiting] or needs[:1]
+                why = f"depends on the outputs of {', '.join(makers)}"
                 found.append(WaitingStep(id, id, why, needs))
         return found
 
     @property
     def todo(self) -> list[int]:
         """Nodes that are not up to date: to run, possibly to run, or to restore."""
-        return [
-            n
-            for n, verdict in enumerate(self.verdicts)
-            if verdict.answer in ("run", "maybe", "restore")
-        ]
+        unfinished = (RUN, MAYBE, RESTORE)
+        return [n for n, verdict in enumerate(self.verdicts) if verdict.answer in unfinished]
 
     def targets_of(self, ws: Workspace, plan: Plan) -> dict[int, list[Target]]:
         """Return the published output paths of an expanded plan of the same request."""
@@ -102,7 +100,10 @@ class Survey:
     @property
     def conflicts(self) -> list[str]:
         """Paths where an output would replace a caller's file."""
-        return [path for verdict in self.verdicts for path in verdict.conflicts]
+        paths: list[str] = []
+        for verdict in self.verdicts:
+            paths += verdict.conflicts
+        return paths
 
 
 def survey(
@@ -124,8 +125,8 @@ def survey(
         ws.traces.expect(plan.recipe, len(plan.nodes))
         facts = collect_facts(ws, plan, request)
         targets = _find_targets(ws, plan, library, request)
-        paths = (target.path for each in targets.values() for target in each)
-        facts.there = dict(ws.cache.contents(paths))
+        all_targets = itertools.chain.from_iterable(targets.values())
+        facts.there = dict(ws.cache.contents(target.path for target in all_targets))
         facts.ours = ws.published_contents()
         verdicts, made = judge_all(plan, facts, targets, forced=forced, all=all)
         while ws.remote_cache is not None and ws.remote_cache.learn(plan, verdicts):
@@ -164,13 +165,17 @@ def judge_all(
 
 
 def _is_forced(forced: frozenset[str], all: bool, id: str) -> bool:
-    return all or (bool(forced) and not forced.isdisjoint(names(id)))
+    if all:
+        return True
+    return bool(forced) and not forced.isdisjoint(names(id))
 
 
 def _rename_traces(ws: Workspace, plan: Plan, verdicts: Sequence[Verdict]) -> None:
     """Move results stored under a former cache key to the current key."""
     for n, verdict in enumerate(verdicts):
-        if verdict.former is not None and verdict.key is not None and verdict.made is not None:
+        if verdict.former is None or verdict.made is None:
+            continue
+        if verdict.key is not None:
             ws.traces.rename(verdict.former, verdict.key, plan.nodes[n].rule)
 
 
@@ -181,7 +186,9 @@ def find_expansions(
     found = {}
     for pending in plan.pending:
         left = made.get(plan.index[pending.producer])
-        if left is None or not left.ok or pending.output not in left.outputs:
+        if left is None or not left.ok:
+            continue
+        if pending.output not in left.outputs:
             continue
         content = Content(left.outputs[pending.output])
         if ws.remote_cache is not None:

@@ -38,15 +38,12 @@ def reporting_steps(ws: Workspace, found: Survey) -> list[ReportingStep]:
     specs = plan.specs()
     nodes = {n: node.id for n, node in enumerate(plan.nodes) if specs[n].metrics is not None}
     expected = ws.store.index.expected_seconds(plan.recipe, nodes.values()) if nodes else {}
-    return [
-        ReportingStep(
-            id,
-            any(each.checkpoint for each in specs[n].state),
-            training_length(found, id),
-            expected.get(id, 0.0),
-        )
-        for n, id in nodes.items()
-    ]
+    steps = []
+    for n, id in nodes.items():
+        keeps_checkpoints = any(each.checkpoint for each in specs[n].state)
+        length, seconds = training_length(found, id), expected.get(id, 0.0)
+        steps.append(ReportingStep(id, keeps_checkpoints, length, seconds))
+    return steps
 
 
 def training_progress(ws: Workspace, found: Survey) -> tuple[str, str]:

@@ -106,9 +106,9 @@ def _unfit_output(target: Path, content: Content | None, flags: int) -> str:
     """Return why a path cannot be an output with these flags, or "" if it can."""
     if content is None:
         return "" if flags & OPTIONAL else "does not exist"
-    is_folder = content[0] == "t"
-    is_empty = not any(target.iterdir()) if is_folder else target.stat().st_size == 0
-    return unfit_output("d" if is_folder else content[0], flags, is_empty=is_empty)
+    if content[0] == "t":
+        return unfit_output("d", flags, is_empty=not any(target.iterdir()))
+    return unfit_output(content[0], flags, is_empty=target.stat().st_size == 0)
 
 
 # -- published files
@@ -133,9 +133,10 @@ def _state_of(ws: Workspace, row: PublishedFile) -> str:
     if os.path.islink(path):
         return "edited"
     try:
-        return "ours" if ws.cache.content_of(row.path) == row.content else "edited"
+        is_unchanged = ws.cache.content_of(row.path) == row.content
     except RecipeError:  # a pipe, or a link out of the workspace: never published by a run
         return "edited"
+    return "ours" if is_unchanged else "edited"
 
 
 def find_stale(ws: Workspace, found: Survey) -> list[PublishedFile]:
@@ -149,7 +150,9 @@ def find_stale(ws: Workspace, found: Survey) -> list[PublishedFile]:
     base = out_dir(ws, found.plan, found.library, found.request)
     head = "" if base == ws.root else f"{base}/"
     wanted = _created_paths(found)
-    parents = {parent for path in wanted for parent in heads(path)[1:]}
+    parents: set[str] = set()
+    for path in wanted:
+        parents.update(heads(path)[1:])
     steps = {_top_step(node.id) for node in found.plan.nodes}
     published = ws.store.index.list_published(found.plan.recipe)
     stale = []
@@ -168,12 +171,12 @@ def find_stale(ws: Workspace, found: Survey) -> list[PublishedFile]:
 
 def _created_paths(found: Survey) -> set[str]:
     """Return the published paths that the plan's steps create or may create."""
-    return {
-        target.path
-        for n, targets in found.targets.items()
-        for target in targets
-        if _may_create(found.verdicts[n], target.output)
-    }
+    created: set[str] = set()
+    for n, targets in found.targets.items():
+        for target in targets:
+            if _may_create(found.verdicts[n], target.output):
+                created.add(target.path)
+    return created
 
 
 def _overlaps(path: str, wanted: Collection[str], parents: Collection[str]) -> bool:
@@ -236,9 +239,10 @@ def demand_over(ws: Workspace, row: RunRow) -> None:
     """Raise Busy if a run is executing, or if its jobs may still run after its worker died."""
     if ws.store.runs.live(row.id):
         raise Busy(f"run {row.id} is running", fix="wait for the run, or stop it")
-    if row.state not in FINAL and any(
-        step.state == "RUNNING" for step in ws.store.runs.steps(row.id).values()
-    ):
+    if row.state in FINAL:
+        return
+    steps = ws.store.runs.steps(row.id).values()
+    if any(step.state == "RUNNING" for step in steps):
         raise Busy(
             f"the worker of run {row.id} died, but its steps may still be running",
             fix=f"cancel the run with `recipe cancel {row.id}`, then remove it",
@@ -248,13 +252,9 @@ def demand_over(ws: Workspace, row: RunRow) -> None:
 def find_leftovers_of(ws: Workspace, run: str) -> list[Leftover]:
     """Return a run's leftover files: logs, metrics and failed attempt directories."""
     dirs = sorted({row.dir for row in ws.store.runs.attempts(run)} - {""})
-    found = [
-        Leftover("attempt", ws.home / name, disk.total(ws.home / name))
-        for name in dirs
-        if (ws.home / name).is_dir()
-    ]
-    logs = ws.home / "runs" / run
-    return [*found, *([Leftover("logs", logs, disk.total(logs))] if logs.is_dir() else [])]
+    attempts = filter(Path.is_dir, (ws.home / name for name in dirs))
+    logs = filter(Path.is_dir, [ws.home / "runs" / run])
+    return [*_measure("attempt", attempts), *_measure("logs", logs)]
 
 
 def remove_runs(ws: Workspace, runs: Sequence[str], beside: Iterable[Leftover]) -> int:
@@ -314,11 +314,12 @@ def _measure(kind: str, paths: Iterable[Path]) -> list[Leftover]:
 
 
 def _logs_of_gone_runs(ws: Workspace, kept: Collection[str], before: float) -> list[Path]:
-    return [
-        folder
-        for folder in _entries(ws.home / "runs")
-        if folder.name not in kept and _last_write(folder) < before
-    ]
+    found = []
+    for folder in _entries(ws.home / "runs"):
+        # A run may have started since the rows were read.
+        if folder.name not in kept and _last_write(folder) < before:
+            found.append(folder)
+    return found
 
 
 def _not_written_since(folder: Path, oldest: float) -> list[Path]:
@@ -332,20 +333,21 @@ def _results_of_worker(ws: Workspace, active: Collection[str], oldest: float) ->
     """
     if not (ws.home / "bundles").is_dir():  # no worker's directory
         return []
-    return [
-        folder
-        for folder in _not_written_since(ws.root / "out", oldest)
-        if _RUN.fullmatch(folder.name) and folder.name not in active
-    ]
+    found = []
+    for folder in _not_written_since(ws.root / "out", oldest):
+        if _RUN.fullmatch(folder.name) and folder.name not in active:
+            found.append(folder)
+    return found
 
 
 def _spent_agents(
     ws: Workspace, active: Collection[str], gone_attempts: Collection[str]
 ) -> Iterable[Path]:
     """Return the directories of local agents without an active run or a kept attempt."""
-    names = (path.name for path in _entries(ws.home / "attempts"))
-    staying = " ".join(name for name in names if name not in gone_attempts)
-    return find_spent_roots(ws.home, {*active, *_RUN.findall(staying)})
+    names = {path.name for path in _entries(ws.home / "attempts")}
+    kept = names.difference(gone_attempts)
+    # The name of an attempt's directory contains the ID of its run.
+    return find_spent_roots(ws.home, {*active, *_RUN.findall(" ".join(kept))})
 
 
 def _unlocked_folders(ws: Workspace, oldest: float) -> list[Leftover]:

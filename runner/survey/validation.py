@@ -8,7 +8,7 @@ values is the recipe's; a problem with only one may be caused by that value.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,7 @@ from ..digest import of_value
 from ..errors import Invalid, Problem
 from ..language import document as documents
 from ..language import empty_reads, inputs, parse, shell, unread
-from ..language.recipe import Input, Recipe
+from ..language.recipe import Input, Recipe, Step
 from ..language.shell_values import Doubt
 from ..language.values import Tree, Where, is_number
 from ..planning.assemble import drop_echoes
@@ -81,23 +81,27 @@ def _check_readable_part(recipe: Recipe, root: Path, given: Mapping[str, str]) -
     except Invalid as error:
         found += error.problems
     known = {name: value for name, value in given.items() if name in recipe.inputs}
-    rest = _check_preset(recipe, used.by_name, root, known, None)
-    found += [each for each in rest if each.code in _OF_TEXT]
+    found += _select_of_text(_check_preset(recipe, used.by_name, root, known, None))
     return list(dict.fromkeys([*found, *find_absent_files(recipe, root)]))
+
+
+def _select_of_text(problems: Iterable[Problem]) -> list[Problem]:
+    return [problem for problem in problems if problem.code in _OF_TEXT]
 
 
 def _readable_part(recipe: Recipe) -> Recipe:
     """Return the recipe without invalid secrets and without inputs of incomplete type."""
     whole = {name: spec for name, spec in recipe.inputs.items() if _is_whole(spec)}
+    secrets = {name for name, spec in whole.items() if spec.type == "secret"}
+    steps = {id: _with_known_secrets(step, secrets) for id, step in recipe.steps.items()}
+    kept = tuple(filter(secrets.__contains__, recipe.secrets))
+    return replace(recipe, inputs=whole, secrets=kept, steps=steps)
 
-    def secrets(names: Iterable[str]) -> tuple[str, ...]:
-        return tuple(name for name in names if name in whole and whole[name].type == "secret")
 
-    steps = {
-        id: step if step.secrets is None else replace(step, secrets=secrets(step.secrets))
-        for id, step in recipe.steps.items()
-    }
-    return replace(recipe, inputs=whole, secrets=secrets(recipe.secrets), steps=steps)
+def _with_known_secrets(step: Step, known: Collection[str]) -> Step:
+    if step.secrets is None:
+        return step
+    return replace(step, secrets=tuple(filter(known.__contains__, step.secrets)))
 
 
 def _is_whole(spec: Input) -> bool:
@@ -127,32 +131,20 @@ def check_file(
         document = documents.read(path)
     except Invalid as error:
         return list(error.problems)
-    return find_problems(document, root, given, path if own else None)
+    source = path if own else None
+    return find_problems(document, root, given, source)
 
 
 def _check_scripts(recipe: Recipe) -> Iterator[Problem]:
     """Yield warnings about probable shell syntax mistakes in a recipe's commands."""
-    commands: list[tuple[Where, object, bool]] = [
-        ((*step.origin, "run"), step.run, step.shell == "bash") for step in recipe.steps.values()
-    ]
-    for key, listed in (("setup", recipe.setup), ("cleanup", recipe.cleanup)):
-        commands += [((key, n), command, False) for n, command in enumerate(listed)]
-    if recipe.health is not None:
-        commands.append((("health", "run"), recipe.health.run, False))
-    for where, command, bash in commands:
+    for where, command, bash in _list_commands(recipe):
         doubts: list[tuple[Where, Doubt]] = []
         if isinstance(command, str):
-            yield from (
-                inputs.template_problem(recipe.document, where, error)
-                for error in shell.errors(command, bash=bash)
-            )
+            for error in shell.errors(command, bash=bash):
+                yield inputs.template_problem(recipe.document, where, error)
             doubts = [(where, doubt) for doubt in shell.warnings(command, bash)]
         elif isinstance(command, list):
-            leaves = [((*where, *path), leaf) for path, leaf in _words(command)]
-            doubts = [
-                (leaves[at][0], doubt)
-                for at, doubt in shell.doubts_of_arguments([leaf for _, leaf in leaves])
-            ]
+            doubts = _doubts_of_arguments(command, where)
         for place, doubt in doubts:
             yield recipe.document.problem(
                 doubt.code,
@@ -165,11 +157,33 @@ def _check_scripts(recipe: Recipe) -> Iterator[Problem]:
             )
 
 
+def _list_commands(recipe: Recipe) -> list[tuple[Where, object, bool]]:
+    """Return all commands of a recipe with their locations, and whether bash runs them."""
+    commands: list[tuple[Where, object, bool]] = []
+    for step in recipe.steps.values():
+        commands.append(((*step.origin, "run"), step.run, step.shell == "bash"))
+    for key, listed in (("setup", recipe.setup), ("cleanup", recipe.cleanup)):
+        commands += [((key, n), command, False) for n, command in enumerate(listed)]
+    if recipe.health is not None:
+        commands.append((("health", "run"), recipe.health.run, False))
+    return commands
+
+
+def _doubts_of_arguments(command: list[Tree], where: Where) -> list[tuple[Where, Doubt]]:
+    words = list(_words(command))
+    doubts = []
+    for n, doubt in shell.doubts_of_arguments([word for _, word in words]):
+        path, _ = words[n]
+        doubts.append(((*where, *path), doubt))
+    return doubts
+
+
 def _words(command: list[Tree]) -> Iterator[tuple[Where, str]]:
     """Yield the arguments of a command with their locations, including nested lists."""
     for n, item in enumerate(command):
         if isinstance(item, list):
-            yield from (((n, *path), leaf) for path, leaf in _words(item))
+            for path, word in _words(item):
+                yield (n, *path), word
         else:
             yield (n,), str(item)
 
@@ -186,11 +200,11 @@ def _check_preset(
         return list(drop_echoes([*first.found, *first.certain]))
     second = _check_values(recipe, used, root, given, preset, 1)
     places = {(problem.code, problem.where) for problem in second.found}
-    found = [
-        problem
-        for problem in first.found
-        if problem.code not in _OF_VALUES or (problem.code, problem.where) in places
-    ]
+    found = []
+    for problem in first.found:
+        # A problem with only one of the values may be caused by that value.
+        if problem.code not in _OF_VALUES or (problem.code, problem.where) in places:
+            found.append(problem)
     return list(drop_echoes([*found, *first.certain, *second.certain]))
 
 
@@ -212,23 +226,14 @@ def _check_values(
 ) -> _Checked:
     """Check a recipe with these input values, and with made-up values for missing inputs."""
     chosen = recipe.presets[preset].inputs if preset is not None else {}
-    missing = [
-        spec
-        for spec in recipe.inputs.values()
-        if spec.type != "secret"
-        and spec.required
-        and not spec.has_default
-        and spec.name not in given
-        and spec.name not in chosen
-    ]
+    known = {*given, *chosen}
+    needed = filter(_needs_value, recipe.inputs.values())
+    missing = [spec for spec in needed if spec.name not in known]
     values: dict[str, Tree] = dict(given)
     for n, spec in enumerate(missing):
         values[spec.name] = _invent_value(spec, n, turn)
     # Made-up values may not match a pattern, which is not the recipe's fault.
-    free = {
-        spec.name: replace(spec, limits={k: v for k, v in spec.limits.items() if k == "choices"})
-        for spec in missing
-    }
+    free = {spec.name: _without_limits(spec) for spec in missing}
     recipe = replace(recipe, inputs={**recipe.inputs, **free})
     bound, wrong = inputs.try_bind(recipe, values, preset=preset)
     names = [spec.name for spec in missing]
@@ -237,7 +242,7 @@ def _check_values(
         if spec.type != "secret" and spec.name not in bound:
             bound[spec.name] = _invent_value(spec, n, turn)
             names.append(spec.name)
-    trial = DryRun(made_up=names, given={*given, *chosen} - {*names}, all_values=preset is None)
+    trial = DryRun(made_up=names, given=known - {*names}, all_values=preset is None)
     found: list[Problem] = []
     try:
         compile_plan(
@@ -255,8 +260,23 @@ def _check_values(
     except Invalid as error:
         found = list(error.problems)
     if wrong:
-        found = [*wrong, *(problem for problem in found if problem.code in _OF_TEXT)]
+        found = [*wrong, *_select_of_text(found)]
     return _Checked(found, trial.problems + unread.find_refused(recipe, given, preset), names)
+
+
+def _needs_value(spec: Input) -> bool:
+    """Return True if a request must have a value for an input. A secret is a variable's value."""
+    if spec.type == "secret":
+        return False
+    return spec.required and not spec.has_default
+
+
+def _without_limits(spec: Input) -> Input:
+    """Return an input without limits of its values, other than the choices."""
+    limits = {}
+    if "choices" in spec.limits:
+        limits["choices"] = spec.limits["choices"]
+    return replace(spec, limits=limits)
 
 
 def _invent_value(spec: Input, n: int, turn: int) -> Tree:
@@ -282,15 +302,19 @@ def _candidates(spec: Input, n: int, turn: int) -> list[Any]:
         numbers += [step * (turn + 1), step]
     choices = spec.limits.get("choices")
     options = list(choices) if isinstance(choices, list) else []
+    if turn > 0:
+        options.reverse()
+    middle = []
+    if is_number(low) and is_number(high):
+        middle = [low + (high - low) / (turn + 2)]
+    # Of several lengths and forms, because a pattern may ask for one of them.
     texts = [word, word * 8, word[:1], str(n + 1), "1.0", "A", "2024-01-01"]
     made: dict[str, list[Any]] = {
         "string": texts,
         "integer": numbers,
-        "number": [low + (high - low) / (turn + 2), *numbers]
-        if is_number(low) and is_number(high)
-        else numbers,
+        "number": [*middle, *numbers],
         "boolean": [turn == 0],
-        "choice": options if turn == 0 else options[::-1],
+        "choice": options,
         "object": [{}],
         "file": [f"{word}.txt", f"{word}.py:{word}"],
         "dataset": [word],
