@@ -228,11 +228,8 @@ class LocalTransport:
 
     def _bring(self, row: RunRow, name: str) -> None:
         """Download missing outputs from the shared store.  Raises Infrastructure."""
-        absent = [
-            Content(each.content)
-            for each in row.outputs
-            if name in ("", each.name) and not self.ws.objects.has(Content(each.content))
-        ]
+        wanted = [Content(each.content) for each in row.outputs if name in ("", each.name)]
+        absent = [content for content in wanted if not self.ws.objects.has(content)]
         if absent:
             cache = self.ws.share(row.store)
             if cache is None or cache.bring(absent):

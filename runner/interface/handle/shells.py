@@ -213,7 +213,7 @@ class Run:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Run {self.id}{f' at {self.transport.name}' if self.transport.name else ''}>"
+        return f"<Run {_describe(self)}>"
 
     def _repr_html_(self) -> str:
         from .notebook import html
@@ -327,7 +327,13 @@ class AsyncRun:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"<AsyncRun {self.id}{f' at {self.transport.name}' if self.transport.name else ''}>"
+        return f"<AsyncRun {_describe(self)}>"
+
+
+def _describe(run: Run | AsyncRun) -> str:
+    """Return the id of a run, and the address of a server or shared database."""
+    name = run.transport.name
+    return f"{run.id} at {name}" if name else run.id
 
 
 def runs_of(transport: Transport, listing: Listing) -> Iterator[Status]:
