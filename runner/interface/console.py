@@ -112,9 +112,11 @@ class Plain(_ListenerDefaults):
 
     def end(self, summary: Summary) -> None:
         lines = self._run_text.failure_lines(summary)
-        self._write(lines if self._quiet else [*lines, *self._run_text.summary_lines(summary)])
-        if not self._quiet:
-            _write_results(self._out, summary)
+        if self._quiet:
+            self._write(lines)
+            return
+        self._write([*lines, *self._run_text.summary_lines(summary)])
+        _write_results(self._out, summary)
 
     def _write(self, lines: Iterable[Line]) -> None:
         self._err.write("".join(f"{text}\n" for text, _ in lines))
@@ -132,12 +134,12 @@ class JsonLines(_ListenerDefaults):
         self._put({"subject": "plan", **{name: getattr(overview, name) for name in told}})
 
     def events(self, batch: Sequence[Event]) -> None:
-        self._put(
-            *(
-                {name: value for name, value in event._asdict().items() if name != "run"}
-                for event in batch
-            )
-        )
+        objects = []
+        for event in batch:
+            fields = event._asdict()
+            del fields["run"]  # the first object names the run
+            objects.append(fields)
+        self._put(*objects)
 
     def say(self, text: str) -> None:
         self._put({"subject": "note", "text": text})
@@ -202,9 +204,8 @@ class Live(_ListenerDefaults):
         self._color = color
         self._clock = clock
         self._size = size or (lambda: _terminal_size(err))
-        self._bars = (
-            (getattr(err, "encoding", None) or "").lower().replace("-", "").startswith("utf")
-        )
+        encoding = getattr(err, "encoding", None) or ""
+        self._bars = encoding.lower().replace("-", "").startswith("utf")
         self._run_text = _RunText(verbose, commands, clock)
         self._rows: dict[str, _Row] = {}
         self._above: list[Line] = []
@@ -257,11 +258,9 @@ class Live(_ListenerDefaults):
             *self._run_text.failure_lines(summary),
             *self._run_text.summary_lines(summary),
         ]
-        self._err.write(
-            self._home(columns)
-            + ("\x1b[J" if self._drawn else "")
-            + "".join(self._paint(text, style) + "\r\n" for text, style in lines)
-        )
+        erase = "\x1b[J" if self._drawn else ""
+        text = "".join(self._paint(text, style) + "\r\n" for text, style in lines)
+        self._err.write(self._home(columns) + erase + text)
         self._above, self._drawn = [], []
         _write_results(self._out, summary)
 
@@ -345,13 +344,15 @@ class Live(_ListenerDefaults):
         for text, style in segments:
             text = fit(text, room - used)
             used += width(text)
-            painted += self._paint(
-                text if self._bars else text.encode("ascii", "replace").decode(), style
-            )
+            if not self._bars:
+                text = text.encode("ascii", "replace").decode()
+            painted += self._paint(text, style)
         return painted, used
 
     def _paint(self, text: str, style: str) -> str:
-        return f"{_STYLES[style]}{text}\x1b[0m" if style and self._color and text else text
+        if not text or not style or not self._color:
+            return text
+        return f"{_STYLES[style]}{text}\x1b[0m"
 
 
 class _Row:
@@ -471,6 +472,10 @@ class _RunProgress:
         if len(self.states) > WEIGHED and now < self._due:
             return self._found
         self._due = now + 1.0
+        run_times = {id: row.seconds_since(now) for id, row in rows.items()}
+        training = {id: row.training(now) for id, row in rows.items()}
+        # Fresh steps have no events, so `states` does not count them.
+        unseen = {"FRESH": self._fresh} if self._fresh > 0 else {}
         self._found = progress_of(
             ProgressInput(
                 "ACTIVE",
@@ -478,9 +483,9 @@ class _RunProgress:
                 (),
                 self.total,
                 self.expected,
-                {id: row.seconds_since(now) for id, row in rows.items()},
-                {id: row.training(now) for id, row in rows.items()},
-                {"FRESH": self._fresh} if self._fresh > 0 else {},
+                run_times,
+                training,
+                unseen,
                 self._trains,
             )
         )
@@ -626,7 +631,8 @@ class _RunText:
         if data.get("adopted"):
             lines.append((f"{name}: still running from an earlier run, continues", "odd"))
         if self._verbose:
-            where = f" on {safe_line(str(place))}" if (place := data.get("site")) else ""
+            place = data.get("site")
+            where = f" on {safe_line(str(place))}" if place else ""
             lines.append((f"{name}: started{where}", "dim"))
         if self._commands:
             commands = self._command(event.id).splitlines()
@@ -652,13 +658,11 @@ class _RunText:
         lines: list[Line] = []
         for failure in islice(summary.failed, _REPORTS):
             lines += self._failure(failure)
-        if more := [safe_ids(failure.id) for failure in islice(summary.failed, _REPORTS, None)]:
-            lines.append(
-                (
-                    f"{len(more)} more failed: {', '.join(more[:_REPORTS])}{' …' if len(more) > _REPORTS else ''}",
-                    "bad",
-                )
-            )
+        more = [safe_ids(failure.id) for failure in islice(summary.failed, _REPORTS, None)]
+        if more:
+            rest = " …" if len(more) > _REPORTS else ""
+            text = f"{len(more)} more failed: {', '.join(more[:_REPORTS])}{rest}"
+            lines.append((text, "bad"))
         return lines
 
     def _failure(self, failure: FailureDetails) -> list[Line]:
@@ -666,10 +670,9 @@ class _RunText:
         report: list[Line] = [(f"{name}: failed: {safe_ids(failure.reason)}", "bad")]
         said = lines(failure.tail)
         if any(said):
-            report += [
-                (f"  {name} | {line[:_LONGEST]}{'…' if len(line) > _LONGEST else ''}", "")
-                for line in said[-_LOG_LINES:]
-            ]
+            for line in said[-_LOG_LINES:]:
+                rest = "…" if len(line) > _LONGEST else ""
+                report.append((f"  {name} | {line[:_LONGEST]}{rest}", ""))
         if failure.log:
             report.append((f"  log: {safe_line(failure.log)}", "dim"))
         if failure.left:
@@ -693,7 +696,10 @@ class _RunText:
         if idle := self._idle_summary(summary, total, steps):
             return [*lines, idle, *left_out]
         head = _head_of(summary)
-        style = "good" if summary.state == "COMPLETED" else "odd" if head else "bad"
+        if summary.state == "COMPLETED":
+            style = "good"
+        else:
+            style = "odd" if head else "bad"
         parts = ", ".join(self._list_counts(counts))
         lines += [(f"{head}{steps}: {parts} in {span(summary.seconds)}", style), *left_out]
         if self._compares:
@@ -777,12 +783,11 @@ def _write_results(out: _Stream, summary: Summary) -> None:
     Paths are escaped on a terminal and raw in a pipe.
     """
     wide = max((len(name) for name, _ in summary.results), default=0)
-    out.write(
-        "".join(
-            f"{name:{wide}}  {safe_line(path) if out.terminal else path}\n"
-            for name, path in summary.results
-        )
-    )
+    rows = []
+    for name, path in summary.results:
+        shown = safe_line(path) if out.terminal else path
+        rows.append(f"{name:{wide}}  {shown}\n")
+    out.write("".join(rows))
 
 
 def _why(event: Event) -> str:

@@ -86,8 +86,7 @@ def _inside(before: object, after: object) -> list[str]:
     Empty for values that are shown whole.
     """
     if isinstance(before, dict) and isinstance(after, dict):
-        changes = map(without_files, diff_mappings(before, after))
-        return [line for change in changes for line in lines(change)]
+        return all_of(map(without_files, diff_mappings(before, after)), indent="")
     if isinstance(before, str) and isinstance(after, str):
         return _changed_lines(before, after)
     if isinstance(before, list) and isinstance(after, list):
@@ -119,11 +118,10 @@ def _word(item: object) -> str:
 
 def _unified_diff(before: Sequence[str], after: Sequence[str]) -> list[str]:
     """List the removed and added lines, without the headers of a unified diff."""
-    changed = [
-        f"{line[0]} {safe_line(line[1:])}"[:_WIDEST]
-        for line in difflib.unified_diff(before, after, lineterm="", n=0)
-        if not line.startswith(("---", "+++", "@@"))
-    ]
+    changed = []
+    for line in difflib.unified_diff(before, after, lineterm="", n=0):
+        if not line.startswith(("---", "+++", "@@")):
+            changed.append(f"{line[0]} {safe_line(line[1:])}"[:_WIDEST])
     return _cut(changed, "lines")
 
 
@@ -156,4 +154,7 @@ def as_json(change: Difference) -> Mapping[str, object]:
 
 def all_of(changes: Iterable[Difference], indent: str) -> list[str]:
     """Format differences as indented lines of text."""
-    return [indent + line for change in changes for line in lines(change)]
+    found: list[str] = []
+    for change in changes:
+        found += [indent + line for line in lines(change)]
+    return found
