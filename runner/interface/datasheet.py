@@ -63,13 +63,12 @@ def results(recipe: Recipe) -> list[tuple[str, str, Output | None]]:
 
     The declaration is None if the step does not declare the output itself.
     """
+    found: list[tuple[str, str, Output | None]] = []
     if recipe.outputs is None:
-        return [
-            (f"{step.id}.{output.name}", step.id, output)
-            for step in recipe.steps.values()
-            for output in step.outputs
-        ]
-    found = []
+        for each in recipe.steps.values():
+            for declared in each.outputs:
+                found.append((f"{each.id}.{declared.name}", each.id, declared))
+        return found
     for name, leaf in recipe.outputs.items():
         step, output = _first_step_output(leaf)
         found.append((name, step, _declaration(recipe, step, output)))
@@ -192,8 +191,11 @@ def _greater(a: Resources, b: Resources) -> Resources:
     """Return the maximum of each request; the GPU model of `a` if set, otherwise of `b`."""
     pick: dict[str, Any] = {}
     for name in ("cpus", "memory", "gpus", "gpu_memory", "disk"):
-        values = [value for value in (getattr(a, name), getattr(b, name)) if value is not None]
-        pick[name] = max(values, default=None)
+        first, second = getattr(a, name), getattr(b, name)
+        if first is None or second is None:
+            pick[name] = second if first is None else first
+        else:
+            pick[name] = max(first, second)
     pools: dict[str, float] = {}
     for name in {**a.pools, **b.pools}:
         pools[name] = max(a.pools.get(name, 0), b.pools.get(name, 0))
@@ -206,35 +208,46 @@ def _greater(a: Resources, b: Resources) -> Resources:
 def describe_sheet(sheet: Sheet) -> Mapping[str, object]:
     """Return the datasheet as a JSON object."""
     recipe = sheet.recipe
+    inputs = {spec.name: _input_facts(spec) for spec in recipe.inputs.values()}
+    presets = {preset.name: dict(preset.inputs) for preset in recipe.presets.values()}
+    steps = {step.id: _step_facts(recipe, step) for step in recipe.steps.values()}
     outputs = dict(recipe.outputs) if recipe.outputs is not None else None
+    described = {name: _result_facts(step, output) for name, step, output in results(recipe)}
+    # JSON has no key None: an empty name is for runs without a preset.
+    machines = {name or "": _resources(machine(recipe, preset)) for name, preset in choices(recipe)}
+    estimated = {name or "": list(lines) for name, lines in sheet.estimated.items()}
+    took = {name or "": _durations_json(durations) for name, durations in sheet.took.items()}
+    data = [{"folder": each.folder, "licence": each.licence} for each in sheet.data]
     return {
         "recipe": recipe.id,
         "summary": recipe.summary,
         "doc": recipe.doc,
         "path": recipe.document.name,
-        "inputs": {spec.name: _input_facts(spec) for spec in recipe.inputs.values()},
-        "presets": {preset.name: dict(preset.inputs) for preset in recipe.presets.values()},
-        "steps": {step.id: _step_facts(recipe, step) for step in recipe.steps.values()},
+        "inputs": inputs,
+        "presets": presets,
+        "steps": steps,
         "outputs": outputs,
-        "results": {name: _result_facts(step, output) for name, step, output in results(recipe)},
+        "results": described,
         "resources": _resources(recipe.resources),
-        "machines": _machines_json(recipe),
+        "machines": machines,
         "limits": _limits_json(_limits(recipe, None)),
-        "estimated": {name or "": list(lines) for name, lines in sheet.estimated.items()},
-        "took": {name or "": _durations_json(took) for name, took in sheet.took.items()},
+        "estimated": estimated,
+        "took": took,
         "environment": dict(_environment(sheet)),
-        "data": [{"folder": data.folder, "licence": data.licence} for data in sheet.data],
+        "data": data,
     }
 
 
 def _step_facts(recipe: Recipe, step: Step) -> Mapping[str, object]:
     shared = recipe.resources.of_step(step.resources, recipe.resources.gpus)
     uses = step.uses.recipe if step.uses else None
+    outputs = {output.name: output_path(output) for output in step.outputs}
+    state = {each.name: each.path for each in step.state}
     return {
         "needs": needs(recipe, step),
         "uses": uses,
-        "outputs": {output.name: output_path(output) for output in step.outputs},
-        "state": {state.name: state.path for state in step.state},
+        "outputs": outputs,
+        "state": state,
         "matrix": list(step.matrix or ()),
         "resources": _resources(step.resources.over(shared)),
     }
@@ -244,14 +257,6 @@ def _result_facts(step: str, output: Output | None) -> Mapping[str, object]:
     if output is None:
         return {"step": step, "path": None, "doc": ""}
     return {"step": step, "path": output_path(output), "doc": output.doc}
-
-
-def _machines_json(recipe: Recipe) -> Mapping[str, object]:
-    """Return the resources by preset; an empty name for runs without a preset."""
-    machines = {}
-    for name, preset in choices(recipe):
-        machines[name or ""] = _resources(machine(recipe, preset))
-    return machines
 
 
 def _durations_json(took: RunDurations) -> Mapping[str, object]:

@@ -141,17 +141,25 @@ def _count(problems: Sequence[Problem]) -> str:
 
 
 def _plain(problem: Problem) -> dict[str, str | int | None]:
-    where = problem.where
-    return {
+    found: dict[str, str | int | None] = {
         "code": problem.code,
         "severity": problem.severity,
         "message": problem.message,
         "fix": problem.fix,
-        "path": where.path if where else None,
-        "line": where.line if where else None,
-        "column": where.column if where else None,
-        "length": where.length if where else None,
+        "path": None,
+        "line": None,
+        "column": None,
+        "length": None,
     }
+    where = problem.where
+    if where is not None:
+        found |= {
+            "path": where.path,
+            "line": where.line,
+            "column": where.column,
+            "length": where.length,
+        }
+    return found
 
 
 def _annotation(problem: Problem) -> str:
@@ -185,14 +193,16 @@ def _property(text: str) -> str:
 
 def _sarif(problems: Sequence[Problem]) -> dict[str, object]:
     codes = sorted({problem.code for problem in problems})
+    rules = [{"id": code} for code in codes]
+    results = [_result(problem, codes.index(problem.code)) for problem in problems]
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
         "runs": [
             {
-                "tool": {"driver": {"name": "recipe", "rules": [{"id": code} for code in codes]}},
+                "tool": {"driver": {"name": "recipe", "rules": rules}},
                 "columnKind": "unicodeCodePoints",
-                "results": [_result(problem, codes.index(problem.code)) for problem in problems],
+                "results": results,
             }
         ],
     }

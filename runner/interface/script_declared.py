@@ -366,16 +366,18 @@ def _options_of_click(call: ast.Call, notes: list[str]) -> Iterator[DeclaredOpti
     is_positional = name_of(call.func) == "argument"
     is_optional = not is_positional or default is not None
     count = _keyword_value(call, "nargs")
+    takes_several = count is not None and not _is_literal(count, 1)
     # click names the parameter after a name without dashes, or else after the flag.
+    name = next((each for each in names if each.isidentifier()), name_of_flag)
     yield DeclaredOption(
-        next((each for each in names if each.isidentifier()), name_of_flag),
+        name,
         "" if is_positional else flag,
         kind,
         default,
         text_of(_keyword_value(call, "help")),
         _is_required_by_click(call, is_optional=is_optional),
         choices,
-        many=count is not None and not _is_literal(count, 1),
+        takes_several,
         negative=no.strip(),
         alone=is_switch,
     )

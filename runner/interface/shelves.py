@@ -15,7 +15,7 @@ from ..execution.signals import call_beside_loop
 from ..hosts.renting import offering
 from ..hosts.renting.needs import AnyMarket, market_of, need_for
 from ..hosts.renting.offering import Shelf, rank_offers
-from ..hosts.renting.totals import CostModel, History, HoursOn, Total
+from ..hosts.renting.totals import CostModel, History, Hours, HoursOn, Total
 from ..planning.plan import LOCAL
 from ..storage.records.ledger import Ledger, of_user
 from .tables import align
@@ -345,7 +345,6 @@ def as_json(
 
 def _offer_json(offer: Offer, shelf: Shelf, rank: int) -> dict[str, object]:
     total = shelf.total_of(offer)
-    hours = total.hours
     return {
         "id": offer.id,
         "rank": rank,
@@ -358,14 +357,22 @@ def _offer_json(offer: Offer, shelf: Shelf, rank: int) -> dict[str, object]:
         "usd_an_hour_of_disk": offer.disk_price,
         "usd_a_gb_of_egress": offer.egress_price,
         "usd_of_egress": _egress_usd(offer, shelf.wish, total),
-        "hours": hours.hours if hours else None,
-        "hours_from": hours.basis if hours else "",
-        "hours_guessed": hours.guessed if hours else False,
-        "hours_without": list(hours.without) if hours else [],
+        **_hours_json(total.hours),
         "usd_of_boot": total.boot,
         "usd_of_preemptions": total.lost,
         "usd": total.usd,
         "reliability": offer.reliability,
         "longest_hours": offer.longest,
         "fetched": offer.fetched,
+    }
+
+
+def _hours_json(hours: Hours | None) -> dict[str, object]:
+    if hours is None:
+        return {"hours": None, "hours_from": "", "hours_guessed": False, "hours_without": []}
+    return {
+        "hours": hours.hours,
+        "hours_from": hours.basis,
+        "hours_guessed": hours.guessed,
+        "hours_without": list(hours.without),
     }

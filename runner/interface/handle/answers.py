@@ -63,8 +63,6 @@ def status_of(value: object) -> Status:
     """Return the status of a run, from a list entry or a single run."""
     facts = _mapping(value)
     found = _read(Status, Status._fields, facts)
-    outputs = facts.get("outputs", ())
-    links = facts.get("links", ())
     return found._replace(
         progress=_read(Progress, Progress._fields, facts.get("progress", {})),
         counts=_read(StepCounts, StepCounts._fields, facts.get("counts", {})),
@@ -72,8 +70,8 @@ def status_of(value: object) -> Status:
         training=_read_optional(Training, Training._fields, facts.get("training")),
         waits=_read_optional(Reason, Reason._fields, facts.get("waits")),
         steps=[_step_of(each) for each in facts.get("steps", ())],
-        outputs=[_read(OutputFile, OutputFile._fields, each) for each in outputs],
-        links=[_read(LinkTo, LinkTo._fields, each) for each in links],
+        outputs=_read_list(OutputFile, OutputFile._fields, facts.get("outputs", ())),
+        links=_read_list(LinkTo, LinkTo._fields, facts.get("links", ())),
     )
 
 
@@ -98,8 +96,7 @@ def point_of(value: object) -> Point:
 def artifact_of(value: object) -> Artifact:
     """Return an output, with its files."""
     found = _read(Artifact, Artifact._fields, value)
-    files = [_read(ArtifactFile, ArtifactFile._fields, each) for each in found.files]
-    return found._replace(files=files)
+    return found._replace(files=_read_list(ArtifactFile, ArtifactFile._fields, found.files))
 
 
 def recipe_of(value: object) -> RecipeEntry:
@@ -110,7 +107,7 @@ def recipe_of(value: object) -> RecipeEntry:
 def forecast_of(value: object) -> Forecast:
     """Return the forecast of a run."""
     found = _read(Forecast, Forecast._fields, value)
-    machines = [_read(Machine, Machine._fields, each) for each in found.machines]
+    machines = _read_list(Machine, Machine._fields, found.machines)
     return found._replace(machines=machines, steps=[_expected_of(each) for each in found.steps])
 
 
@@ -123,18 +120,17 @@ def differences_of(value: object) -> Differences:
     """Return the differences between two runs."""
     found = _mapping(value)
     steps = [_step_difference_of(each) for each in found.get("steps", ())]
-    return Differences(_list_differences(found.get("inputs", ())), steps)
+    inputs = _read_list(Difference, Difference._fields, found.get("inputs", ()))
+    return Differences(inputs, steps)
 
 
 def _step_difference_of(value: object) -> StepDifference:
     found = _read(StepDifference, StepDifference._fields, value)
-    changes = {name: _list_differences(each) for name, each in found.changes.items()}
+    changes = {}
+    for name, values in found.changes.items():
+        changes[name] = _read_list(Difference, Difference._fields, values)
     first, second = found.states
     return found._replace(states=(first, second), only=found.only or "", changes=changes)
-
-
-def _list_differences(values: Iterable[object]) -> list[Difference]:
-    return [_read(Difference, Difference._fields, each) for each in values]
 
 
 def outcome_of(value: object) -> Outcome:
@@ -161,6 +157,12 @@ def _read(kind: Callable[..., _V], fields: Sequence[str], value: object) -> _V:
         return kind(**known)
     except TypeError:
         raise unexpected_reply() from None
+
+
+def _read_list(
+    kind: Callable[..., _V], fields: Sequence[str], values: Iterable[object]
+) -> list[_V]:
+    return [_read(kind, fields, each) for each in values]
 
 
 def _read_optional(kind: Callable[..., _V], fields: Sequence[str], value: object) -> _V | None:
