@@ -284,7 +284,9 @@ class Live(_ListenerDefaults):
         frame = "".join(f"{text}\x1b[K\r\n" for text, _ in rows)
         used = [cells for _, cells in rows]
         self._dirty, self._redrawn = False, now
-        if frame == self._frame and used == self._drawn and not self._above and max(used) < columns:
+        is_same = frame == self._frame and used == self._drawn
+        # In a terminal that has become narrower, lines of the last frame have wrapped.
+        if is_same and not self._above and max(used) < columns:
             return
         above = "".join(self._paint(text, style) + "\r\n" for text, style in self._above)
         if above:
@@ -372,15 +374,17 @@ class _Row:
         self._host = MetricsTail(f"{log.removesuffix('.log')}.host", run_text.masker)
         metrics, pattern = event.data.get("metrics"), run_text.pattern(event.id)
         path = os.path.join(run_text.workspace, str(metrics)) if metrics else log
-        self._metrics = (
-            MetricsTail(path, run_text.masker, run_text.steps(event.id), pattern)
-            if metrics or pattern
-            else None
-        )
+        self._metrics: MetricsTail | None = None
+        if metrics or pattern:
+            steps = run_text.steps(event.id)
+            self._metrics = MetricsTail(path, run_text.masker, steps, pattern)
 
     def poll(self, now: float) -> bool:
+        """Read the log and the metrics again.  Return True if a line of the display changes."""
         changed = self._log.poll() | self._host.poll(now)
-        return (self._metrics is not None and self._metrics.poll(now)) or changed
+        if self._metrics is not None:
+            changed |= self._metrics.poll(now)
+        return changed
 
     def seconds_since(self, now: float) -> float:
         """Return the seconds since the step started."""
@@ -414,7 +418,8 @@ class _Row:
         ]
         if self._metrics is not None:
             text = self._metrics.text(bars)
-            said.append((f"  {text}" if text else "", ""))
+            if text:
+                said.append((f"  {text}", ""))
         if "gpu_utilization_percent" in self._host.values:
             said.append((f"  GPU {self._host.values['gpu_utilization_percent']:.0f}%", ""))
         left = self.left(now)
@@ -539,11 +544,13 @@ class _RunText:
         lines: list[Line] = []
         for event in batch:
             if event.subject != "step":
-                more = event.data.get("steps") if event.reason == "expanded" else 0
-                self.run.expand(more if isinstance(more, int) else 0)
+                more = event.data.get("steps")
+                if event.reason == "expanded" and isinstance(more, int):
+                    self.run.expand(more)
                 continue
             self.run.apply(event)
-            if event.after == "DONE" and "[" in event.id and event.data.get("metrics"):
+            is_instance = "[" in event.id
+            if is_instance and event.after == "DONE" and event.data.get("metrics"):
                 self._compares = True
             if event.after in FINAL:
                 lines += self._end_lines(event)
@@ -561,7 +568,8 @@ class _RunText:
 
     def _end_lines(self, event: Event) -> list[Line]:
         """Return the lines for a finished step; none beyond the rate limit."""
-        if event.after != "FAILED" and self._many and self._allowed < 1:
+        is_over_limit = self._many and self._allowed < 1
+        if is_over_limit and event.after != "FAILED":
             return []
         line = self._on_end(event)
         if line is None:
@@ -595,10 +603,12 @@ class _RunText:
         why = _why(event)
         if event.after == "SKIPPED" and was_running:
             return f"stopped early ({why})", "odd"
-        if event.after == "SKIPPED" or was_running or self._verbose:
-            reason = f" ({why})" if why else ""
-            return event.after.lower() + reason, "odd"
-        return None
+        # The summary counts the steps that were blocked or cancelled before they started.
+        is_noteworthy = was_running or event.after == "SKIPPED"
+        if not is_noteworthy and not self._verbose:
+            return None
+        reason = f" ({why})" if why else ""
+        return event.after.lower() + reason, "odd"
 
     def _describe_success(self, data: Mapping[str, object]) -> str:
         """Return the duration of a successful step, and its metrics if verbose."""
@@ -626,7 +636,8 @@ class _RunText:
     def _on_start(self, event: Event) -> list[Line]:
         name, data = safe_ids(event.id), event.data
         lines: list[Line] = []
-        if note := data.get("note"):
+        note = data.get("note")
+        if note:
             lines.append((f"{name}: {safe_ids(str(note))}", "odd"))
         if data.get("adopted"):
             lines.append((f"{name}: still running from an earlier run, continues", "odd"))
@@ -687,13 +698,14 @@ class _RunText:
         """
         counts = summary.counts
         total = sum(counts.values()) or self.run.total
-        steps = f"{total} step{'' if total == 1 else 's'}"
+        steps = "1 step" if total == 1 else f"{total} steps"
         lines: list[Line] = [(f"warning: {safe_ids(each)}", "odd") for each in summary.warnings]
         if summary.left_running:
             left = ", ".join(map(safe_ids, islice(summary.left_running, _REPORTS)))
             lines.append((f"still running: {left} (the next run collects their results)", "odd"))
         left_out = self._list_skipped(summary)
-        if idle := self._idle_summary(summary, total, steps):
+        idle = self._idle_summary(summary, total, steps)
+        if idle is not None:
             return [*lines, idle, *left_out]
         head = _head_of(summary)
         if summary.state == "COMPLETED":
@@ -708,10 +720,11 @@ class _RunText:
 
     def _idle_summary(self, summary: Summary, total: int, steps: str) -> Line | None:
         """Return the summary of a completed run that executed and restored nothing; None for any other run."""
-        fresh, skipped = summary.counts.get("FRESH", 0), summary.counts.get("SKIPPED", 0)
         if summary.state != "COMPLETED":
             return None
-        if fresh and fresh + skipped == total and not self.run.restored:
+        fresh, skipped = summary.counts.get("FRESH", 0), summary.counts.get("SKIPPED", 0)
+        is_idle = fresh + skipped == total and not self.run.restored
+        if fresh and is_idle:
             also = f", {skipped} skipped" if skipped else ""
             return f"everything is fresh ({steps}{also})", "good"
         if sum(summary.counts.values()) == skipped:
@@ -736,7 +749,8 @@ class _RunText:
         lines: list[Line] = [
             (f"  skipped {safe_ids(each)}", "dim") for each in islice(summary.skipped, _REPORTS)
         ]
-        if more := len(summary.skipped) - len(lines):
+        more = len(summary.skipped) - len(lines)
+        if more:
             lines.append((f"  and {more} more steps; `recipe plan` shows them", "dim"))
         return lines
 
@@ -792,7 +806,7 @@ def _write_results(out: _Stream, summary: Summary) -> None:
 
 def _why(event: Event) -> str:
     detail = event.data.get("detail")
-    return safe_ids(str(detail) if detail else event.reason)
+    return safe_ids(str(detail or event.reason))
 
 
 def _finite(value: object) -> object:

@@ -343,7 +343,8 @@ def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
     if recipe.presets:
         yield "presets", [(preset.name, preset_text(preset)) for preset in recipe.presets.values()]
     yield "steps", [_step(recipe, step) for step in recipe.steps.values()]
-    if environment := list(_environment(sheet)):
+    environment = list(_environment(sheet))
+    if environment:
         yield "environment", environment
     if sheet.data:
         yield "included data", [(data.folder, data.licence) for data in sheet.data]
@@ -388,7 +389,8 @@ def machine_text(recipe: Recipe, preset: Preset | None) -> str:
 def _resource_parts(wants: Resources) -> list[str]:
     """Describe each resource request."""
     parts = []
-    if gpus := _gpu_text(wants):
+    gpus = _gpu_text(wants)
+    if gpus:
         parts.append(gpus)
     if wants.cpus:
         plural = "s" if wants.cpus != 1 else ""
@@ -404,7 +406,8 @@ def _gpu_text(wants: Resources) -> str:
     """Describe the GPUs, "no GPU" for 0, or return an empty text without any GPU setting."""
     if wants.gpus == 0:
         return "no GPU"
-    if not (wants.gpus or wants.gpu or wants.gpu_memory):
+    is_asked = wants.gpus or wants.gpu or wants.gpu_memory
+    if not is_asked:
         return ""
     count = wants.gpus or 1
     unnamed = "GPUs" if count > 1 else "GPU"
@@ -534,7 +537,8 @@ def _step(recipe: Recipe, step: Step) -> tuple[str, ...]:
         parts.append(f"for each {', '.join(step.matrix)}")
     if step.when is not None:
         parts.append(f"when {step.when}")
-    if wanted := needs(recipe, step):
+    wanted = needs(recipe, step)
+    if wanted:
         parts.append(f"<- {', '.join(wanted)}")
     products = [output_path(output) for output in step.outputs]
     products += [f"{state.path}/ (state)" for state in step.state]
@@ -631,7 +635,7 @@ def _checkouts(parts: Iterable[Recipe | Step]) -> Iterator[str]:
 
 def output_path(output: Output) -> str:
     """Return the declared path, with a final slash for a directory."""
-    return output.path + ("/" if output.directory else "")
+    return f"{output.path}/" if output.directory else output.path
 
 
 def _resources(resources: Resources) -> Mapping[str, str | float]:

@@ -217,7 +217,8 @@ def _result(problem: Problem, rule: int) -> dict[str, object]:
         "level": level,
         "message": {"text": text},
     }
-    if where := problem.where:
+    where = problem.where
+    if where is not None:
         region = {
             "startLine": where.line,
             "startColumn": where.column,

@@ -66,9 +66,14 @@ def _is_bare_word(text: str) -> bool:
 
 def brief(value: object) -> str:
     """Shorten the digest of a content id; return any other value as text."""
-    if isinstance(value, str) and len(value) == 66 and value[:2] in ("f:", "x:", "t:"):
+    if isinstance(value, str) and _is_content_id(value):
         return value[:14] + "…"
     return str(value)
+
+
+def _is_content_id(text: str) -> bool:
+    """Return True for the content ID of a file, an executable file or a directory."""
+    return len(text) == 66 and text.startswith(("f:", "x:", "t:"))
 
 
 def _file_lines(files: Mapping[str, str] | None) -> list[str]:
@@ -133,11 +138,14 @@ def _cut(lines: list[str], what: str) -> list[str]:
 
 def _ratio(part: str, before: object, after: object) -> str:
     """Return the relative change of a measured number, such as ` (+3.1%)`; empty for other values."""
-    if not _is_number(before) or not _is_number(after) or not before:
+    if not _is_number(before) or not _is_number(after):
         return ""
     is_chosen = part.startswith(("inputs.", "matrix."))
-    is_measured = isinstance(before, float) or isinstance(after, float) or part in _MEASURES
+    has_fraction = isinstance(before, float) or isinstance(after, float)
+    is_measured = has_fraction or part in _MEASURES
     if is_chosen or not is_measured:
+        return ""
+    if not before:  # no change is relative to 0
         return ""
     return f" ({(after - before) / abs(before):+.1%})"
 

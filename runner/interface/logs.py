@@ -50,9 +50,9 @@ class Raw:
         self._open_line = False
 
     def head(self, text: str) -> None:
-        self._out.write(
-            (b"\n" if self._open_line else b"") + text.encode("utf-8", "surrogateescape") + b"\n"
-        )
+        if self._open_line:
+            text = f"\n{text}"
+        self._out.write(text.encode("utf-8", "surrogateescape") + b"\n")
         self._open_line = False
 
     def write(self, data: bytes) -> None:

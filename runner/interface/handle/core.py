@@ -78,7 +78,8 @@ class Clock(NamedTuple):
 
     def left(self) -> float:
         """Return the seconds until the deadline.  Raises TimedOut after the deadline."""
-        if (left := self.until - self.now()) <= 0:
+        left = self.until - self.now()
+        if left <= 0:
             raise TimedOut(self.words)
         return left
 

@@ -282,7 +282,8 @@ def plan_body_of(new: New) -> dict[str, Any]:
 
     Raises Invalid if a server does not support an option.
     """
-    if problems := _not_for_servers(new):
+    problems = _not_for_servers(new)
+    if problems:
         raise Invalid(problems)
     request, settings = new.request, new.settings
     body: dict[str, Any] = {

@@ -33,7 +33,8 @@ from .transport import AsyncTransport, Listing, Of, RequestLost, Transport
 
 def clock(timeout: float | None) -> Clock:
     """Return a clock with a deadline in `timeout` seconds; None means no deadline."""
-    return Clock(time.monotonic, math.inf if timeout is None else time.monotonic() + timeout)
+    until = math.inf if timeout is None else time.monotonic() + timeout
+    return Clock(time.monotonic, until)
 
 
 def drive(transport: Transport, talk: Operation) -> Iterator[Any]:
