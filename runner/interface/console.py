@@ -112,9 +112,11 @@ class Plain(_ListenerDefaults):
 
     def end(self, summary: Summary) -> None:
         lines = self._run_text.failure_lines(summary)
-        self._write(lines if self._quiet else [*lines, *self._run_text.summary_lines(summary)])
-        if not self._quiet:
-            _write_results(self._out, summary)
+        if self._quiet:
+            self._write(lines)
+            return
+        self._write([*lines, *self._run_text.summary_lines(summary)])
+        _write_results(self._out, summary)
 
     def _write(self, lines: Iterable[Line]) -> None:
         self._err.write("".join(f"{text}\n" for text, _ in lines))
@@ -132,12 +134,12 @@ class JsonLines(_ListenerDefaults):
         self._put({"subject": "plan", **{name: getattr(overview, name) for name in told}})
 
     def events(self, batch: Sequence[Event]) -> None:
-        self._put(
-            *(
-                {name: value for name, value in event._asdict().items() if name != "run"}
-                for event in batch
-            )
-        )
+        objects = []
+        for event in batch:
+            fields = event._asdict()
+            del fields["run"]  # the first object names the run
+            objects.append(fields)
+        self._put(*objects)
 
     def say(self, text: str) -> None:
         self._put({"subject": "note", "text": text})
@@ -202,9 +204,8 @@ class Live(_ListenerDefaults):
         self._color = color
         self._clock = clock
         self._size = size or (lambda: _terminal_size(err))
-        self._bars = (
-            (getattr(err, "encoding", None) or "").lower().replace("-", "").startswith("utf")
-        )
+        encoding = getattr(err, "encoding", None) or ""
+        self._bars = encoding.lower().replace("-", "").startswith("utf")
         self._run_text = _RunText(verbose, commands, clock)
         self._rows: dict[str, _Row] = {}
         self._above: list[Line] = []
@@ -257,11 +258,9 @@ class Live(_ListenerDefaults):
             *self._run_text.failure_lines(summary),
             *self._run_text.summary_lines(summary),
         ]
-        self._err.write(
-            self._home(columns)
-            + ("\x1b[J" if self._drawn else "")
-            + "".join(self._paint(text, style) + "\r\n" for text, style in lines)
-        )
+        erase = "\x1b[J" if self._drawn else ""
+        text = "".join(self._paint(text, style) + "\r\n" for text, style in lines)
+        self._err.write(self._home(columns) + erase + text)
         self._above, self._drawn = [], []
         _write_results(self._out, summary)
 
@@ -285,7 +284,9 @@ class Live(_ListenerDefaults):
         frame = "".join(f"{text}\x1b[K\r\n" for text, _ in rows)
         used = [cells for _, cells in rows]
         self._dirty, self._redrawn = False, now
-        if frame == self._frame and used == self._drawn and not self._above and max(used) < columns:
+        is_same = frame == self._frame and used == self._drawn
+        # In a terminal that has become narrower, lines of the last frame have wrapped.
+        if is_same and not self._above and max(used) < columns:
             return
         above = "".join(self._paint(text, style) + "\r\n" for text, style in self._above)
         if above:
@@ -345,13 +346,15 @@ class Live(_ListenerDefaults):
         for text, style in segments:
             text = fit(text, room - used)
             used += width(text)
-            painted += self._paint(
-                text if self._bars else text.encode("ascii", "replace").decode(), style
-            )
+            if not self._bars:
+                text = text.encode("ascii", "replace").decode()
+            painted += self._paint(text, style)
         return painted, used
 
     def _paint(self, text: str, style: str) -> str:
-        return f"{_STYLES[style]}{text}\x1b[0m" if style and self._color and text else text
+        if not text or not style or not self._color:
+            return text
+        return f"{_STYLES[style]}{text}\x1b[0m"
 
 
 class _Row:
@@ -371,15 +374,17 @@ class _Row:
         self._host = MetricsTail(f"{log.removesuffix('.log')}.host", run_text.masker)
         metrics, pattern = event.data.get("metrics"), run_text.pattern(event.id)
         path = os.path.join(run_text.workspace, str(metrics)) if metrics else log
-        self._metrics = (
-            MetricsTail(path, run_text.masker, run_text.steps(event.id), pattern)
-            if metrics or pattern
-            else None
-        )
+        self._metrics: MetricsTail | None = None
+        if metrics or pattern:
+            steps = run_text.steps(event.id)
+            self._metrics = MetricsTail(path, run_text.masker, steps, pattern)
 
     def poll(self, now: float) -> bool:
+        """Read the log and the metrics again.  Return True if a line of the display changes."""
         changed = self._log.poll() | self._host.poll(now)
-        return (self._metrics is not None and self._metrics.poll(now)) or changed
+        if self._metrics is not None:
+            changed |= self._metrics.poll(now)
+        return changed
 
     def seconds_since(self, now: float) -> float:
         """Return the seconds since the step started."""
@@ -413,7 +418,8 @@ class _Row:
         ]
         if self._metrics is not None:
             text = self._metrics.text(bars)
-            said.append((f"  {text}" if text else "", ""))
+            if text:
+                said.append((f"  {text}", ""))
         if "gpu_utilization_percent" in self._host.values:
             said.append((f"  GPU {self._host.values['gpu_utilization_percent']:.0f}%", ""))
         left = self.left(now)
@@ -471,6 +477,10 @@ class _RunProgress:
         if len(self.states) > WEIGHED and now < self._due:
             return self._found
         self._due = now + 1.0
+        run_times = {id: row.seconds_since(now) for id, row in rows.items()}
+        training = {id: row.training(now) for id, row in rows.items()}
+        # Fresh steps have no events, so `states` does not count them.
+        unseen = {"FRESH": self._fresh} if self._fresh > 0 else {}
         self._found = progress_of(
             ProgressInput(
                 "ACTIVE",
@@ -478,9 +488,9 @@ class _RunProgress:
                 (),
                 self.total,
                 self.expected,
-                {id: row.seconds_since(now) for id, row in rows.items()},
-                {id: row.training(now) for id, row in rows.items()},
-                {"FRESH": self._fresh} if self._fresh > 0 else {},
+                run_times,
+                training,
+                unseen,
                 self._trains,
             )
         )
@@ -534,11 +544,13 @@ class _RunText:
         lines: list[Line] = []
         for event in batch:
             if event.subject != "step":
-                more = event.data.get("steps") if event.reason == "expanded" else 0
-                self.run.expand(more if isinstance(more, int) else 0)
+                more = event.data.get("steps")
+                if event.reason == "expanded" and isinstance(more, int):
+                    self.run.expand(more)
                 continue
             self.run.apply(event)
-            if event.after == "DONE" and "[" in event.id and event.data.get("metrics"):
+            is_instance = "[" in event.id
+            if is_instance and event.after == "DONE" and event.data.get("metrics"):
                 self._compares = True
             if event.after in FINAL:
                 lines += self._end_lines(event)
@@ -556,7 +568,8 @@ class _RunText:
 
     def _end_lines(self, event: Event) -> list[Line]:
         """Return the lines for a finished step; none beyond the rate limit."""
-        if event.after != "FAILED" and self._many and self._allowed < 1:
+        is_over_limit = self._many and self._allowed < 1
+        if is_over_limit and event.after != "FAILED":
             return []
         line = self._on_end(event)
         if line is None:
@@ -590,10 +603,12 @@ class _RunText:
         why = _why(event)
         if event.after == "SKIPPED" and was_running:
             return f"stopped early ({why})", "odd"
-        if event.after == "SKIPPED" or was_running or self._verbose:
-            reason = f" ({why})" if why else ""
-            return event.after.lower() + reason, "odd"
-        return None
+        # The summary counts the steps that were blocked or cancelled before they started.
+        is_noteworthy = was_running or event.after == "SKIPPED"
+        if not is_noteworthy and not self._verbose:
+            return None
+        reason = f" ({why})" if why else ""
+        return event.after.lower() + reason, "odd"
 
     def _describe_success(self, data: Mapping[str, object]) -> str:
         """Return the duration of a successful step, and its metrics if verbose."""
@@ -621,12 +636,14 @@ class _RunText:
     def _on_start(self, event: Event) -> list[Line]:
         name, data = safe_ids(event.id), event.data
         lines: list[Line] = []
-        if note := data.get("note"):
+        note = data.get("note")
+        if note:
             lines.append((f"{name}: {safe_ids(str(note))}", "odd"))
         if data.get("adopted"):
             lines.append((f"{name}: still running from an earlier run, continues", "odd"))
         if self._verbose:
-            where = f" on {safe_line(str(place))}" if (place := data.get("site")) else ""
+            place = data.get("site")
+            where = f" on {safe_line(str(place))}" if place else ""
             lines.append((f"{name}: started{where}", "dim"))
         if self._commands:
             commands = self._command(event.id).splitlines()
@@ -652,13 +669,11 @@ class _RunText:
         lines: list[Line] = []
         for failure in islice(summary.failed, _REPORTS):
             lines += self._failure(failure)
-        if more := [safe_ids(failure.id) for failure in islice(summary.failed, _REPORTS, None)]:
-            lines.append(
-                (
-                    f"{len(more)} more failed: {', '.join(more[:_REPORTS])}{' …' if len(more) > _REPORTS else ''}",
-                    "bad",
-                )
-            )
+        more = [safe_ids(failure.id) for failure in islice(summary.failed, _REPORTS, None)]
+        if more:
+            rest = " …" if len(more) > _REPORTS else ""
+            text = f"{len(more)} more failed: {', '.join(more[:_REPORTS])}{rest}"
+            lines.append((text, "bad"))
         return lines
 
     def _failure(self, failure: FailureDetails) -> list[Line]:
@@ -666,10 +681,9 @@ class _RunText:
         report: list[Line] = [(f"{name}: failed: {safe_ids(failure.reason)}", "bad")]
         said = lines(failure.tail)
         if any(said):
-            report += [
-                (f"  {name} | {line[:_LONGEST]}{'…' if len(line) > _LONGEST else ''}", "")
-                for line in said[-_LOG_LINES:]
-            ]
+            for line in said[-_LOG_LINES:]:
+                rest = "…" if len(line) > _LONGEST else ""
+                report.append((f"  {name} | {line[:_LONGEST]}{rest}", ""))
         if failure.log:
             report.append((f"  log: {safe_line(failure.log)}", "dim"))
         if failure.left:
@@ -684,16 +698,20 @@ class _RunText:
         """
         counts = summary.counts
         total = sum(counts.values()) or self.run.total
-        steps = f"{total} step{'' if total == 1 else 's'}"
+        steps = "1 step" if total == 1 else f"{total} steps"
         lines: list[Line] = [(f"warning: {safe_ids(each)}", "odd") for each in summary.warnings]
         if summary.left_running:
             left = ", ".join(map(safe_ids, islice(summary.left_running, _REPORTS)))
             lines.append((f"still running: {left} (the next run collects their results)", "odd"))
         left_out = self._list_skipped(summary)
-        if idle := self._idle_summary(summary, total, steps):
+        idle = self._idle_summary(summary, total, steps)
+        if idle is not None:
             return [*lines, idle, *left_out]
         head = _head_of(summary)
-        style = "good" if summary.state == "COMPLETED" else "odd" if head else "bad"
+        if summary.state == "COMPLETED":
+            style = "good"
+        else:
+            style = "odd" if head else "bad"
         parts = ", ".join(self._list_counts(counts))
         lines += [(f"{head}{steps}: {parts} in {span(summary.seconds)}", style), *left_out]
         if self._compares:
@@ -702,10 +720,11 @@ class _RunText:
 
     def _idle_summary(self, summary: Summary, total: int, steps: str) -> Line | None:
         """Return the summary of a completed run that executed and restored nothing; None for any other run."""
-        fresh, skipped = summary.counts.get("FRESH", 0), summary.counts.get("SKIPPED", 0)
         if summary.state != "COMPLETED":
             return None
-        if fresh and fresh + skipped == total and not self.run.restored:
+        fresh, skipped = summary.counts.get("FRESH", 0), summary.counts.get("SKIPPED", 0)
+        is_idle = fresh + skipped == total and not self.run.restored
+        if fresh and is_idle:
             also = f", {skipped} skipped" if skipped else ""
             return f"everything is fresh ({steps}{also})", "good"
         if sum(summary.counts.values()) == skipped:
@@ -730,7 +749,8 @@ class _RunText:
         lines: list[Line] = [
             (f"  skipped {safe_ids(each)}", "dim") for each in islice(summary.skipped, _REPORTS)
         ]
-        if more := len(summary.skipped) - len(lines):
+        more = len(summary.skipped) - len(lines)
+        if more:
             lines.append((f"  and {more} more steps; `recipe plan` shows them", "dim"))
         return lines
 
@@ -777,17 +797,16 @@ def _write_results(out: _Stream, summary: Summary) -> None:
     Paths are escaped on a terminal and raw in a pipe.
     """
     wide = max((len(name) for name, _ in summary.results), default=0)
-    out.write(
-        "".join(
-            f"{name:{wide}}  {safe_line(path) if out.terminal else path}\n"
-            for name, path in summary.results
-        )
-    )
+    rows = []
+    for name, path in summary.results:
+        shown = safe_line(path) if out.terminal else path
+        rows.append(f"{name:{wide}}  {shown}\n")
+    out.write("".join(rows))
 
 
 def _why(event: Event) -> str:
     detail = event.data.get("detail")
-    return safe_ids(str(detail) if detail else event.reason)
+    return safe_ids(str(detail or event.reason))
 
 
 def _finite(value: object) -> object:

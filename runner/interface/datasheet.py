@@ -63,13 +63,12 @@ def results(recipe: Recipe) -> list[tuple[str, str, Output | None]]:
 
     The declaration is None if the step does not declare the output itself.
     """
+    found: list[tuple[str, str, Output | None]] = []
     if recipe.outputs is None:
-        return [
-            (f"{step.id}.{output.name}", step.id, output)
-            for step in recipe.steps.values()
-            for output in step.outputs
-        ]
-    found = []
+        for each in recipe.steps.values():
+            for declared in each.outputs:
+                found.append((f"{each.id}.{declared.name}", each.id, declared))
+        return found
     for name, leaf in recipe.outputs.items():
         step, output = _first_step_output(leaf)
         found.append((name, step, _declaration(recipe, step, output)))
@@ -89,7 +88,9 @@ def _declaration(recipe: Recipe, step: str, output: str) -> Output | None:
     producer = recipe.steps.get(step)
     if producer is not None and producer.select is not None:
         producer = recipe.steps.get(producer.select.step)
-    for each in producer.outputs if producer is not None else ():
+    if producer is None:
+        return None
+    for each in producer.outputs:
         if each.name == output:
             return each
     return None
@@ -116,32 +117,45 @@ def machine(recipe: Recipe, preset: Preset | None) -> Resources:
 
 def fixtures(recipe: Recipe) -> list[str]:
     """Return the fixture paths in presets and input defaults, relative to the fixtures folder."""
-    written: list[Tree] = [
-        value for preset in recipe.presets.values() for value in preset.inputs.values()
-    ]
-    written += [spec.default for spec in recipe.inputs.values()]
-    found = [
-        leaf.partition("}}")[2].lstrip("/")
-        for tree in written
-        for leaf, _ in leaves(tree)
-        if ("fixtures",) in _mentions(leaf)
-    ]
-    return list(dict.fromkeys(path for path in found if path))
+    values: list[Tree] = []
+    for preset in recipe.presets.values():
+        values += preset.inputs.values()
+    values += [spec.default for spec in recipe.inputs.values()]
+    paths: list[str] = []
+    for value in values:
+        paths += _fixtures_in(value)
+    return list(dict.fromkeys(paths))
+
+
+def _fixtures_in(value: Tree) -> Iterator[str]:
+    """Yield the paths after `{{ fixtures }}/` in a value."""
+    for leaf, _ in leaves(value):
+        if ("fixtures",) in _mentions(leaf):
+            path = leaf.partition("}}")[2].lstrip("/")
+            if path:
+                yield path
 
 
 def needs(recipe: Recipe, step: Step) -> list[str]:
     """Return the ids of a step's dependencies, from its references and the outputs it reads."""
-    producers = {
-        output.path.rstrip("/"): other.id
-        for other in recipe.steps.values()
-        for output in other.outputs
-    }
+    producers = _producers_by_path(recipe)
     found = list(step.needs)
     if step.select:
         found.append(step.select.source)
     found += [producers[path] for path in step.reads if path in producers]
     found += _referenced_steps(_source_of(recipe, step))
+    # A source of `select` or a reference may name a step that does not exist: `recipe validate`
+    # reports it.
     return [id for id in dict.fromkeys(found) if id in recipe.steps]
+
+
+def _producers_by_path(recipe: Recipe) -> dict[str, str]:
+    """Return the id of the step that writes each output path."""
+    producers: dict[str, str] = {}
+    for step in recipe.steps.values():
+        for output in step.outputs:
+            producers[output.path.rstrip("/")] = step.id
+    return producers
 
 
 def _source_of(recipe: Recipe, step: Step) -> Tree:
@@ -155,8 +169,12 @@ def _source_of(recipe: Recipe, step: Step) -> Tree:
 
 def _referenced_steps(content: Tree) -> list[str]:
     """Return the ids after `steps.` in the templates of a tree."""
-    paths = [path for leaf, _ in leaves(content) for path in _mentions(leaf)]
-    return [path[1] for path in paths if path[0] == "steps" and len(path) > 1]
+    found: list[str] = []
+    for leaf, _ in leaves(content):
+        for path in _mentions(leaf):
+            if path[0] == "steps" and len(path) > 1:
+                found.append(path[1])
+    return found
 
 
 def _mentions(leaf: object) -> list[tuple[str, ...]]:
@@ -173,11 +191,14 @@ def _greater(a: Resources, b: Resources) -> Resources:
     """Return the maximum of each request; the GPU model of `a` if set, otherwise of `b`."""
     pick: dict[str, Any] = {}
     for name in ("cpus", "memory", "gpus", "gpu_memory", "disk"):
-        values = [value for value in (getattr(a, name), getattr(b, name)) if value is not None]
-        pick[name] = max(values, default=None)
-    pools = {
-        name: max(a.pools.get(name, 0), b.pools.get(name, 0)) for name in {**a.pools, **b.pools}
-    }
+        first, second = getattr(a, name), getattr(b, name)
+        if first is None or second is None:
+            pick[name] = second if first is None else first
+        else:
+            pick[name] = max(first, second)
+    pools: dict[str, float] = {}
+    for name in {**a.pools, **b.pools}:
+        pools[name] = max(a.pools.get(name, 0), b.pools.get(name, 0))
     return Resources(**pick, gpu=a.gpu or b.gpu, pools=pools)
 
 
@@ -187,48 +208,59 @@ def _greater(a: Resources, b: Resources) -> Resources:
 def describe_sheet(sheet: Sheet) -> Mapping[str, object]:
     """Return the datasheet as a JSON object."""
     recipe = sheet.recipe
+    inputs = {spec.name: _input_facts(spec) for spec in recipe.inputs.values()}
+    presets = {preset.name: dict(preset.inputs) for preset in recipe.presets.values()}
+    steps = {step.id: _step_facts(recipe, step) for step in recipe.steps.values()}
+    outputs = dict(recipe.outputs) if recipe.outputs is not None else None
+    described = {name: _result_facts(step, output) for name, step, output in results(recipe)}
+    # JSON has no key None: an empty name is for runs without a preset.
+    machines = {name or "": _resources(machine(recipe, preset)) for name, preset in choices(recipe)}
+    estimated = {name or "": list(lines) for name, lines in sheet.estimated.items()}
+    took = {name or "": _durations_json(durations) for name, durations in sheet.took.items()}
+    data = [{"folder": each.folder, "licence": each.licence} for each in sheet.data]
     return {
         "recipe": recipe.id,
         "summary": recipe.summary,
         "doc": recipe.doc,
         "path": recipe.document.name,
-        "inputs": {spec.name: _input_facts(spec) for spec in recipe.inputs.values()},
-        "presets": {preset.name: dict(preset.inputs) for preset in recipe.presets.values()},
-        "steps": {step.id: _step_facts(recipe, step) for step in recipe.steps.values()},
-        "outputs": dict(recipe.outputs) if recipe.outputs is not None else None,
-        "results": {
-            name: {
-                "step": step,
-                "path": output_path(output) if output else None,
-                "doc": output.doc if output else "",
-            }
-            for name, step, output in results(recipe)
-        },
+        "inputs": inputs,
+        "presets": presets,
+        "steps": steps,
+        "outputs": outputs,
+        "results": described,
         "resources": _resources(recipe.resources),
-        "machines": {
-            name or "": _resources(machine(recipe, preset)) for name, preset in choices(recipe)
-        },
+        "machines": machines,
         "limits": _limits_json(_limits(recipe, None)),
-        "estimated": {name or "": list(lines) for name, lines in sheet.estimated.items()},
-        "took": {
-            name or "": {"seconds": list(took.seconds), "memory": took.memory}
-            for name, took in sheet.took.items()
-        },
+        "estimated": estimated,
+        "took": took,
         "environment": dict(_environment(sheet)),
-        "data": [{"folder": data.folder, "licence": data.licence} for data in sheet.data],
+        "data": data,
     }
 
 
 def _step_facts(recipe: Recipe, step: Step) -> Mapping[str, object]:
     shared = recipe.resources.of_step(step.resources, recipe.resources.gpus)
+    uses = step.uses.recipe if step.uses else None
+    outputs = {output.name: output_path(output) for output in step.outputs}
+    state = {each.name: each.path for each in step.state}
     return {
         "needs": needs(recipe, step),
-        "uses": step.uses.recipe if step.uses else None,
-        "outputs": {output.name: output_path(output) for output in step.outputs},
-        "state": {state.name: state.path for state in step.state},
+        "uses": uses,
+        "outputs": outputs,
+        "state": state,
         "matrix": list(step.matrix or ()),
         "resources": _resources(step.resources.over(shared)),
     }
+
+
+def _result_facts(step: str, output: Output | None) -> Mapping[str, object]:
+    if output is None:
+        return {"step": step, "path": None, "doc": ""}
+    return {"step": step, "path": output_path(output), "doc": output.doc}
+
+
+def _durations_json(took: RunDurations) -> Mapping[str, object]:
+    return {"seconds": list(took.seconds), "memory": took.memory}
 
 
 def _input_facts(spec: Input) -> Mapping[str, object]:
@@ -254,13 +286,14 @@ def _input_facts(spec: Input) -> Mapping[str, object]:
 def text(sheet: Sheet, width: int) -> list[str]:
     """Return the datasheet as lines of at most `width` columns.  Longer words are not split."""
     recipe = sheet.recipe
-    lines = _wrap(f"{recipe.id}: {recipe.summary}" if recipe.summary else recipe.id, width, "", "")
+    title = f"{recipe.id}: {recipe.summary}" if recipe.summary else recipe.id
+    lines = _wrap(title, width, "", "")
     if recipe.doc:
         lines.append("")
         for each in recipe.doc.rstrip().splitlines():
             lines += _wrap(each, width, "", "") or [""]
-    for title, rows in _sections(sheet):
-        lines += ["", title]
+    for heading, rows in _sections(sheet):
+        lines += ["", heading]
         name_width = min(16, max((len(name) for name, *_ in rows), default=0))
         for name, head, *more in rows:
             lines += _row(name, head, more, name_width, width)
@@ -276,7 +309,9 @@ def _row(name: str, head: str, more: Sequence[str], name_width: int, width: int)
     if len(name) > name_width:
         lines.insert(0, "")
     lines[0] = f"  {name:{name_width}}  {lines[0].lstrip()}".rstrip()
-    return lines + [line for text in more for line in _wrap(text, width, indent, indent)]
+    for text in more:
+        lines += _wrap(text, width, indent, indent)
+    return lines
 
 
 def _wrap(words: str, width: int, first: str, others: str) -> list[str]:
@@ -298,34 +333,27 @@ BARE: Final = "no preset"
 
 def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
     recipe = sheet.recipe
-    yield (
-        "outputs",
-        [_result(recipe, name, step, output) for name, step, output in results(recipe)]
-        or [("nothing", "no step has outputs")],
-    )
-    yield (
-        "hardware",
-        [(name or BARE, machine_text(recipe, preset)) for name, preset in choices(recipe)],
-    )
-    yield (
-        _LONG,
-        [
-            *(
-                (name or BARE, _took(sheet.took.get(name)), *sheet.estimated.get(name, ()))
-                for name, _ in choices(recipe)
-            ),
-            *_list_limits(recipe),
-        ],
-    )
+    outputs = [_result(recipe, name, step, output) for name, step, output in results(recipe)]
+    yield "outputs", outputs or [("nothing", "no step has outputs")]
+    machines = [(name or BARE, machine_text(recipe, preset)) for name, preset in choices(recipe)]
+    yield "hardware", machines
+    yield _LONG, [*_list_durations(sheet), *_list_limits(recipe)]
     if recipe.inputs:
         yield "inputs", [(spec.name, input_text(spec), spec.doc) for spec in recipe.inputs.values()]
     if recipe.presets:
         yield "presets", [(preset.name, preset_text(preset)) for preset in recipe.presets.values()]
     yield "steps", [_step(recipe, step) for step in recipe.steps.values()]
-    if environment := list(_environment(sheet)):
+    environment = list(_environment(sheet))
+    if environment:
         yield "environment", environment
     if sheet.data:
         yield "included data", [(data.folder, data.licence) for data in sheet.data]
+
+
+def _list_durations(sheet: Sheet) -> Iterator[tuple[str, ...]]:
+    """Yield a row for each preset: its measured run time, then the estimates."""
+    for name, _ in choices(sheet.recipe):
+        yield (name or BARE, _took(sheet.took.get(name)), *sheet.estimated.get(name, ()))
 
 
 def _result(recipe: Recipe, name: str, step: str, output: Output | None) -> tuple[str, ...]:
@@ -348,6 +376,7 @@ def _result(recipe: Recipe, name: str, step: str, output: Output | None) -> tupl
 def machine_text(recipe: Recipe, preset: Preset | None) -> str:
     """Describe the resources of the recipe's most demanding step."""
     parts = _resource_parts(machine(recipe, preset))
+    # A node count may also be a template, which is shown as it is.
     nodes = {str(step.nodes) for step in recipe.steps.values() if step.nodes not in (None, 1)}
     if nodes:
         parts.append(f"on {' or '.join(sorted(nodes))} nodes")
@@ -360,10 +389,12 @@ def machine_text(recipe: Recipe, preset: Preset | None) -> str:
 def _resource_parts(wants: Resources) -> list[str]:
     """Describe each resource request."""
     parts = []
-    if gpus := _gpu_text(wants):
+    gpus = _gpu_text(wants)
+    if gpus:
         parts.append(gpus)
     if wants.cpus:
-        parts.append(f"{wants.cpus:g} CPU{'s' if wants.cpus != 1 else ''}")
+        plural = "s" if wants.cpus != 1 else ""
+        parts.append(f"{wants.cpus:g} CPU{plural}")
     if wants.memory:
         parts.append(f"{size_text(wants.memory)} memory")
     if wants.disk:
@@ -375,10 +406,12 @@ def _gpu_text(wants: Resources) -> str:
     """Describe the GPUs, "no GPU" for 0, or return an empty text without any GPU setting."""
     if wants.gpus == 0:
         return "no GPU"
-    if not (wants.gpus or wants.gpu or wants.gpu_memory):
+    is_asked = wants.gpus or wants.gpu or wants.gpu_memory
+    if not is_asked:
         return ""
     count = wants.gpus or 1
-    text = f"{count} {wants.gpu or ('GPUs' if count > 1 else 'GPU')}"
+    unnamed = "GPUs" if count > 1 else "GPU"
+    text = f"{count} {wants.gpu or unnamed}"
     return f"{text} of {size_text(wants.gpu_memory)}" if wants.gpu_memory else text
 
 
@@ -388,9 +421,10 @@ def _took(took: RunDurations | None) -> str:
     least, most = span(min(took.seconds)), span(max(took.seconds))
     times = least if least == most else f"{least} to {most}"
     runs = f"{len(took.seconds)} runs" if len(took.seconds) > 1 else "a run"
-    return f"{times} in {runs} on this machine" + (
-        f", {took.memory / 1e9:.1f} GB peak memory" if took.memory >= 5e7 else ""
-    )
+    text = f"{times} in {runs} on this machine"
+    if took.memory < 5e7:  # rounds to 0.0 GB, or was not measured
+        return text
+    return f"{text}, {took.memory / 1e9:.1f} GB peak memory"
 
 
 def _list_limits(recipe: Recipe) -> Iterator[tuple[str, ...]]:
@@ -411,9 +445,10 @@ def _list_limits(recipe: Recipe) -> Iterator[tuple[str, ...]]:
 def input_text(spec: Input) -> str:
     """Describe an input's type, default and bounds, and the effect of a change on the cache."""
     if spec.type == "secret":
-        return f"secret, from ${spec.env}" + ("" if spec.required else ", optional")
+        optional = "" if spec.required else ", optional"
+        return f"secret, from ${spec.env}{optional}"
     notes = [_type_and_default(spec), *_bounds(spec.limits), *_input_notes(spec)]
-    return "; ".join(note for note in notes if note)
+    return "; ".join(filter(None, notes))
 
 
 def _input_notes(spec: Input) -> Iterator[str]:
@@ -431,7 +466,8 @@ def _input_notes(spec: Input) -> Iterator[str]:
 
 
 def _type_and_default(spec: Input) -> str:
-    kind = f"list of {spec.items}" if spec.type == "list" and spec.items else spec.type
+    is_typed_list = spec.type == "list" and spec.items
+    kind = f"list of {spec.items}" if is_typed_list else spec.type
     if not spec.has_default:
         return f"{kind}, required" if spec.required else f"{kind}, optional"
     if isinstance(spec.default, str) and spec.default:
@@ -493,18 +529,22 @@ def preset_text(preset: Preset) -> str:
 
 def _step(recipe: Recipe, step: Step) -> tuple[str, ...]:
     """Return a row of the steps section: the id, then the kind, dependencies and outputs."""
-    parts = [_step_kind(step)]
+    parts = []
+    kind = _step_kind(step)
+    if kind:
+        parts.append(kind)
     if step.matrix:
         parts.append(f"for each {', '.join(step.matrix)}")
     if step.when is not None:
         parts.append(f"when {step.when}")
-    if wanted := needs(recipe, step):
+    wanted = needs(recipe, step)
+    if wanted:
         parts.append(f"<- {', '.join(wanted)}")
     products = [output_path(output) for output in step.outputs]
     products += [f"{state.path}/ (state)" for state in step.state]
     if products:
         parts.append(f"-> {', '.join(products)}")
-    return (step.id, "  ".join(part for part in parts if part))
+    return (step.id, "  ".join(parts))
 
 
 def _step_kind(step: Step) -> str:
@@ -521,9 +561,11 @@ def _step_kind(step: Step) -> str:
 def locks(recipe: Recipe) -> list[str]:
     """Return the locks named by the recipe, its steps and its presets."""
     parts: list[Recipe | Step | Preset] = [recipe, *recipe.steps.values(), *recipe.presets.values()]
-    return list(
-        dict.fromkeys(part.python.lock for part in parts if part.python and part.python.lock)
-    )
+    found: dict[str, None] = {}
+    for part in parts:
+        if part.python and part.python.lock:
+            found[part.python.lock] = None
+    return list(found)
 
 
 def _environment(sheet: Sheet) -> Iterator[tuple[str, str]]:
@@ -531,35 +573,49 @@ def _environment(sheet: Sheet) -> Iterator[tuple[str, str]]:
     recipe = sheet.recipe
     own: list[Recipe | Step] = [recipe, *recipe.steps.values()]
     all_parts: list[Recipe | Step | Preset] = [*own, *recipe.presets.values()]
+    setup = f"{len(recipe.setup)} commands on each host" if recipe.setup else ""
     rows = [
         ("python", _describe_locks(sheet)),
         ("python version", _join_distinct(_python_versions(all_parts))),
         ("image", _join_distinct(part.image for part in all_parts)),
         ("passed on", _describe_pass_env(own)),
-        ("env_file", _join_distinct(path for part in own for path in part.env_files)),
-        ("setup", f"{len(recipe.setup)} commands on each host" if recipe.setup else ""),
+        ("env_file", _join_distinct(_env_files(own))),
+        ("setup", setup),
         ("code", _join_distinct(_checkouts(own))),
     ]
-    yield from ((name, text) for name, text in rows if text)
+    for name, text in rows:
+        if text:
+            yield name, text
 
 
 def _describe_locks(sheet: Sheet) -> str:
     """Return the names of the locks, with their short descriptions if known."""
-    return "; ".join(
-        f"{name}: {sheet.locks[name]}" if name in sheet.locks else name
-        for name in locks(sheet.recipe)
-    )
+    texts = []
+    for name in locks(sheet.recipe):
+        if name in sheet.locks:
+            texts.append(f"{name}: {sheet.locks[name]}")
+        else:
+            texts.append(name)
+    return "; ".join(texts)
 
 
 def _describe_pass_env(parts: Iterable[Recipe | Step]) -> str:
     """Return the environment variables that steps get from the caller; empty without any."""
-    passed = _join_distinct(name for part in parts for name in part.pass_env)
+    names: list[str] = []
+    for part in parts:
+        names += part.pass_env
+    passed = _join_distinct(names)
     return f"{passed}: from your environment" if passed else ""
+
+
+def _env_files(parts: Iterable[Recipe | Step]) -> Iterator[str]:
+    for part in parts:
+        yield from part.env_files
 
 
 def _join_distinct(texts: Iterable[str | None]) -> str:
     """Join the texts in order, without duplicates and empty texts."""
-    return ", ".join(dict.fromkeys(text for text in texts if text))
+    return ", ".join(dict.fromkeys(filter(None, texts)))
 
 
 def _python_versions(parts: Iterable[Recipe | Step | Preset]) -> Iterator[str | None]:
@@ -579,7 +635,7 @@ def _checkouts(parts: Iterable[Recipe | Step]) -> Iterator[str]:
 
 def output_path(output: Output) -> str:
     """Return the declared path, with a final slash for a directory."""
-    return output.path + ("/" if output.directory else "")
+    return f"{output.path}/" if output.directory else output.path
 
 
 def _resources(resources: Resources) -> Mapping[str, str | float]:
@@ -597,13 +653,19 @@ def _resources(resources: Resources) -> Mapping[str, str | float]:
 
 
 def _limits(recipe: Recipe, preset: Preset | None) -> Limits:
-    own = preset.limits if preset is not None and preset.limits is not None else Limits()
-    return Limits(
-        recipe.limits.time if own.time is None else own.time,
-        recipe.limits.cost if own.cost is None else own.cost,
-    )
+    """Return the limits of the recipe, with those that a preset sets."""
+    if preset is None or preset.limits is None:
+        return recipe.limits
+    own = preset.limits
+    time = recipe.limits.time if own.time is None else own.time
+    cost = recipe.limits.cost if own.cost is None else own.cost
+    return Limits(time, cost)
 
 
 def _limits_json(limits: Limits) -> dict[str, str]:
-    time = {"time": duration_text(limits.time)} if limits.time is not None else {}
-    return time | ({"cost": money_text(limits.cost)} if limits.cost is not None else {})
+    found: dict[str, str] = {}
+    if limits.time is not None:
+        found["time"] = duration_text(limits.time)
+    if limits.cost is not None:
+        found["cost"] = money_text(limits.cost)
+    return found

@@ -33,10 +33,6 @@ def notify(title: str, text: str) -> bool:
 def _command(title: str, text: str) -> Sequence[str]:
     if sys.platform == "darwin":
         # Pass the texts as arguments, so that they cannot change the script.
-        script = (
-            "on run argv",
-            "display notification (item 2 of argv) with title (item 1 of argv)",
-            "end run",
-        )
-        return ("osascript", *(word for line in script for word in ("-e", line)), title, text)
+        show = "display notification (item 2 of argv) with title (item 1 of argv)"
+        return ("osascript", "-e", "on run argv", "-e", show, "-e", "end run", title, text)
     return ("notify-send", "--app-name=recipe", "--", title, text)

@@ -23,6 +23,7 @@ Format = Literal["text", "json", "github", "sarif"]
 
 _TAB = 4
 _ENDLESS = re.compile(r"\S{200,}")  # an unbroken run of characters, shortened in messages
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # control characters of ASCII, except a tab
 _LONGEST = 1000  # maximum characters of a message or fix
 _SHOWN = 30
 """Maximum number of problems in text output; errors take precedence.  The other formats list all problems."""
@@ -63,7 +64,9 @@ def _text(ordered: Sequence[Problem], color: bool, unchecked: int) -> str:
     if len(ordered) > _SHOWN:
         more = len(ordered) - _SHOWN
         text += f"… and {more} more; `recipe validate --format json` lists all\n"
-    count = _count(ordered) + (f", {unchecked} not checked" if unchecked else "")
+    count = _count(ordered)
+    if unchecked:
+        count += f", {unchecked} not checked"
     return f"{text}{count}\n"
 
 
@@ -98,7 +101,8 @@ def _excerpt(where: Location) -> tuple[str, int, int]:
     end = min(len(text), begin + _WIDEST)
     cells = [_show_char(char) for char in text[begin:end]]
     first, last = first - begin, min(max(first + max(where.length, 1), first), end) - begin
-    head, tail = "…" if begin else "", "…" if end < len(text) else ""
+    head = "…" if begin else ""
+    tail = "…" if end < len(text) else ""
     before = head + "".join(cells[:first])
     marked = "".join(cells[first:last])
     return before + marked + "".join(cells[last:]) + tail, width(before), max(1, width(marked))
@@ -128,7 +132,8 @@ def _count(problems: Sequence[Problem]) -> str:
     for severity in ("error", "warning", "note"):
         number = sum(problem.severity == severity for problem in problems)
         if number:
-            counts.append(f"{number} {severity}" + ("s" if number > 1 else ""))
+            plural = "s" if number > 1 else ""
+            counts.append(f"{number} {severity}{plural}")
     return ", ".join(counts)
 
 
@@ -136,16 +141,25 @@ def _count(problems: Sequence[Problem]) -> str:
 
 
 def _plain(problem: Problem) -> dict[str, str | int | None]:
-    return {
+    found: dict[str, str | int | None] = {
         "code": problem.code,
         "severity": problem.severity,
         "message": problem.message,
         "fix": problem.fix,
-        **{
-            name: getattr(problem.where, name, None)
-            for name in ("path", "line", "column", "length")
-        },
+        "path": None,
+        "line": None,
+        "column": None,
+        "length": None,
     }
+    where = problem.where
+    if where is not None:
+        found |= {
+            "path": where.path,
+            "line": where.line,
+            "column": where.column,
+            "length": where.length,
+        }
+    return found
 
 
 def _annotation(problem: Problem) -> str:
@@ -170,10 +184,7 @@ def _data(text: str) -> str:
     # GitHub ends a command at a raw line break and decodes these three escapes.  Unescaped text
     # could inject commands.
     escaped = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-    return "".join(
-        char if char == "\t" or (char >= " " and char != "\x7f") else _show_char(char)
-        for char in escaped
-    )
+    return _CONTROL.sub(lambda found: _show_char(found[0]), escaped)
 
 
 def _property(text: str) -> str:
@@ -182,14 +193,16 @@ def _property(text: str) -> str:
 
 def _sarif(problems: Sequence[Problem]) -> dict[str, object]:
     codes = sorted({problem.code for problem in problems})
+    rules = [{"id": code} for code in codes]
+    results = [_result(problem, codes.index(problem.code)) for problem in problems]
     return {
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
         "runs": [
             {
-                "tool": {"driver": {"name": "recipe", "rules": [{"id": code} for code in codes]}},
+                "tool": {"driver": {"name": "recipe", "rules": rules}},
                 "columnKind": "unicodeCodePoints",
-                "results": [_result(problem, codes.index(problem.code)) for problem in problems],
+                "results": results,
             }
         ],
     }
@@ -197,14 +210,15 @@ def _sarif(problems: Sequence[Problem]) -> dict[str, object]:
 
 def _result(problem: Problem, rule: int) -> dict[str, object]:
     level = problem.severity if problem.severity in ("error", "warning", "note") else "error"
-    text = problem.message + (f" ({problem.fix})" if problem.fix else "")
+    text = f"{problem.message} ({problem.fix})" if problem.fix else problem.message
     result: dict[str, object] = {
         "ruleId": problem.code,
         "ruleIndex": rule,
         "level": level,
         "message": {"text": text},
     }
-    if where := problem.where:
+    where = problem.where
+    if where is not None:
         region = {
             "startLine": where.line,
             "startColumn": where.column,

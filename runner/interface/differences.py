@@ -66,9 +66,14 @@ def _is_bare_word(text: str) -> bool:
 
 def brief(value: object) -> str:
     """Shorten the digest of a content id; return any other value as text."""
-    if isinstance(value, str) and len(value) == 66 and value[:2] in ("f:", "x:", "t:"):
+    if isinstance(value, str) and _is_content_id(value):
         return value[:14] + "…"
     return str(value)
+
+
+def _is_content_id(text: str) -> bool:
+    """Return True for the content ID of a file, an executable file or a directory."""
+    return len(text) == 66 and text.startswith(("f:", "x:", "t:"))
 
 
 def _file_lines(files: Mapping[str, str] | None) -> list[str]:
@@ -86,8 +91,7 @@ def _inside(before: object, after: object) -> list[str]:
     Empty for values that are shown whole.
     """
     if isinstance(before, dict) and isinstance(after, dict):
-        changes = map(without_files, diff_mappings(before, after))
-        return [line for change in changes for line in lines(change)]
+        return all_of(map(without_files, diff_mappings(before, after)), indent="")
     if isinstance(before, str) and isinstance(after, str):
         return _changed_lines(before, after)
     if isinstance(before, list) and isinstance(after, list):
@@ -119,11 +123,10 @@ def _word(item: object) -> str:
 
 def _unified_diff(before: Sequence[str], after: Sequence[str]) -> list[str]:
     """List the removed and added lines, without the headers of a unified diff."""
-    changed = [
-        f"{line[0]} {safe_line(line[1:])}"[:_WIDEST]
-        for line in difflib.unified_diff(before, after, lineterm="", n=0)
-        if not line.startswith(("---", "+++", "@@"))
-    ]
+    changed = []
+    for line in difflib.unified_diff(before, after, lineterm="", n=0):
+        if not line.startswith(("---", "+++", "@@")):
+            changed.append(f"{line[0]} {safe_line(line[1:])}"[:_WIDEST])
     return _cut(changed, "lines")
 
 
@@ -135,11 +138,14 @@ def _cut(lines: list[str], what: str) -> list[str]:
 
 def _ratio(part: str, before: object, after: object) -> str:
     """Return the relative change of a measured number, such as ` (+3.1%)`; empty for other values."""
-    if not _is_number(before) or not _is_number(after) or not before:
+    if not _is_number(before) or not _is_number(after):
         return ""
     is_chosen = part.startswith(("inputs.", "matrix."))
-    is_measured = isinstance(before, float) or isinstance(after, float) or part in _MEASURES
+    has_fraction = isinstance(before, float) or isinstance(after, float)
+    is_measured = has_fraction or part in _MEASURES
     if is_chosen or not is_measured:
+        return ""
+    if not before:  # no change is relative to 0
         return ""
     return f" ({(after - before) / abs(before):+.1%})"
 
@@ -156,4 +162,7 @@ def as_json(change: Difference) -> Mapping[str, object]:
 
 def all_of(changes: Iterable[Difference], indent: str) -> list[str]:
     """Format differences as indented lines of text."""
-    return [indent + line for change in changes for line in lines(change)]
+    found: list[str] = []
+    for change in changes:
+        found += [indent + line for line in lines(change)]
+    return found

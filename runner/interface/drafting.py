@@ -35,6 +35,7 @@ _HARMLESS: Final = frozenset(
     }
 )
 _PLAIN: Final = re.compile(r"[A-Za-z./][A-Za-z0-9._/-]*")
+_PHRASE: Final = re.compile(r"[A-Za-z][A-Za-z0-9 ./()'-]*[A-Za-z0-9)]")
 _YAML_WORDS: Final = frozenset({"yes", "no", "on", "off", "true", "false", "null", "y", "n"})
 
 
@@ -69,16 +70,14 @@ def draft(
     for a path. `start` is the script or module to run, `path` by default. `folders` go on
     PYTHONPATH.
     """
-    script = replace(
-        script, options=tuple(_correct_guess(option, kind) for option in script.options)
-    )
+    options = tuple(_correct_guess(option, kind) for option in script.options)
+    script = replace(script, options=options)
     names = _names(script)
     made = RecipeDraft(look=list(script.notes))
-    inputs = [
-        _add_input(made, option, names[option.name], script, kind)
-        for option in script.options
-        if option.role in ("value", "input")
-    ]
+    inputs = []
+    for option in options:
+        if option.role in ("value", "input"):
+            inputs.append(_add_input(made, option, names[option.name], script, kind))
     outputs = [*_outputs(script, names), *_literal_outputs(script, names)]
     made.look += _review_notes(path, script, names, has_outputs=bool(outputs))
     lines = [
@@ -107,7 +106,8 @@ def _header(
     for note in notes:
         yield f"# Look at: {note}"
     yield f"recipe: {name}@1"
-    yield f"summary: {_yaml(script.doc.rstrip('.') or f'What {path} trains')}"
+    summary = script.doc.rstrip(".") or f"What {path} trains"
+    yield f"summary: {_yaml(summary)}"
     yield ""
 
 
@@ -208,9 +208,11 @@ def _correct_guess(option: Option, kind: Callable[[str], str]) -> Option:
 
     Applies only to options guessed to be data by their name. Other options are unchanged.
     """
-    value = ast.literal_eval(option.default) if option.guessed and option.default else ""
-    word = isinstance(value, str) and re.fullmatch(r"[\w-]+", value) and not kind(value)
-    return replace(option, role="value") if word else option
+    if not option.guessed or not option.default:
+        return option
+    value = ast.literal_eval(option.default)
+    is_word = isinstance(value, str) and re.fullmatch(r"[\w-]+", value) is not None
+    return replace(option, role="value") if is_word and not kind(value) else option
 
 
 def _note_disabled_output(option: Option, names: dict[str, str]) -> str:
@@ -284,7 +286,9 @@ def _type_words(option: Option, kind: Callable[[str], str]) -> list[str]:
     if option.role == "input" and not _hub_word(option, kind):
         if option.model:
             return ["type: model"]
-        return ["type: dataset" if option.folder else "type: file"]
+        if option.folder:
+            return ["type: dataset"]
+        return ["type: file"]
     if option.many:
         return ["type: list", f"items: {option.type}"]
     return [f"type: {option.type}"]
@@ -308,18 +312,24 @@ def _default_value(option: Option, value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if option.many and isinstance(value, (list, tuple)):
-        items = [_text(item) if isinstance(item, str) else json.dumps(item) for item in value]
-        return f"[{', '.join(items)}]"
+        return f"[{', '.join(map(_list_item, value))}]"
     if option.type in ("integer", "number"):
         return str(value)
-    return _text(value if isinstance(value, str) else json.dumps(value))
+    if isinstance(value, str):
+        return _text(value)
+    return _text(json.dumps(value))
+
+
+def _list_item(value: object) -> str:
+    return _text(value) if isinstance(value, str) else json.dumps(value)
 
 
 def _default_path(value: object, kind: Callable[[str], str]) -> str | None:
     """Return a default path as YAML, relative paths with `./`; None for a missing path."""
     if not isinstance(value, str) or not kind(value):
         return None
-    return _yaml(value if value.startswith(("./", "/")) else f"./{value}")
+    # Without `./`, the path of a model may look like the name of a model on the Hub.
+    return _yaml(value) if value.startswith(("./", "/")) else _yaml(f"./{value}")
 
 
 def _continues_training(option: Option, script: Script) -> bool:
@@ -335,7 +345,9 @@ def _hub_word(option: Option, kind: Callable[[str], str]) -> bool:
 
     Such a word is no URL, so the script itself must find the model.
     """
-    value = ast.literal_eval(option.default) if option.model and option.default else None
+    if not option.model or not option.default:
+        return False
+    value = ast.literal_eval(option.default)
     return isinstance(value, str) and "/" not in value and not kind(value)
 
 
@@ -347,7 +359,9 @@ def _smoke_length(option: Option, default: str | None) -> int | None:
     if option.type != "integer" or not _LENGTH.fullmatch(option.name):
         return None
     few = 2 if "epoch" in option.name else 20
-    return min(few, int(default)) if default is not None and default.isdecimal() else few
+    if default is not None and default.isdecimal():
+        return min(few, int(default))
+    return few
 
 
 # -- the step --------------------------------------------------------------------------------------
@@ -355,12 +369,7 @@ def _smoke_length(option: Option, default: str | None) -> int | None:
 
 def _command(start: EntryPoint, script: Script, names: dict[str, str]) -> Iterator[str]:
     """Yield the lines of the step's command."""
-    can_resume = _resumable_state(script) != ""
-    options = [
-        option
-        for option in script.options
-        if option.role != "off" and (option.role != "resume" or can_resume)
-    ]
+    options = _passed_options(script)
     has_accelerate = any(name.partition(".")[0] == "accelerate" for name in script.imports)
     if has_accelerate and all(_fits_accelerate(option) for option in options):
         yield "    # Started by accelerate on all devices.  A flag whose value is null or false is omitted."
@@ -370,13 +379,24 @@ def _command(start: EntryPoint, script: Script, names: dict[str, str]) -> Iterat
         for option in options:
             yield f"        {option.flag[2:]}: {_quote(_value(option, names, script))}"
         return
-    program = ["python", *(["-m"] if start.kind == "module" else []), _yaml(start.name)]
+    program = ["python"]
+    if start.kind == "module":
+        program.append("-m")
+    program += [_yaml(start.name), *script.words]
     yield "    # A nested list is dropped if an item in it is null: an optional flag."
     yield "    run:"
-    yield f"      - [{', '.join([*program, *script.words])}]"
+    yield f"      - [{', '.join(program)}]"
     # Positional arguments come first, because an option with several values would consume them.
     for option in sorted(options, key=lambda each: bool(each.flag)):
         yield f"      - {_argument(option, names, script)}"
+
+
+def _passed_options(script: Script) -> list[Option]:
+    """Return the options of the step's command."""
+    left_out = {"off"}
+    if not _resumable_state(script):
+        left_out.add("resume")
+    return [option for option in script.options if option.role not in left_out]
 
 
 def _fits_accelerate(option: Option) -> bool:
@@ -418,10 +438,10 @@ def _resumable_state(script: Script, names: dict[str, str] | None = None) -> str
     """
     if not any(option.role == "resume" for option in script.options):
         return ""
-    state = next(
-        (option.name for option in script.options if option.role == "state" and option.pattern), ""
-    )
-    return names[state] if names and state else state
+    for option in script.options:
+        if option.role == "state" and option.pattern:
+            return names[option.name] if names else option.name
+    return ""
 
 
 def _state(option: Option, names: dict[str, str]) -> str:
@@ -435,6 +455,7 @@ def _outputs(script: Script, names: dict[str, str]) -> Iterator[str]:
         if option.role != "output":
             continue
         value = ast.literal_eval(option.default) if option.default else None
+        # An output is a path in the attempt directory: a default such as `../out` becomes `out`.
         place = posixpath.normpath(value).lstrip("/.") if isinstance(value, str) else ""
         name = names[option.name]
         yield _output_line(name, place or name, is_folder=option.folder)
@@ -460,7 +481,7 @@ def _is_output_path(path: str, written: Sequence[str]) -> bool:
     if place.startswith(("/", "..")):
         return False
     other_folders = [each for each in written if each.endswith("/") and each != path]
-    return not any(place.startswith(folder) for folder in other_folders)
+    return not place.startswith(tuple(other_folders))
 
 
 def _output_line(name: str, place: str, *, is_folder: bool) -> str:
@@ -479,22 +500,14 @@ def _output_name(path: str) -> str:
 
 def _yaml(text: str) -> str:
     """Return a YAML scalar for a text, unquoted if that is safe."""
-    plain = _PLAIN.fullmatch(text) and text.lower() not in _YAML_WORDS
-    words = (
-        re.fullmatch(r"[A-Za-z][A-Za-z0-9 ,./()'-]*[A-Za-z0-9)]", text)
-        and "{" not in text
-        and "," not in text
-        and text.lower() not in _YAML_WORDS
-    )
-    return text if plain or words else json.dumps(text, ensure_ascii=False)
+    is_safe = _PLAIN.fullmatch(text) or _PHRASE.fullmatch(text)
+    return text if is_safe and text.lower() not in _YAML_WORDS else _quote(text)
 
 
 def _text(text: str) -> str:
-    return (
-        text
-        if re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", text) and text.lower() not in _YAML_WORDS
-        else json.dumps(text, ensure_ascii=False)
-    )
+    """Return a YAML text; only a single word is unquoted."""
+    is_word = re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", text)
+    return text if is_word and text.lower() not in _YAML_WORDS else _quote(text)
 
 
 def _quote(text: str) -> str:

@@ -43,7 +43,8 @@ def _depths(needs: Mapping[str, Sequence[str]]) -> dict[str, int]:
     """Return the length of the longest path from a root to each step; 0 for a root."""
     depth: dict[str, int] = {}
     for step, needed in needs.items():
-        depth[step] = 1 + max((depth[each] for each in needed if each in depth), default=-1)
+        known = [depth[each] for each in needed if each in depth]
+        depth[step] = 1 + max(known, default=-1)
     return depth
 
 
@@ -58,17 +59,14 @@ def boxes(needs: Mapping[str, Sequence[str]]) -> tuple[list[Box], int, int]:
     picture in pixels.
     """
     rows = layers(needs)
-    found = [
-        Box(step, n * (WIDTH + ACROSS) + 2, m * (HEIGHT + DOWN) + 2)
-        for n, row in enumerate(rows)
-        for m, step in enumerate(row)
-    ]
+    found: list[Box] = []
+    for n, row in enumerate(rows):
+        for m, step in enumerate(row):
+            found.append(Box(step, n * (WIDTH + ACROSS) + 2, m * (HEIGHT + DOWN) + 2))
     most = max(map(len, rows), default=0)
-    return (
-        found,
-        max(len(rows) * (WIDTH + ACROSS) - ACROSS + 4, 0),
-        max(most * (HEIGHT + DOWN) - DOWN + 4, 0),
-    )
+    width = max(len(rows) * (WIDTH + ACROSS) - ACROSS + 4, 0)
+    height = max(most * (HEIGHT + DOWN) - DOWN + 4, 0)
+    return found, width, height
 
 
 def critical_path(needs: Mapping[str, Sequence[str]], ended: Mapping[str, float]) -> list[str]:
@@ -81,17 +79,22 @@ def critical_path(needs: Mapping[str, Sequence[str]], ended: Mapping[str, float]
     step = max(ended, key=ended.__getitem__, default=None)
     while step is not None:
         path.append(step)
-        waited, seen = list(needs.get(step, ())), {step}
-        for each in waited:
-            if each not in ended and each not in seen:
-                seen.add(each)
-                waited += needs.get(each, ())
-        step = max(
-            (each for each in waited if each in ended and each not in path),
-            key=ended.__getitem__,
-            default=None,
-        )
+        waited = _executed_dependencies(step, needs, ended)
+        unvisited = [each for each in waited if each not in path]
+        step = max(unvisited, key=ended.__getitem__, default=None)
     return path[::-1]
+
+
+def _executed_dependencies(
+    step: str, needs: Mapping[str, Sequence[str]], ended: Mapping[str, float]
+) -> list[str]:
+    """Return the dependencies in `ended`; another one is replaced by its own dependencies."""
+    waited, seen = list(needs.get(step, ())), {step}
+    for each in waited:  # grows while it is read
+        if each not in ended and each not in seen:
+            seen.add(each)
+            waited += needs.get(each, ())
+    return [each for each in waited if each in ended]
 
 
 class TimelineBar(NamedTuple):
@@ -110,11 +113,12 @@ def lanes(bars: Iterable[TimelineBar]) -> dict[tuple[str, str], list[list[Timeli
     found: dict[tuple[str, str], list[list[TimelineBar]]] = {}
     for bar in sorted(bars, key=lambda bar: bar.begun):
         rows = found.setdefault((bar.place, bar.step), [])
-        row = next((row for row in rows if row[-1].ended <= bar.begun), None)
-        if row is None:
-            rows.append([bar])
+        for row in rows:
+            if row[-1].ended <= bar.begun:
+                row.append(bar)
+                break
         else:
-            row.append(bar)
+            rows.append([bar])
     return found
 
 
@@ -122,9 +126,19 @@ def ticks(span: float, most: int = 6) -> list[float]:
     """Return round tick values from 0 to `span`, with at most `most` intervals."""
     if span <= 0:
         return [0.0]
-    step = 10.0 ** math.floor(math.log10(span / most))
-    step = next(step * each for each in (1, 2, 5, 10, 20) if span / (step * each) <= most)
+    step = _round_step(span, most)
     return [n * step for n in range(int(span / step) + 1)]
+
+
+def _round_step(span: float, most: int) -> float:
+    """Return the smallest of the numbers 1, 2, 5, 10, 20 … that divides `span` into at most `most`
+    intervals.
+    """
+    power = 10.0 ** math.floor(math.log10(span / most))
+    for factor in (1, 2, 5, 10):
+        if span / (power * factor) <= most:
+            return power * factor
+    return power * 20  # if rounding makes `power` a hair too small
 
 
 Curve = Sequence[tuple[float, float]]
@@ -153,10 +167,13 @@ def align_curves(
     With too many points, keep the minimum and maximum of each interval, so that spikes stay
     visible.
     """
-    xs = sorted({x for curve in curves for x, _ in curve})
+    distinct: set[float] = set()
+    for curve in curves:
+        distinct.update(x for x, _ in curve)
+    xs = sorted(distinct)
     if len(xs) <= most:
         index = {x: n for n, x in enumerate(xs)}
-        return xs, [_place(((index[x], y) for x, y in curve), len(xs)) for curve in curves]
+        return xs, [_place_at(index, curve) for curve in curves]
     low = xs[0]
     parts = max(most // 2, 1)
     width = (xs[-1] - low) / parts or 1.0
@@ -167,6 +184,11 @@ def align_curves(
 def _points_of_intervals(low: float, width: float, parts: int) -> list[float]:
     """Return two x values per interval, each a quarter of its width from one of its ends."""
     return [low + (n / 2 + 0.25) * width for n in range(2 * parts)]
+
+
+def _place_at(index: Mapping[float, int], curve: Curve) -> list[float | None]:
+    """Return a row with the value of each point at the index of its x value."""
+    return _place([(index[x], y) for x, y in curve], len(index))
 
 
 def _place(points: Iterable[tuple[int, float]], size: int) -> list[float | None]:
@@ -192,10 +214,14 @@ def frame(curves: Iterable[Curve]) -> tuple[float, float] | None:
     """Return the y range to show: without the top and bottom 0.2 % of the values, but with the
     first value of each curve.  None without values.
     """
-    every = list(curves)
-    values = sorted(y for curve in every for _, y in curve)
+    values: list[float] = []
+    firsts: list[float] = []
+    for curve in curves:
+        ys = [y for _, y in curve]
+        values += ys
+        firsts += ys[:1]
     if not values:
         return None
+    values.sort()
     cut = len(values) // 500
-    firsts = [curve[0][1] for curve in every if curve]
     return min(values[cut], *firsts), max(values[len(values) - 1 - cut], *firsts)

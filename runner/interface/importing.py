@@ -27,6 +27,7 @@ Kinds are "file", "folder" and "code", for a folder with Python files.
 
 _VALUE: Final = re.compile(r"\$\{\s*([\w.\[\]-]+)\s*\}")
 _PLAIN: Final = {bool: "boolean", int: "integer", float: "number", str: "string"}
+_SCALARS: Final = (str, int, float)
 _SKY_NAMES: Final = {"SKYPILOT_NODE_RANK": "NODE_RANK", "SKYPILOT_NUM_NODES": "NNODES"}
 
 
@@ -62,15 +63,12 @@ def from_dvc(
     """
     made = ImportedRecipe({"recipe": f"{name}@1", "summary": "What dvc.yaml makes"})
     draft = _Dvc(made, base, params, is_folder, kind)
-    steps = {
-        plain_name(stage): draft.step(stage, body)
-        for stage, body in _mapping(pipeline.get("stages")).items()
-    }
-    made.look += [
-        f"`{key}` in dvc.yaml was not converted"
-        for key in pipeline
-        if key not in ("stages", "params", "metrics")
-    ]
+    steps = {}
+    for stage, body in _mapping(pipeline.get("stages")).items():
+        steps[plain_name(stage)] = draft.step(stage, body)
+    for key in pipeline:
+        if key not in ("stages", "params", "metrics"):
+            made.look.append(f"`{key}` in dvc.yaml was not converted")
     if draft.inputs:
         made.recipe["inputs"] = draft.inputs
     made.recipe["steps"] = steps
@@ -113,7 +111,9 @@ class _Dvc:
         sections = self._code_and_deps(body, at)
         sections["files"] = self._files(stage, body, folder)
         sections["outputs"] = self._outputs(stage, body, at)
-        step |= {key: section for key, section in sections.items() if section}
+        for key, section in sections.items():
+            if section:
+                step[key] = section
         if body.get("always_changed"):
             step["cache"] = False
         if body.get("frozen"):
@@ -144,22 +144,24 @@ class _Dvc:
         for each in _several(body.get("deps")):
             path = at(_path(each))
             kind = self._kind(path)
-            is_code = path.endswith(".py") or kind == "code"
             shown = f"{path}/" if kind in ("code", "folder") else path
-            (code if is_code else deps).append(shown)
+            if path.endswith(".py") or kind == "code":
+                code.append(shown)
+            else:
+                deps.append(shown)
         return {"code": code, "deps": deps}
 
     def _foreach(self, stage: str, values: Any) -> Table:
-        if isinstance(values, Sequence) and all(
-            isinstance(each, (str, int, float)) for each in values
-        ):
-            return {"item": self._text(values, {}) if isinstance(values, str) else list(values)}
+        if isinstance(values, str):
+            return {"item": self._text(values, {})}
+        if isinstance(values, Sequence) and all(isinstance(each, _SCALARS) for each in values):
+            return {"item": list(values)}
         self._look.append(
             f"{stage}: the values of `foreach` are mappings; write each of their fields as an axis of `matrix`"
         )
-        return {
-            "item": list(values) if isinstance(values, Mapping) else [str(each) for each in values]
-        }
+        if isinstance(values, Mapping):
+            return {"item": list(values)}
+        return {"item": [str(each) for each in values]}
 
     def _files(self, stage: str, body: Value, folder: str) -> Table:
         """Return the step's `files`: each parameter file, with the parameters of the stage only.
@@ -168,9 +170,8 @@ class _Dvc:
         """
         files: Table = {}
         for each in _several(body.get("params")):
-            for file, wanted in (
-                each.items() if isinstance(each, Mapping) else (("params.yaml", [each]),)
-            ):
+            by_file: Value = each if isinstance(each, Mapping) else {"params.yaml": [each]}
+            for file, wanted in by_file.items():
                 read = self._params.get(_join(folder, file))
                 if read is None:
                     self._look.append(f"{stage} reads parameters from {file}, which does not exist")
@@ -258,7 +259,12 @@ class _Dvc:
 
 def _names_of_axes(axes: Table) -> dict[str, str]:
     """Return recipe's name of each loop variable of DVC, such as `item` or `item.lr`."""
-    return {"item" if axis == "item" else f"item.{axis}": f"matrix.{axis}" for axis in axes}
+    names = {}
+    for axis in axes:
+        # The axis of a `foreach` over plain values is the loop variable itself.
+        loop_variable = "item" if axis == "item" else f"item.{axis}"
+        names[loop_variable] = f"matrix.{axis}"
+    return names
 
 
 def _command(commands: str | Iterable[object]) -> str:
@@ -278,7 +284,9 @@ def _type_of_items(values: Sequence[object]) -> str:
 
 def _options_of_path(each: object) -> Value:
     """Return the options of an output, such as `persist`, given as `PATH: {OPTION: VALUE}`."""
-    return _mapping(next(iter(each.values()), None)) if isinstance(each, Mapping) else {}
+    if not isinstance(each, Mapping):
+        return {}
+    return _mapping(next(iter(each.values()), None))
 
 
 def _name_of_file(path: str) -> str:
@@ -337,7 +345,8 @@ def from_sky(
     _add_environment(_mapping(task.get("envs")), step)
     _add_secrets(task.get("secrets") or (), step, inputs)
     _add_mounts(_mapping(task.get("file_mounts")), base, step, inputs, made.look)
-    if resources := _sky_resources(_mapping(task.get("resources")), made.look, set(gpus)):
+    resources = _sky_resources(_mapping(task.get("resources")), made.look, set(gpus))
+    if resources:
         step["resources"] = resources
     if int(task.get("num_nodes") or 1) > 1:
         step["nodes"] = int(task["num_nodes"])
@@ -346,7 +355,9 @@ def from_sky(
         made.look.append(
             "`setup` runs once on each host; to install exact package versions once, use `python: {lock: …}` instead"
         )
-    made.look += [f"`{key}` of the task was not converted" for key in task if key not in _SKY_KEYS]
+    for key in task:
+        if key not in _SKY_KEYS:
+            made.look.append(f"`{key}` of the task was not converted")
     made.look.append(
         "declare the task's results under `outputs`; otherwise no results are copied back and no step is ever up to date"
     )
@@ -369,10 +380,15 @@ def _sky_script(script: str, look: list[str]) -> str:
 
 def _add_environment(variables: Value, step: Table) -> None:
     """Add the environment variables of a task to the step."""
-    fixed = {key: str(value) for key, value in variables.items() if value is not None}
+    fixed = {}
+    passed = []
+    for key, value in variables.items():
+        if value is None:
+            passed.append(key)
+        else:
+            fixed[key] = str(value)
     if fixed:
         step["env"] = fixed
-    passed = [key for key, value in variables.items() if value is None]
     if passed:
         step["pass_env"] = passed
 
@@ -391,7 +407,9 @@ def _add_secrets(keys: Iterable[str], step: Table, inputs: Table) -> None:
 def _add_mounts(mounts: Value, base: str, step: Table, inputs: Table, look: list[str]) -> None:
     """Add mounted buckets to the inputs, and copied files to the dependencies of the step."""
     for target, source in mounts.items():
-        address = str(source.get("source", "") if isinstance(source, Mapping) else source)
+        if isinstance(source, Mapping):
+            source = source.get("source", "")
+        address = str(source)
         if "://" in address:
             stem = posixpath.basename(str(target).rstrip("/"))
             input_name = _unused_name(plain_name(stem), inputs)
@@ -412,7 +430,8 @@ def _sky_resources(asked: Value, look: list[str], gpus: set[str]) -> Table:
     Append notes on the parts without a counterpart to `look`.
     """
     found: Table = {}
-    if accelerators := _list_accelerators(asked.get("accelerators")):
+    accelerators = _list_accelerators(asked.get("accelerators"))
+    if accelerators:
         first, *others = accelerators
         if others:
             look.append(
@@ -428,26 +447,31 @@ def _sky_resources(asked: Value, look: list[str], gpus: set[str]) -> Table:
             found[ours] = f"{number[0]}{unit}" if unit else int(number[0])
     if asked.get("use_spot"):
         look.append('to use spot machines, set market = "spot" in [drivers.NAME]')
-    look += [
-        f"`resources.{key}` was not converted: choose the machine with `--driver NAME` and `--where`"
-        for key in _SKY_PLACES
-        if key in asked
-    ]
-    if image := asked.get("image_id"):
-        look.append(
-            f"the image {image}: if the step requires it, write `image: {str(image).removeprefix('docker:')}`"
-        )
+    for key in _SKY_PLACES:
+        if key in asked:
+            look.append(
+                f"`resources.{key}` was not converted: choose the machine with `--driver NAME` and `--where`"
+            )
+    image = asked.get("image_id")
+    if image:
+        name = str(image).removeprefix("docker:")
+        look.append(f"the image {image}: if the step requires it, write `image: {name}`")
     return found
 
 
 def _list_accelerators(accelerators: object) -> list[str]:
     """Return the accelerators as MODEL or MODEL:COUNT, in the order of the file."""
-    if isinstance(accelerators, Mapping):  # a set such as {A100:8, H100:8} has no values
-        counted = accelerators.items()
-        return [str(model) if count is None else f"{model}:{count}" for model, count in counted]
-    if isinstance(accelerators, list):
-        return [each for part in accelerators for each in _list_accelerators(part)]
-    return [str(accelerators)] if accelerators else []
+    found: list[str] = []
+    if isinstance(accelerators, Mapping):
+        for model, count in accelerators.items():
+            # A set such as {A100:8, H100:8} is a mapping without values.
+            found.append(str(model) if count is None else f"{model}:{count}")
+    elif isinstance(accelerators, list):
+        for part in accelerators:
+            found += _list_accelerators(part)
+    elif accelerators:
+        found.append(str(accelerators))
+    return found
 
 
 def _sky_gpus(accelerator: str, look: list[str], gpus: set[str]) -> Table:
@@ -478,7 +502,9 @@ def _mapping(value: object) -> Value:
 
 
 def _several(value: object) -> Sequence[Any]:
-    return value if isinstance(value, list) else [] if value is None else [value]
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
 
 
 def _path(each: object) -> str:
@@ -497,6 +523,7 @@ def _inside(folder: str, command: str) -> str:
 
 def _unused_name(name: str, taken: Iterable[str]) -> str:
     there = set(taken)
-    return next(
-        each for each in (name, *(f"{name}_{n}" for n in range(2, 1000))) if each not in there
-    )
+    if name not in there:
+        return name
+    numbered = (f"{name}_{n}" for n in range(2, 1000))
+    return next(each for each in numbered if each not in there)

@@ -126,15 +126,14 @@ def from_snakemake(name: str, read: Value, kind: Callable[[str], str]) -> Import
     made = ImportedRecipe({"recipe": f"{name}@1", "summary": "What the Snakefile makes"})
     rules = {each["name"]: _rule(each) for each in read["rules"]}
     wanted = _instances(rules, str(read["target"]), made.look)
-    made.recipe["steps"] = {
-        plain_name(rule): _step(rules[rule], instances, kind, made.look)
-        for rule, instances in wanted.items()
-    }
-    made.look += [
-        f"rule {each} is not required for {read['target']} and was skipped"
-        for each in rules
-        if each not in wanted and each != read["target"]
-    ]
+    steps = {}
+    for rule, instances in wanted.items():
+        steps[plain_name(rule)] = _step(rules[rule], instances, kind, made.look)
+    made.recipe["steps"] = steps
+    for rule in rules:
+        # The target is often a rule that only lists the files to create.
+        if rule not in wanted and rule != read["target"]:
+            made.look.append(f"rule {rule} is not required for {read['target']} and was skipped")
     return made
 
 
@@ -162,7 +161,8 @@ def _instances(
     def want(path: str, above: tuple[str, ...]) -> None:
         for rule in rules.values():
             for _, pattern in rule.outputs:
-                if pattern and (match := _pattern(pattern).fullmatch(path)):
+                match = _pattern(pattern).fullmatch(path) if pattern else None
+                if match:
                     need(rule, match.groupdict(), above)
                     return
 
@@ -180,8 +180,9 @@ def _pattern(path: str) -> re.Pattern[str]:
     parts, end, seen = "", 0, set[str]()
     for match in _WILDCARD.finditer(path):
         parts += re.escape(path[end : match.start()])
-        parts += f"(?P={match[1]})" if match[1] in seen else f"(?P<{match[1]}>{match[2] or '.+'})"
-        seen.add(match[1])
+        name, constraint = match[1], match[2]
+        parts += f"(?P={name})" if name in seen else f"(?P<{name}>{constraint or '.+'})"
+        seen.add(name)
         end = match.end()
     return re.compile(parts + re.escape(path[end:]))
 
@@ -220,16 +221,14 @@ def _step(
     if deps:
         step["deps"] = list(dict.fromkeys(deps))
     if names:
-        step["outputs"] = {
-            name: _as_template(path)
-            for name, (_, path) in zip(names, rule.outputs_of_rule, strict=True)
-        }
+        paths = [_as_template(path) for _, path in rule.outputs_of_rule]
+        step["outputs"] = dict(zip(names, paths, strict=True))
     return step
 
 
 def _matrix(instances: Sequence[Mapping[str, str]]) -> Table:
     """Return the `matrix` of the wildcards, and `when` if only some combinations are required."""
-    axes = {word: list(dict.fromkeys(each[word] for each in instances)) for word in instances[0]}
+    axes = {word: _distinct_values(word, instances) for word in instances[0]}
     if not axes:
         return {}
     step: Table = {"matrix": {plain_name(word): values for word, values in axes.items()}}
@@ -241,6 +240,10 @@ def _matrix(instances: Sequence[Mapping[str, str]]) -> Table:
     return step
 
 
+def _distinct_values(word: str, instances: Sequence[Mapping[str, str]]) -> list[str]:
+    return list(dict.fromkeys(each[word] for each in instances))
+
+
 def _code_and_deps(rule: _Rule, kind: Callable[[str], str]) -> tuple[list[str], list[str]]:
     """Return the inputs of a rule that are scripts, and its other inputs, as templates."""
     code: list[str] = []
@@ -248,8 +251,9 @@ def _code_and_deps(rule: _Rule, kind: Callable[[str], str]) -> tuple[list[str], 
     for _, path in rule.inputs:
         if path is None:
             continue
-        is_folder = kind(path) in ("code", "folder") and not path.endswith("/")
-        template = _as_template(path) + ("/" if is_folder else "")
+        template = _as_template(path)
+        if kind(path) in ("code", "folder") and not path.endswith("/"):
+            template += "/"
         if path.endswith(_CODE) and not _WILDCARD.search(path):
             code.append(template)
         else:
@@ -289,13 +293,15 @@ def _command(rule: _Rule, shell: str, names: Sequence[str], look: list[str]) -> 
 def _fields(rule: _Rule, names: Sequence[str]) -> _Fields:
     """Return the replacements of a rule's fields; `names` has its outputs, followed by its logs."""
     templates = [f"{{{{ outputs.{name} }}}}" for name in names]
-    log_count = len([path for _, path in rule.logs if path])
-    first_log = len(templates) - log_count
+    logs = [path for _, path in rule.logs if path]
+    first_log = len(templates) - len(logs)
+    inputs = [(word, _as_template(path or "")) for word, path in rule.inputs]
+    params = [(word, value or "") for word, value in rule.params]
     return {
-        "input": [(word, _as_template(path or "")) for word, path in rule.inputs],
+        "input": inputs,
         "output": _replace_values(rule.outputs, templates[:first_log]),
         "log": _replace_values(rule.logs, templates[first_log:]),
-        "params": [(word, value or "") for word, value in rule.params],
+        "params": params,
     }
 
 

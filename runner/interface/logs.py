@@ -50,9 +50,9 @@ class Raw:
         self._open_line = False
 
     def head(self, text: str) -> None:
-        self._out.write(
-            (b"\n" if self._open_line else b"") + text.encode("utf-8", "surrogateescape") + b"\n"
-        )
+        if self._open_line:
+            text = f"\n{text}"
+        self._out.write(text.encode("utf-8", "surrogateescape") + b"\n")
         self._open_line = False
 
     def write(self, data: bytes) -> None:
@@ -87,9 +87,11 @@ class Safe:
             self._rest = b""
         for text, end in zip(pieces[::2], pieces[1::2], strict=True):
             line = safe_line(text.decode(errors="replace"))
-            self._out.write(
-                f"{fit(line, self._columns - 1)}\x1b[K\r" if end == b"\r" else f"{line}\x1b[K\n"
-            )
+            if end == b"\r":
+                # A wrapped line cannot be overwritten.
+                self._out.write(f"{fit(line, self._columns - 1)}\x1b[K\r")
+            else:
+                self._out.write(f"{line}\x1b[K\n")
         self._out.flush()
 
     def end(self) -> None:
@@ -101,11 +103,9 @@ class Safe:
 
 def for_stdout() -> Writer:
     """Return the writer for standard output: Safe for a terminal, else Raw."""
-    return (
-        Safe(canvas(sys.stdout), shutil.get_terminal_size().columns)
-        if sys.stdout.isatty()
-        else Raw(sys.stdout.buffer)
-    )
+    if sys.stdout.isatty():
+        return Safe(canvas(sys.stdout), shutil.get_terminal_size().columns)
+    return Raw(sys.stdout.buffer)
 
 
 def show(
@@ -310,7 +310,8 @@ class LogFollower:
 
 def head(step: str, attempt: int) -> str:
     """Return the heading of the log of an attempt."""
-    return f"==> {readable(step)}" + (f", attempt {attempt}" if attempt > 1 else "") + " <=="
+    number = f", attempt {attempt}" if attempt > 1 else ""
+    return f"==> {readable(step)}{number} <=="
 
 
 def _explain_hidden(step: str, error: CannotRun) -> str:

@@ -23,6 +23,7 @@ def parse_pairs(
 
     Raises Invalid with a problem for each invalid word.
     """
-    if bad := [word for word in words if "=" not in word]:
+    bad = [word for word in words if "=" not in word]
+    if bad:
         raise Invalid(Problem("bad-input", wrong.format(word), fix=fix) for word in bad)
     return dict(word.split("=", 1) for word in words)

@@ -20,22 +20,27 @@ _REPOSITORY: Final = ("HF_REPO_NAME", "push_to")
 
 
 def first_input(recipe: Recipe, kinds: tuple[str, ...]) -> str | None:
-    """Return the name of the first input with a type in `kinds`; earlier types take precedence.  None without such an input."""
-    return next(
-        (spec.name for kind in kinds for spec in recipe.inputs.values() if spec.type == kind), None
-    )
+    """Return the name of the first input with a type in `kinds`; None without such an input.
+
+    Earlier types take precedence.
+    """
+    for kind in kinds:
+        for spec in recipe.inputs.values():
+            if spec.type == kind:
+                return spec.name
+    return None
 
 
 def inputs(recipe: Recipe, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the recipe inputs that a pod's environment sets; empty outside a pod."""
     if not environ.get(JOB):
         return {}
-    found = {
-        name: environ[variable]
-        for variable, kinds in _TAKEN.items()
-        if environ.get(variable) and (name := first_input(recipe, kinds))
-    }
+    found: dict[str, str] = {}
+    for variable, kinds in _TAKEN.items():
+        name = first_input(recipe, kinds)
+        if name and environ.get(variable):
+            found[name] = environ[variable]
     variable, name = _REPOSITORY
-    return found | (
-        {name: environ[variable]} if environ.get(variable) and name in recipe.inputs else {}
-    )
+    if name in recipe.inputs and environ.get(variable):
+        found[name] = environ[variable]
+    return found

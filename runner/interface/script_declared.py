@@ -9,6 +9,8 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from .script_syntax import calls_in, classes_in, name_of, text_of
+
 _SCALARS: Final = frozenset({"int", "float", "bool", "str", "Path"})
 _TRAINING_ARGUMENTS: Final = frozenset(
     {"TrainingArguments", "Seq2SeqTrainingArguments", "SFTConfig", "DPOConfig", "RewardConfig"}
@@ -46,12 +48,11 @@ def find_declared(tree: ast.Module, notes: list[str]) -> list[DeclaredOption]:
 
     Append to `notes` the options that the script's syntax does not show.
     """
-    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    classes = classes_in(tree)
     functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
     found: list[DeclaredOption] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            found += _options_of_call(node, classes, functions, notes)
+    for call in calls_in(tree):
+        found += _options_of_call(call, classes, functions, notes)
     for function in functions.values():
         found += _options_of_decorators(function, notes)
     return found
@@ -64,12 +65,13 @@ def _options_of_call(
     notes: list[str],
 ) -> Iterator[DeclaredOption]:
     """Yield the options declared by a call of HfArgumentParser, tyro, typer, fire or LightningCLI."""
-    word, owner = _name_of(call.func), _owner(call.func)
+    word, owner = name_of(call.func), _owner(call.func)
     first = call.args[0] if call.args else None
-    name = _name_of(first)
+    name = name_of(first)
     if word == "HfArgumentParser" and first is not None:
-        for each in first.elts if isinstance(first, (ast.Tuple, ast.List)) else [first]:
-            yield from fields(_name_of(each), classes, notes, dashes=False)
+        arguments = first.elts if isinstance(first, (ast.Tuple, ast.List)) else [first]
+        for each in arguments:
+            yield from fields(name_of(each), classes, notes, dashes=False)
     elif word == "cli" and owner == "tyro" and first is not None:
         if name in functions:
             yield from _parameters(functions[name], "tyro", notes)
@@ -94,12 +96,12 @@ def _options_of_decorators(function: ast.FunctionDef, notes: list[str]) -> Itera
     if _is_typer_command(calls):
         yield from _parameters(function, "typer", notes)
     for call in calls:
-        if _name_of(call.func) in ("option", "argument") and _owner(call.func) in ("click", ""):
+        if name_of(call.func) in ("option", "argument") and _owner(call.func) in ("click", ""):
             yield from _options_of_click(call, notes)
 
 
 def _is_typer_command(decorators: Sequence[ast.Call]) -> bool:
-    names = {_name_of(each.func) for each in decorators}
+    names = {name_of(each.func) for each in decorators}
     if "command" not in names or names & {"option", "argument"}:
         return False
     return any(_owner(each.func) != "click" for each in decorators)
@@ -123,7 +125,7 @@ def fields(
         notes.append(f"the options of {name} are declared elsewhere: add those that you set")
         return
     for base in found.bases:
-        yield from fields(_name_of(base), classes, notes, dashes=dashes)
+        yield from fields(name_of(base), classes, notes, dashes=dashes)
     for node in found.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             option = _option_of_field(node.target.id, node, dashes=dashes)
@@ -165,17 +167,19 @@ def _option_of_field(name: str, node: ast.AnnAssign, *, dashes: bool) -> Declare
 
 def _field(value: ast.expr | None) -> tuple[ast.expr | None, str]:
     """Return the default and the help text of a dataclass field."""
-    if not isinstance(value, ast.Call) or _name_of(value.func) not in ("field", "arg", "HfArg"):
+    if not isinstance(value, ast.Call) or name_of(value.func) not in ("field", "arg", "HfArg"):
         return value, ""
-    metadata = _keyword_value(value, "metadata")
-    pairs = (
-        zip(metadata.keys, metadata.values, strict=True) if isinstance(metadata, ast.Dict) else ()
-    )
-    words = next(
-        (text_of(each) for key, each in pairs if text_of(key) == "help"),
-        text_of(_keyword_value(value, "help")),
-    )
-    return _keyword_value(value, "default"), words
+    return _keyword_value(value, "default"), _help_of_field(value)
+
+
+def _help_of_field(call: ast.Call) -> str:
+    """Return the help text of `field(metadata={"help": …})` or `HfArg(help=…)`."""
+    metadata = _keyword_value(call, "metadata")
+    if isinstance(metadata, ast.Dict):
+        for key, value in zip(metadata.keys, metadata.values, strict=True):
+            if text_of(key) == "help":
+                return text_of(value)
+    return text_of(_keyword_value(call, "help"))
 
 
 # -- functions -------------------------------------------------------------------------------------
@@ -193,18 +197,22 @@ class _Parameter(NamedTuple):
     @property
     def named_flags(self) -> str:
         """The flags that `option` names, such as `--shuffle/--no-shuffle`; empty without any."""
-        texts = [text_of(each) for each in self.option.args] if self.option is not None else []
+        if self.option is None:
+            return ""
+        texts = map(text_of, self.option.args)
         return next((text for text in texts if text.startswith("--")), "")
 
     @property
     def help(self) -> str:
-        return text_of(_keyword_value(self.option, "help")) if self.option is not None else ""
+        if self.option is None:
+            return ""
+        return text_of(_keyword_value(self.option, "help"))
 
     def is_typer_argument(self) -> bool:
         """Return True if typer takes the parameter as a positional argument."""
         if self.option is None:
             return self.default is None
-        return _name_of(self.option.func) == "Argument"
+        return name_of(self.option.func) == "Argument"
 
 
 def _parameters(function: ast.FunctionDef, tool: str, notes: list[str]) -> Iterator[DeclaredOption]:
@@ -246,7 +254,7 @@ def _read_parameters(function: ast.FunctionDef) -> Iterator[_Parameter]:
         *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
     ]:
         annotation, option = _split_annotated(argument.annotation)
-        if isinstance(default, ast.Call) and _name_of(default.func) in ("Option", "Argument"):
+        if isinstance(default, ast.Call) and name_of(default.func) in ("Option", "Argument"):
             option = default
             first = default.args[0] if default.args else None
             default = _keyword_value(default, "default") or first
@@ -259,7 +267,7 @@ def _split_annotated(node: ast.expr | None) -> tuple[ast.expr | None, ast.Call |
     """Return the type of `Annotated[type, Option(…)]` and the first call; other annotations unchanged."""
     if (
         isinstance(node, ast.Subscript)
-        and _name_of(node.value) == "Annotated"
+        and name_of(node.value) == "Annotated"
         and isinstance(node.slice, ast.Tuple)
     ):
         annotation, *more = node.slice.elts
@@ -303,34 +311,42 @@ def _options_of_lightning(
     )
     yield DeclaredOption("max_epochs", "--trainer.max_epochs=", "int", None, "", required=True)
     for section, given in named.items():
-        if (name := _name_of(given)) == "":
-            continue
-        made = next(
-            (
-                node
-                for node in (classes[name].body if name in classes else ())
-                if isinstance(node, ast.FunctionDef) and node.name == "__init__"
-            ),
-            None,
-        )
-        if made is None:
-            notes.append(
-                f"the options of {name} are declared elsewhere: add those that you set as --{section}.NAME=VALUE"
-            )
-            continue
-        plain = [argument.arg for argument in made.args.args[1:]]
-        for each in _parameters(made, "fire", []):
-            if each.name in plain or each.name in {a.arg for a in made.args.kwonlyargs}:
-                yield each._replace(name=f"{section}_{each.name}", flag=f"--{section}.{each.name}=")
+        name = name_of(given)
+        if name:
+            yield from _options_of_section(section, name, classes, notes)
     notes.append(
         "the options of Lightning's Trainer keep their defaults: to set an option, add --trainer.NAME=VALUE"
     )
 
 
+def _options_of_section(
+    section: str, name: str, classes: Mapping[str, ast.ClassDef], notes: list[str]
+) -> Iterator[DeclaredOption]:
+    """Yield the options of a section, which sets the parameters of the class `name`."""
+    init = _init_of(classes[name]) if name in classes else None
+    if init is None:
+        notes.append(
+            f"the options of {name} are declared elsewhere: add those that you set as --{section}.NAME=VALUE"
+        )
+        return
+    # Neither `self` nor a positional-only parameter is an option.
+    arguments = [*init.args.args[1:], *init.args.kwonlyargs]
+    names = {argument.arg for argument in arguments}
+    for each in _parameters(init, "fire", []):
+        if each.name in names:
+            yield each._replace(name=f"{section}_{each.name}", flag=f"--{section}.{each.name}=")
+
+
+def _init_of(node: ast.ClassDef) -> ast.FunctionDef | None:
+    for each in node.body:
+        if isinstance(each, ast.FunctionDef) and each.name == "__init__":
+            return each
+    return None
+
+
 def _options_of_click(call: ast.Call, notes: list[str]) -> Iterator[DeclaredOption]:
     """Yield the option that a click decorator declares."""
-    texts = [text_of(each) for each in call.args]
-    names = [text for text in texts if text]
+    names = list(filter(None, map(text_of, call.args)))
     if not names:
         return
     long = next((each for each in names if each.startswith("--")), names[0])
@@ -347,19 +363,23 @@ def _options_of_click(call: ast.Call, notes: list[str]) -> Iterator[DeclaredOpti
         kind = "bool"
     elif kind not in _SCALARS:
         kind = "str"
-    is_positional = _name_of(call.func) == "argument"
+    is_positional = name_of(call.func) == "argument"
+    is_optional = not is_positional or default is not None
+    count = _keyword_value(call, "nargs")
+    takes_several = count is not None and not _is_literal(count, 1)
+    # click names the parameter after a name without dashes, or else after the flag.
+    name = next((each for each in names if each.isidentifier()), name_of_flag)
     yield DeclaredOption(
-        next((each for each in names if each.isidentifier()), name_of_flag),
+        name,
         "" if is_positional else flag,
         kind,
         default,
         text_of(_keyword_value(call, "help")),
-        _is_required_by_click(call, is_optional=not is_positional or default is not None),
+        _is_required_by_click(call, is_optional=is_optional),
         choices,
-        _keyword_value(call, "nargs") is not None
-        and not _is_literal(_keyword_value(call, "nargs"), 1),
-        no.strip(),
-        is_switch,
+        takes_several,
+        negative=no.strip(),
+        alone=is_switch,
     )
 
 
@@ -376,9 +396,9 @@ def _click_type(node: ast.expr | None, default: ast.expr | None) -> tuple[str, t
     if node is None:
         return _type_of_literal(default), ()
     if not isinstance(node, ast.Call):
-        name = _name_of(node)
+        name = name_of(node)
         return _CLICK_TYPES.get(name, name), ()
-    name = _name_of(node.func)
+    name = name_of(node.func)
     if name == "Choice" and node.args:
         return "str", tuple(text_of(each) for each in getattr(node.args[0], "elts", ()))
     return _CLICK_TYPES.get(name) or _CLICK_RANGES.get(name, "str"), ()
@@ -403,21 +423,22 @@ def _parse_annotation(node: ast.expr | None) -> tuple[str, bool, tuple[str, ...]
     if node is None:
         return "str", False, ()
     if isinstance(node, ast.BinOp):  # int | None
-        return _parse_annotation(node.left if not _is_literal(node.left, None) else node.right)
+        if _is_literal(node.left, None):
+            return _parse_annotation(node.right)
+        return _parse_annotation(node.left)
     if isinstance(node, ast.Subscript):
         return _parse_subscript(node)
-    word = _name_of(node)
+    word = name_of(node)
     return word if word in _SCALARS else "", False, ()
 
 
 def _parse_subscript(node: ast.Subscript) -> tuple[str, bool, tuple[str, ...]]:
     """Return the same values as `_parse_annotation` for Optional, Union, Literal and lists."""
-    word, inside = _name_of(node.value), node.slice
+    word, inside = name_of(node.value), node.slice
     parts = list(inside.elts) if isinstance(inside, ast.Tuple) else [inside]
     if word in ("Optional", "Union"):
-        return _parse_annotation(
-            next((each for each in parts if not _is_literal(each, None)), None)
-        )
+        first = next((each for each in parts if not _is_literal(each, None)), None)
+        return _parse_annotation(first)
     if word == "Literal":
         choices = tuple(str(each.value) for each in parts if isinstance(each, ast.Constant))
         return "str", False, choices
@@ -446,20 +467,5 @@ def _is_literal(node: ast.expr | None, value: object) -> bool:
     return isinstance(node, ast.Constant) and node.value is value
 
 
-def _name_of(node: ast.AST | None) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
 def _owner(node: ast.AST) -> str:
-    return _name_of(node.value) if isinstance(node, ast.Attribute) else ""
-
-
-def text_of(node: ast.AST | None) -> str:
-    """Return a text literal, or the concatenation of literals joined by `+`; otherwise empty."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-        return text_of(node.left) + text_of(node.right)
-    return ""
+    return name_of(node.value) if isinstance(node, ast.Attribute) else ""

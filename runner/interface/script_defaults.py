@@ -65,12 +65,18 @@ class Defaults:
 
     def names_in(self, test: ast.expr) -> set[str]:
         """Return the names of the options in a condition."""
-        found = (self._name(node) for node in ast.walk(test) if isinstance(node, ast.expr))
-        return {name for name in found if name}
+        names = {self._name(node) for node in ast.walk(test) if isinstance(node, ast.expr)}
+        return names - {""}
 
     def _name(self, node: ast.expr) -> str:
-        base = self._option_of(node) if isinstance(node, (ast.Attribute, ast.Name)) else None
-        return base[0] if base is not None and isinstance(base[0], str) and not base[1] else ""
+        """Return the name of an option; empty for other expressions, such as a path below it."""
+        if not isinstance(node, (ast.Attribute, ast.Name)):
+            return ""
+        found = self._option_of(node)
+        if found is None:
+            return ""
+        origin, is_below = found
+        return origin if isinstance(origin, str) and not is_below else ""
 
     def _value(self, node: ast.expr) -> Any:
         """Return the default value of an expression.  Raises _Unknown, TypeError."""
@@ -106,7 +112,9 @@ class Defaults:
         if function not in ("len", "bool") or len(node.args) != 1:
             raise _Unknown
         value = self._value(node.args[0])
-        return bool(value) if function == "bool" else len(value or "")
+        if function == "bool":
+            return bool(value)
+        return len(value or "")
 
     def _connective(self, node: ast.BoolOp) -> bool:
         """Return the value of an `and` or `or` expression.

@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from .script_declared import DeclaredOption, text_of
+from .script_declared import DeclaredOption
+from .script_syntax import calls_in, text_of
 
 _ABSL: Final = {
     "DEFINE_string": "str",
@@ -33,7 +34,7 @@ def of_globals(tree: ast.Module, notes: list[str]) -> Iterator[DeclaredOption]:
 
 def _flags(tree: ast.Module, notes: list[str]) -> Iterator[DeclaredOption]:
     """Yield the absl flags of the script."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = list(calls_in(tree))
     required = _required_flags(calls)
     for call in calls:
         function = _method_name(call)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, TypeGuard
 
-from .script_declared import DeclaredOption, fields, text_of
+from .script_declared import DeclaredOption, fields
+from .script_syntax import calls_in, classes_in, keywords_of, text_of
 
 if TYPE_CHECKING:
     from ..language.values import Tree
@@ -50,31 +51,21 @@ class HydraOptions(NamedTuple):
 
 def find_hydra(tree: ast.Module, find: Find, notes: list[str]) -> HydraOptions | None:
     """Return the options of the `@hydra.main` function; None without such a function."""
-    main = next(
-        (
-            each
-            for node in ast.walk(tree)
-            if isinstance(node, ast.FunctionDef)
-            for each in node.decorator_list
-            if _is_main(each)
-        ),
-        None,
-    )
+    main = _find_main(tree)
     if not isinstance(main, ast.Call):
         return None
-    given = {keyword.arg: text_of(keyword.value) for keyword in main.keywords}
-    name = given.get("config_name", "").removesuffix(".yaml")
+    given = keywords_of(main)
+    name = text_of(given.get("config_name")).removesuffix(".yaml")
     if not name:
         notes.append(
             "the script uses hydra without a config_name: add the options that you set as NAME=VALUE"
         )
         return HydraOptions((), "")
-    if (node := _class_in_store(tree, name)) is not None:
-        classes = {each.name: each for each in ast.walk(tree) if isinstance(each, ast.ClassDef)}
-        return HydraOptions(
-            [_as_override(each) for each in fields(node, classes, notes, dashes=False)], ""
-        )
-    found = find(given.get("config_path", ""), name)
+    stored = _class_in_store(tree, name)
+    if stored is not None:
+        declared = fields(stored, classes_in(tree), notes, dashes=False)
+        return HydraOptions(list(map(_as_override, declared)), "")
+    found = find(text_of(given.get("config_path")), name)
     if found is None:
         notes.append(
             f"its configuration {name}.yaml was not found: add the options that you set as NAME=VALUE"
@@ -85,6 +76,16 @@ def find_hydra(tree: ast.Module, find: Find, notes: list[str]) -> HydraOptions |
         found.folder,
         tuple(found.targets),
     )
+
+
+def _find_main(tree: ast.Module) -> ast.expr | None:
+    """Return the first decorator `hydra.main` of a function; None without any."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            for decorator in node.decorator_list:
+                if _is_main(decorator):
+                    return decorator
+    return None
 
 
 def _is_main(node: ast.expr) -> bool:
@@ -108,9 +109,9 @@ def _class_in_store(tree: ast.Module, name: str) -> str | None:
 
 def _nodes_in_store(tree: ast.Module, name: str) -> Iterator[ast.expr | None]:
     """Yield the `node` of each call `store(name=…, node=…)` without a group."""
-    for call in ast.walk(tree):
-        if isinstance(call, ast.Call) and _is_store(call.func):
-            given = {keyword.arg: keyword.value for keyword in call.keywords}
+    for call in calls_in(tree):
+        if _is_store(call.func):
+            given = keywords_of(call)
             if text_of(given.get("name")) == name and "group" not in given:
                 yield given.get("node")
 
@@ -133,8 +134,12 @@ def _as_override(each: DeclaredOption) -> DeclaredOption:
 def _groups(found: HydraConfig, notes: list[str]) -> Iterator[DeclaredOption]:
     """Yield a choice option for each config group in the defaults list."""
     defaults = found.values.get("defaults")
-    for each in defaults if isinstance(defaults, list) else ():
-        for group, chosen in each.items() if isinstance(each, dict) else ():
+    if not isinstance(defaults, list):
+        return
+    for entry in defaults:
+        if not isinstance(entry, dict):  # an entry without a group, such as `_self_`
+            continue
+        for group, chosen in entry.items():
             members = tuple(found.groups.get(group, ()))
             if isinstance(chosen, str) and chosen in members:
                 yield DeclaredOption(
@@ -155,9 +160,7 @@ def _leaves(values: Mapping[str, Tree], above: str, notes: list[str]) -> Iterato
             yield from _leaves(value, f"{path}.", notes)
         elif value == _MISSING:
             yield DeclaredOption(_name(path), f"{path}=", "str", None, "", True)
-        elif isinstance(value, (bool, int, float, str)) and not (
-            isinstance(value, str) and ("${" in value or not value)
-        ):
+        elif _is_plain(value):
             yield DeclaredOption(
                 _name(path), f"{path}=", type(value).__name__, ast.Constant(value), "", False
             )
@@ -165,6 +168,13 @@ def _leaves(values: Mapping[str, Tree], above: str, notes: list[str]) -> Iterato
             notes.append(
                 f"{path} keeps its value from the configuration, because it is not a single value"
             )
+
+
+def _is_plain(value: Tree) -> TypeGuard[str | float]:
+    """Return True for a single value, except an empty text or one with an interpolation."""
+    if isinstance(value, str):
+        return value != "" and "${" not in value
+    return isinstance(value, (bool, int, float))
 
 
 def targets_of(value: Tree) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Final
 
-from .script_declared import text_of
+from .script_syntax import calls_in, keywords_of, name_of, text_of
 
 _MEASURE: Final = re.compile(r"loss|acc|perplexity|ppl|score|f1|bleu|error|reward")
 _COUNTERS: Final = ("step", "epoch")
@@ -33,21 +33,14 @@ def find_loss_pattern(tree: ast.AST) -> str | bool:
     best: tuple[int, str] = (0, "")
     for pieces in _lines(tree):
         pattern, names = _as_pattern(pieces)
-        if any("loss" in name for name in names) and len(names) > best[0]:
+        has_loss = any("loss" in name for name in names)
+        if has_loss and len(names) > best[0]:
             best = (len(names), pattern)
-    if not best[1] and any(_word(call.func) in _TRAINERS for call in _calls(tree)):
+    if best[1]:
+        return best[1]
+    if any(name_of(call.func) in _TRAINERS for call in calls_in(tree)):
         return rf"'loss': '?(?P<loss>{_NUMBER})"  # printed by the transformers trainers
-    return best[1] or False
-
-
-def _calls(tree: ast.AST) -> Iterator[ast.Call]:
-    yield from (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-
-
-def _word(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
+    return False
 
 
 def _lines(tree: ast.AST) -> Iterator[list[_Piece]]:
@@ -55,8 +48,8 @@ def _lines(tree: ast.AST) -> Iterator[list[_Piece]]:
     expressions.
     """
     texts = _named_texts(tree)
-    for call in _calls(tree):
-        word = _word(call.func)
+    for call in calls_in(tree):
+        word = name_of(call.func)
         if word in _PRINTERS or word in _BARS:
             args = call.args
             if word == "log" and len(args) > 1 and not text_of(args[0]):
@@ -76,11 +69,11 @@ def _named_texts(tree: ast.AST) -> dict[str, ast.expr]:
             target = node.targets[0]
             if isinstance(target, ast.Name):
                 found.setdefault(target.id, []).append(node.value)
-    return {
-        name: values[0]
-        for name, values in found.items()
-        if len(values) == 1 and _pieces(values[0], {}) != [values[0]]
-    }
+    texts = {}
+    for name, (value, *more) in found.items():
+        if not more and _pieces(value, {}) != [value]:
+            texts[name] = value
+    return texts
 
 
 def _pieces_of_print(args: list[ast.expr], texts: dict[str, ast.expr]) -> list[_Piece]:
@@ -99,7 +92,7 @@ def _pieces_of_print(args: list[ast.expr], texts: dict[str, ast.expr]) -> list[_
 
 def _postfix(call: ast.Call) -> list[_Piece]:
     """Return the pieces of a tqdm postfix such as `loss=0.25, lr=0.001`."""
-    names = sorted(each.arg for each in call.keywords if each.arg not in (None, "refresh"))
+    names = sorted(keywords_of(call).keys() - {"refresh"})
     if call.args and isinstance(call.args[0], ast.Dict):
         # tqdm prints the dict in its order, then sorted keywords.
         names = [*map(text_of, call.args[0].keys), *names]
@@ -138,9 +131,10 @@ def _pieces_of_fstring(node: ast.JoinedStr) -> list[_Piece]:
 
 def _pieces_of_operator(node: ast.BinOp, texts: dict[str, ast.expr]) -> list[_Piece]:
     """Split `text % values` and `text + text`; other operations are one value expression."""
-    if isinstance(node.op, ast.Mod) and (text := text_of(node.left)):
-        right = node.right
-        return _pieces_of_percent(text, right.elts if isinstance(right, ast.Tuple) else [right])
+    text = text_of(node.left)
+    if isinstance(node.op, ast.Mod) and text:
+        values = node.right.elts if isinstance(node.right, ast.Tuple) else [node.right]
+        return _pieces_of_percent(text, values)
     if isinstance(node.op, ast.Add):
         left, right_pieces = _pieces(node.left, texts), _pieces(node.right, texts)
         if left != [node.left] or right_pieces != [node.right]:
@@ -154,14 +148,14 @@ def _pieces_of_call(node: ast.Call) -> list[_Piece]:
         text = text_of(node.func.value)
         if text:
             return _pieces_of_format(text, node)
-    if _word(node.func) == "str" and len(node.args) == 1:
+    if name_of(node.func) == "str" and len(node.args) == 1:
         return [node.args[0]]
     return [node]
 
 
 def _pieces_of_format(text: str, call: ast.Call) -> list[_Piece]:
     """Split `text.format(…)` into literal texts and value expressions."""
-    named = {each.arg: each.value for each in call.keywords if each.arg}
+    named = keywords_of(call)
     pieces: list[_Piece] = []
     count = 0
     try:
@@ -206,6 +200,7 @@ def _pieces_of_percent(text: str, values: list[ast.expr]) -> list[_Piece]:
 def _as_pattern(pieces: list[_Piece]) -> tuple[str, list[str]]:
     """Return a regular expression for a printed line, and the names of its metrics."""
     pattern, names, before = "", list[str](), ""
+    # An empty piece would hide the label of the value after it.
     pieces = [piece for piece in pieces if piece != ""]
     for piece, following in zip_longest(pieces, pieces[1:], fillvalue=""):
         if isinstance(piece, str):
@@ -270,6 +265,6 @@ def _variable_name(node: ast.expr) -> str:
             "item", "mean", "get_last_lr", "detach", "cpu",
         ):  # fmt: skip
             return _variable_name(node.func.value)
-        if _word(node.func) in ("float", "round") and node.args:
+        if name_of(node.func) in ("float", "round") and node.args:
             return _variable_name(node.args[0])
     return ""

@@ -17,10 +17,11 @@ from typing import Final, Literal, NamedTuple
 
 from ..language.python_reader import of_tree
 from . import script_hydra
-from .script_declared import DeclaredOption, find_declared, text_of
+from .script_declared import DeclaredOption, find_declared
 from .script_defaults import Defaults
 from .script_globals import of_globals
 from .script_printed import find_loss_pattern
+from .script_syntax import calls_in, keywords_of, name_of, text_of
 
 Role = Literal["value", "input", "output", "state", "resume", "off"]
 """The use of an option.
@@ -204,13 +205,13 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
     """
     tree = ast.parse(source)
     notes: list[str] = []
-    arguments = [_option(call, notes) for call in _calls(tree)]
+    arguments = list(_argparse_options(tree, notes))
     hydra = script_hydra.find_hydra(tree, config, notes)
     declared = [*find_declared(tree, notes), *of_globals(tree, notes)]
     if hydra is not None:
         declared += hydra.options
     named = [_option_of_declared(each) for each in declared]
-    options = [option for option in arguments if option is not None] + named
+    options = arguments + named
     use = _collect_uses(tree, options, {option.name for option in named})
     _note_commands(tree, notes)
     if not options and hydra is None and not notes:
@@ -218,30 +219,43 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
     # The last of two options with the same name wins, as in argparse.
     options_by_name = {option.name: _with_role(option, use) for option in options}
     texts_read = [*use.texts_read]
-    if hydra is not None and hydra.folder:
-        texts_read.append(f"{hydra.folder}/")
+    words = _words(tree)
+    targets: tuple[str, ...] = ()
+    if hydra is not None:
+        words, targets = ("hydra.run.dir=.",), hydra.targets
+        if hydra.folder:
+            texts_read.append(f"{hydra.folder}/")
     written = tuple(dict.fromkeys(use.texts_written))
+    unwritten = [path for path in dict.fromkeys(use.texts_off) if path not in written]
     return Script(
         options=tuple(options_by_name.values()),
         imports=of_tree(tree).module_names,
         reads=tuple(dict.fromkeys(texts_read)),
         writes=written,
         metrics="RECIPE_METRICS" in source or find_loss_pattern(tree),
-        doc=(ast.get_docstring(tree) or "").strip().split("\n\n")[0].replace("\n", " "),
+        doc=_summary(tree),
         notes=tuple(notes),
-        words=("hydra.run.dir=.",) if hydra is not None else _words(tree),
-        targets=hydra.targets if hydra is not None else (),
-        unwritten=tuple(path for path in dict.fromkeys(use.texts_off) if path not in written),
+        words=words,
+        targets=targets,
+        unwritten=tuple(unwritten),
     )
+
+
+def _summary(tree: ast.Module) -> str:
+    """Return the first paragraph of the script's docstring on one line; empty without any."""
+    text = ast.get_docstring(tree) or ""
+    return text.strip().split("\n\n")[0].replace("\n", " ")
 
 
 def _note_commands(tree: ast.Module, notes: list[str]) -> None:
     """Append a note on the subcommands of the script to `notes`."""
-    calls = [call for call in _calls(tree) if _is_method(call, "add_parser") and call.args]
-    if calls:
-        commands = ", ".join(text_of(call.args[0]) for call in calls)
+    commands = []
+    for call in calls_in(tree):
+        if _is_method(call, "add_parser") and call.args:
+            commands.append(text_of(call.args[0]))
+    if commands:
         notes.append(
-            f"the script has subcommands ({commands}): put one after the script in `run`, and keep only its options"
+            f"the script has subcommands ({', '.join(commands)}): put one after the script in `run`, and keep only its options"
         )
 
 
@@ -254,9 +268,9 @@ def _note_no_options(source: str, notes: list[str]) -> None:
 
 def _words(tree: ast.Module) -> tuple[str, ...]:
     """Return the command words before the options, such as `fit` for LightningCLI."""
-    for call in _calls(tree):
+    for call in calls_in(tree):
         has_run = any(each.arg == "run" for each in call.keywords)
-        if _called_name(call) == "LightningCLI" and not has_run:
+        if name_of(call.func) == "LightningCLI" and not has_run:
             return ("fit",)
     return ()
 
@@ -280,18 +294,15 @@ def _is_method(call: ast.Call, name: str) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr == name
 
 
-def _called_name(call: ast.Call) -> str:
-    """Return the name of the called function or method; empty for other expressions."""
-    if isinstance(call.func, ast.Attribute):
-        return call.func.attr
-    return call.func.id if isinstance(call.func, ast.Name) else ""
-
-
-def _calls(tree: ast.AST) -> Iterator[ast.Call]:
-    yield from (node for node in ast.walk(tree) if isinstance(node, ast.Call))
-
-
 # -- options ---------------------------------------------------------------------------------------
+
+
+def _argparse_options(tree: ast.Module, notes: list[str]) -> Iterator[Option]:
+    """Yield the options of `add_argument` calls."""
+    for call in calls_in(tree):
+        option = _option(call, notes)
+        if option is not None:
+            yield option
 
 
 def _option(call: ast.Call, notes: list[str]) -> Option | None:
@@ -302,16 +313,15 @@ def _option(call: ast.Call, notes: list[str]) -> Option | None:
     """
     if not _is_method(call, "add_argument"):
         return None
-    flags = [
-        arg.value
-        for arg in call.args
-        if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
-    ]
+    flags: list[str] = []
+    for arg in call.args:
+        if isinstance(arg, ast.Constant) and isinstance(arg.value, str):
+            flags.append(arg.value)
     if not flags or len(flags) != len(call.args):
         notes.append(f"line {call.lineno}: the option name is computed, so it was skipped")
         return None
-    given = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
-    flag = next((each for each in flags if each.startswith("--")), flags[0])
+    given = keywords_of(call)
+    flag = _main_flag(flags)
     what = given.get("action")
     action = what.attr if isinstance(what, ast.Attribute) else text_of(what)
     if action in ("help", "version"):
@@ -324,6 +334,14 @@ def _option(call: ast.Call, notes: list[str]) -> Option | None:
         )
         return None
     return _value_option(flag, given, call.lineno, notes)
+
+
+def _main_flag(flags: Sequence[str]) -> str:
+    """Return the first long flag, or else the first flag."""
+    for flag in flags:
+        if flag.startswith("--"):
+            return flag
+    return flags[0]
 
 
 def _named_option(flag: str, given: Mapping[str, ast.expr]) -> Option:
@@ -347,14 +365,14 @@ def _switch(flag: str, action: str, given: Mapping[str, ast.expr]) -> Option:
         return replace(option, name=_attribute_name(flag))
     if action == "BooleanOptionalAction":
         is_on = _source_of_literal(given.get("default")) == "True"
-        return replace(option, default="True" if is_on else "False", negative=f"--no-{flag[2:]}")
+        return replace(option, default=str(is_on), negative=f"--no-{flag[2:]}")
     return option
 
 
 def _value_option(flag: str, given: Mapping[str, ast.expr], line: int, notes: list[str]) -> Option:
     """Return the option of an argument with values."""
     is_positional = not flag.startswith("-")
-    type_name = _last_name(given.get("type"))
+    type_name = name_of(given.get("type"))
     default = given.get("default")
     count = _source_of_literal(given.get("nargs"))
     is_optional = count in ("'?'", "'*'")
@@ -368,25 +386,18 @@ def _value_option(flag: str, given: Mapping[str, ast.expr], line: int, notes: li
         notes.append(
             f"line {line}: {flag} gets the word true or false: check that the script accepts it"
         )
-    is_required = (is_positional and not is_optional) or _source_of_literal(
-        given.get("required")
-    ) == "True"
+    is_marked = _source_of_literal(given.get("required")) == "True"
+    is_required = is_marked or (is_positional and not is_optional)
+    has_default = default is not None and not is_required
     return replace(
         _named_option(flag, given),
         type="boolean" if is_truth else _TYPES.get(type_name, "string"),
-        default=None if default is None or is_required else _source_of_literal(default),
+        default=_source_of_literal(default) if has_default else None,
         required=is_required,
         many=count not in ("", "None", "'?'"),
         choices=choices,
         empty=not is_required and _is_empty(default),
     )
-
-
-def _last_name(node: ast.expr | None) -> str:
-    """Return the name of a variable, or the last name of `module.name`; empty for others."""
-    if isinstance(node, ast.Name):
-        return node.id
-    return node.attr if isinstance(node, ast.Attribute) else ""
 
 
 def _is_empty(default: ast.AST | None) -> bool:
@@ -395,7 +406,9 @@ def _is_empty(default: ast.AST | None) -> bool:
 
 def _option_of_declared(each: DeclaredOption) -> Option:
     """Convert an option declared by a field, a decorator or a parameter."""
-    default = None if each.required or each.default is None else _source_of_literal(each.default)
+    default = None
+    if each.default is not None and not each.required:
+        default = _source_of_literal(each.default)
     option = Option(
         each.name,
         each.flag,
@@ -409,7 +422,7 @@ def _option_of_declared(each: DeclaredOption) -> Option:
             option,
             type="boolean",
             switch=True,
-            default="True" if default == "True" else "False",
+            default=str(default == "True"),
             negative=each.negative,
             required=False,
         )
@@ -547,8 +560,9 @@ class _Use(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
-        word = _called_name(node)
-        (self.called_off if self._off else self.called).add(word)
+        word = name_of(node.func)
+        called = self.called_off if self._off else self.called
+        called.add(word)
         access = self._access(node, word)
         if not (access.reads or access.writes):
             return
@@ -666,7 +680,7 @@ class _Use(ast.NodeVisitor):
                 return self._below(node.func.value, *node.args)
         if not node.args:
             return None
-        word = _called_name(node)
+        word = name_of(node.func)
         if word == "join" or (word == "Path" and len(node.args) > 1):
             return self._below(*node.args)
         return self._origin(node.args[0]) if word in _WRAPPERS else None
@@ -741,8 +755,10 @@ def _pattern(place: ast.expr) -> str:
         last = place.args[-1]
     if not isinstance(last, ast.JoinedStr):
         return ""
-    parts = [str(part.value) if isinstance(part, ast.Constant) else "*" for part in last.values]
-    name = re.sub(r"\*+", "*", "".join(parts)).strip("/").rpartition("/")[2]
+    parts = ""
+    for part in last.values:
+        parts += str(part.value) if isinstance(part, ast.Constant) else "*"
+    name = re.sub(r"\*+", "*", parts).strip("/").rpartition("/")[2]
     return name if "*" in name and name != "*" else ""
 
 
@@ -817,5 +833,7 @@ def _output_role(option: Option, touched: _Touched, *, is_tested: bool) -> Role:
     """
     if touched.written and not touched.made:
         return "off"
+    if not option.empty:
+        return "output"
     is_guess = not touched.is_known and not option.words & {"out", "output", "outputs"}
-    return "off" if option.empty and (is_tested or is_guess) else "output"
+    return "off" if is_tested or is_guess else "output"

@@ -15,7 +15,7 @@ from ..execution.signals import call_beside_loop
 from ..hosts.renting import offering
 from ..hosts.renting.needs import AnyMarket, market_of, need_for
 from ..hosts.renting.offering import Shelf, rank_offers
-from ..hosts.renting.totals import CostModel, History, Hours, HoursOn
+from ..hosts.renting.totals import CostModel, History, Hours, HoursOn, Total
 from ..planning.plan import LOCAL
 from ..storage.records.ledger import Ledger, of_user
 from .tables import align
@@ -92,7 +92,9 @@ def _rental_wishes(
     for n in found.todo:
         spec = specs[n]
         needs_machine = spec.resources.gpus or spec.node_count > 1
-        if found.plan.nodes[n].flags & LOCAL or not needs_machine or spec.select is not None:
+        # `recipe` itself executes a `select` step, by comparing metrics.
+        stays_here = found.plan.nodes[n].flags & LOCAL or spec.select is not None
+        if stays_here or not needs_machine:
             continue
         need = need_for(spec, market, images=not found.request.current_python)
         steps.setdefault(need, []).append(n)
@@ -157,8 +159,8 @@ def format_offers(step: str, shelves: Sequence[Shelf], most: int) -> list[str]:
 
 def _title(shelves: Sequence[Shelf], count: int, whose: str) -> str:
     """Return the title of the offers of several drivers."""
-    names = ", ".join(shelf.driver for shelf in shelves if shelf.offers)
-    of = f" of {names}" if names else ""
+    names = [shelf.driver for shelf in shelves if shelf.offers]
+    of = f" of {', '.join(names)}" if names else ""
     return f"{count} offer(s){whose}{of}, the cheapest run first"
 
 
@@ -181,13 +183,15 @@ def _table_notes(shelves: Sequence[Shelf], ranked: Sequence[tuple[Shelf, Offer]]
     notes = []
     for shelf in shelves:
         notes += [shelf.egress_note(), _left_out(shelf, several=len(shelves) > 1)]
-    distinct = dict.fromkeys([*notes, *_time_notes(ranked)])
-    return [note for note in distinct if note]
+    notes += _time_notes(ranked)
+    return list(filter(None, dict.fromkeys(notes)))
 
 
 def _left_out(shelf: Shelf, *, several: bool) -> str:
     words = shelf.describe_exclusions()
-    return f"{shelf.driver}: {words}" if words and several else words
+    if words and several:
+        return f"{shelf.driver}: {words}"
+    return words
 
 
 def _time_notes(ranked: Sequence[tuple[Shelf, Offer]]) -> list[str]:
@@ -218,34 +222,50 @@ def _time_notes(ranked: Sequence[tuple[Shelf, Offer]]) -> list[str]:
 
 
 def _row(offer: Offer, shelf: Shelf) -> tuple[str, ...]:
-    have, total, wish = offer.resources, shelf.total_of(offer), shelf.wish
-    hours = total.hours
+    """Return the cells of an offer below `HEAD`; a question mark for an unknown number."""
+    have, total = offer.resources, shelf.total_of(offer)
+    nodes = f", {offer.nodes} nodes" if offer.nodes > 1 else ""
+    gpus = f"{have.gpus} x {have.gpu}" if have.gpus else "none"
+    hours, more = "?", ""  # without hours, the total is unknown too
+    if total.hours is not None:
+        guessed = "~" if total.hours.guessed else ""
+        more = "+" if total.hours.without else ""
+        hours = f"{guessed}{total.hours.hours:.1f}{more}"
     return (
         offer.driver,
-        offer.id + f", {offer.nodes} nodes" * (offer.nodes > 1),
-        f"{have.gpus or 0} x {have.gpu}" if have.gpus else "none",
+        f"{offer.id}{nodes}",
+        gpus,
         f"{(have.gpu_memory or 0) / 1e9:.0f} GB",
         offer.region,
         offer.market,
         f"{offer.price:.3f}",
-        "?" if hours is None else f"{'~' * hours.guessed}{hours.hours:.1f}{_more(hours)}",
-        "?" if offer.egress_price and wish.home is None else f"{total.egress:.2f}",
-        "?" if total.usd is None else f"{total.usd:.2f}{_more(hours)}",
-        "?" if offer.reliability is None else f"{offer.reliability:.3f}",
-        "?" if offer.longest is None else f"{offer.longest:.0f} h",
+        hours,
+        _number(_egress_usd(offer, shelf.wish, total), "{:.2f}"),
+        _number(total.usd, "{:.2f}") + more,
+        _number(offer.reliability, "{:.3f}"),
+        _number(offer.longest, "{:.0f} h"),
     )
 
 
-def _more(hours: Hours | None) -> str:
-    """Return a plus sign if the hours leave out steps of unknown duration."""
-    return "+" if hours is not None and hours.without else ""
+def _number(value: float | None, form: str) -> str:
+    return "?" if value is None else form.format(value)
+
+
+def _egress_usd(offer: Offer, wish: Wish, total: Total) -> float | None:
+    """Return the cost of downloading the results; None if charged and of unknown size."""
+    if offer.egress_price and wish.home is None:
+        return None
+    return total.egress
 
 
 def describe_choice(found: Mapping[str, Sequence[Shelf]]) -> list[str]:
     """Return the lines of `recipe plan` about rentals: the chosen offer of each step and its
     runners-up.
     """
-    return [line for step, shelves in found.items() for line in _describe_rental(step, shelves)]
+    lines: list[str] = []
+    for step, shelves in found.items():
+        lines += _describe_rental(step, shelves)
+    return lines
 
 
 def _describe_rental(step: str, shelves: Sequence[Shelf]) -> Iterator[str]:
@@ -256,6 +276,7 @@ def _describe_rental(step: str, shelves: Sequence[Shelf]) -> Iterator[str]:
         head = f"{'':9}else" if place else f"{verb} for {step}"
         yield f"{head}: {_describe_offer(offer, shelf)}"
     for shelf in shelves:
+        # Beside the offers of other drivers, only a failure of a driver is worth a line.
         if not shelf.offers and (shelf.failed or not ranked):
             yield f"rents for {step}: {_explain_no_offers(shelf)}"
         for note in _shelf_notes(shelf, several=len(shelves) > 1):
@@ -270,9 +291,11 @@ def _explain_no_offers(shelf: Shelf) -> str:
 
 def _shelf_notes(shelf: Shelf, *, several: bool) -> list[str]:
     """Return the notes on unsaid facts, excluded offers and the end of a rental."""
-    ends = f"{shelf.driver}: {shelf.ends}" if several and shelf.ends else shelf.ends
+    ends = shelf.ends
+    if several and ends:
+        ends = f"{shelf.driver}: {ends}"
     notes = [shelf.egress_note(), _left_out(shelf, several=several), ends]
-    return [note for note in notes if note]
+    return list(filter(None, notes))
 
 
 def _describe_offer(offer: Offer, shelf: Shelf) -> str:
@@ -291,10 +314,9 @@ def _describe_offer(offer: Offer, shelf: Shelf) -> str:
 
 def rank_for_programs(step: str, shelves: Sequence[Shelf]) -> list[dict[str, object]]:
     """Return the offers of all drivers for a step as JSON data, with their rank among all offers."""
-    ranks = {
-        (shelf.driver, offer.id): rank
-        for rank, (shelf, offer) in enumerate(rank_offers(shelves), 1)
-    }
+    ranks: dict[tuple[str, str], int] = {}
+    for rank, (shelf, offer) in enumerate(rank_offers(shelves), 1):
+        ranks[shelf.driver, offer.id] = rank
     return [as_json(step, shelf, ranks) for shelf in shelves]
 
 
@@ -305,35 +327,52 @@ def as_json(
 
     `ranks` maps driver and offer id to the rank among all drivers, from 1.
     """
-    wish = shelf.wish
-    offers = [
-        {
-            "id": offer.id,
-            "rank": ranks.get((shelf.driver, offer.id), number),
-            "gpu": offer.resources.gpu,
-            "gpus": offer.resources.gpus,
-            "gpu_memory": offer.resources.gpu_memory,
-            "region": offer.region,
-            "market": offer.market,
-            "usd_an_hour": offer.price,
-            "usd_an_hour_of_disk": offer.disk_price,
-            "usd_a_gb_of_egress": offer.egress_price,
-            "usd_of_egress": None if offer.egress_price and wish.home is None else total.egress,
-            "hours": total.hours.hours if total.hours else None,
-            "hours_from": total.hours.basis if total.hours else "",
-            "hours_guessed": bool(total.hours and total.hours.guessed),
-            "hours_without": list(total.hours.without) if total.hours else [],
-            "usd_of_boot": total.boot,
-            "usd_of_preemptions": total.lost,
-            "usd": total.usd,
-            "reliability": offer.reliability,
-            "longest_hours": offer.longest,
-            "fetched": offer.fetched,
-        }
-        for number, offer in enumerate(shelf.offers, 1)
-        for total in (shelf.total_of(offer),)
-    ]
+    offers = []
+    for number, offer in enumerate(shelf.offers, 1):
+        rank = ranks.get((shelf.driver, offer.id), number)
+        offers.append(_offer_json(offer, shelf, rank))
     return {
-        "driver": shelf.driver, "step": step, "hours": wish.hours, "bytes_home": wish.home, "ends": shelf.ends, "left_out": dict(shelf.excluded),
-        "failed": shelf.failed, "offers": offers,
-    }  # fmt: skip
+        "driver": shelf.driver,
+        "step": step,
+        "hours": shelf.wish.hours,
+        "bytes_home": shelf.wish.home,
+        "ends": shelf.ends,
+        "left_out": dict(shelf.excluded),
+        "failed": shelf.failed,
+        "offers": offers,
+    }
+
+
+def _offer_json(offer: Offer, shelf: Shelf, rank: int) -> dict[str, object]:
+    total = shelf.total_of(offer)
+    return {
+        "id": offer.id,
+        "rank": rank,
+        "gpu": offer.resources.gpu,
+        "gpus": offer.resources.gpus,
+        "gpu_memory": offer.resources.gpu_memory,
+        "region": offer.region,
+        "market": offer.market,
+        "usd_an_hour": offer.price,
+        "usd_an_hour_of_disk": offer.disk_price,
+        "usd_a_gb_of_egress": offer.egress_price,
+        "usd_of_egress": _egress_usd(offer, shelf.wish, total),
+        **_hours_json(total.hours),
+        "usd_of_boot": total.boot,
+        "usd_of_preemptions": total.lost,
+        "usd": total.usd,
+        "reliability": offer.reliability,
+        "longest_hours": offer.longest,
+        "fetched": offer.fetched,
+    }
+
+
+def _hours_json(hours: Hours | None) -> dict[str, object]:
+    if hours is None:
+        return {"hours": None, "hours_from": "", "hours_guessed": False, "hours_without": []}
+    return {
+        "hours": hours.hours,
+        "hours_from": hours.basis,
+        "hours_guessed": hours.guessed,
+        "hours_without": list(hours.without),
+    }

@@ -9,27 +9,28 @@ from .tail import safe_line, width
 
 def align(table: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
     """Format a table with aligned columns; columns in `right` are right-aligned."""
-    widths = [max(width(row[n]) for row in table) for n in range(len(table[0]))]
-    padded = (
-        [
-            " " * (widths[n] - width(cell)) + cell
-            if n in right
-            else cell + " " * (widths[n] - width(cell))
-            for n, cell in enumerate(row)
-        ]
-        for row in table
-    )
-    return ["  ".join(row).rstrip() for row in padded]
+    widths = [max(map(width, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for row in table:
+        padded = []
+        for n, cell in enumerate(row):
+            # `str.ljust` counts characters, not the columns of a terminal.
+            space = " " * (widths[n] - width(cell))
+            padded.append(space + cell if n in right else cell + space)
+        lines.append("  ".join(padded).rstrip())
+    return lines
 
 
 def markdown(table: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
     """Format a table as Markdown; columns in `right` are right-aligned."""
     rule = ["---:" if n in right else "---" for n in range(len(table[0]))]
-    rows = [
-        [cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;") for cell in row]
-        for row in table
-    ]
-    return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
+    head, *rows = [list(map(_escape, row)) for row in table]
+    return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
+
+
+def _escape(cell: str) -> str:
+    """Replace the characters that have a meaning in a Markdown table."""
+    return cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
 def cell(value: object) -> str:

@@ -141,7 +141,9 @@ class MaskedTail:
         stream.feed(data[:before])
         shown = stream.feed(data[before:])
         # Hide a possible beginning of a secret, unless it is shorter than the shortest secret.
-        line = _last(shown + stream.end() if len(stream.held) < SHORTEST else shown)
+        if len(stream.held) < SHORTEST:
+            shown += stream.end()
+        line = _last(shown)
         changed, self.line = line != self.line, line
         return changed
 
@@ -212,22 +214,21 @@ class MetricsTail:
     def left(self, now: float) -> float | None:
         """Return the estimated seconds until the last training step; None if unknown."""
         most = self.total
-        if (
-            most is None
-            or self._first is None
-            or self._last is None
-            or self._last[0] <= self._first[0]
-        ):
+        if most is None or self._first is None or self._last is None:
             return None
-        pace = (self._last[1] - self._first[1]) / (self._last[0] - self._first[0])
-        return max(0.0, (most - self._last[0]) * pace - (now - self._last[1]))
+        first_step, first_time = self._first
+        last_step, last_time = self._last
+        if last_step <= first_step:
+            return None
+        pace = (last_time - first_time) / (last_step - first_step)
+        return max(0.0, (most - last_step) * pace - (now - last_time))
 
     def text(self, bars: bool) -> str:
         """Return the known metrics as text, such as `step 120/1000  loss 2.134 ▇▅▃▂▁  eval_loss 2.2
         1.2k tokens/s`.
         """
         parts = (self._position(), self._main_value(bars), self._eval_loss(), self._rate())
-        return "  ".join(part for part in parts if part)
+        return "  ".join(filter(None, parts))
 
     def _position(self) -> str:
         """Return the step with its total and percentage, else the epoch."""
@@ -295,9 +296,8 @@ def sparkline(points: list[float]) -> str:
     half = high / 2 - low / 2  # the full range may overflow a float
     if not 0 < half < math.inf:
         return _BARS[0] * len(points)
-    return "".join(
-        _BARS[round((point / 2 - low / 2) / half * (len(_BARS) - 1))] for point in points
-    )
+    heights = [(point / 2 - low / 2) / half for point in points]
+    return "".join(_BARS[round(height * (len(_BARS) - 1))] for height in heights)
 
 
 _RATES = ("_per_second", "/s")
@@ -312,21 +312,25 @@ def _main(values: Mapping[str, float]) -> str:
         if name in values:
             return name
     candidates = [name for name in values if name not in _CLOCKS and not name.endswith(_RATES)]
-    return next(
-        (name for name in candidates if name.endswith("loss")), candidates[0] if candidates else ""
-    )
+    for name in candidates:
+        if name.endswith("loss"):
+            return name
+    return candidates[0] if candidates else ""
 
 
 def _finite(numbers: Mapping[str, object]) -> dict[str, float]:
-    return {
-        name: value for name, value in numbers.items() if is_number(value) and abs(value) < 1e300
-    }
+    found: dict[str, float] = {}
+    for name, value in numbers.items():
+        if is_number(value) and abs(value) < 1e300:  # sums for the sparkline must not overflow
+            found[name] = value
+    return found
 
 
 def _last(data: bytes) -> str:
     """Return the last line that is not blank, safe for a terminal."""
     for line in reversed(data.replace(b"\r", b"\n").split(b"\n")):
-        if line and (text := safe_line(line.decode(errors="replace")).strip()):
+        text = safe_line(line.decode(errors="replace")).strip()
+        if text:
             return text
     return ""
 
@@ -370,7 +374,9 @@ def _character(char: str) -> str:
     if code < 0xA0:
         return "^[" + chr(code - 0x40)
     kind = unicodedata.category(char)
-    return "" if kind == "Cf" else " " if kind[0] == "Z" else "\ufffd"
+    if kind == "Cf":
+        return ""
+    return " " if kind[0] == "Z" else "\ufffd"
 
 
 def _columns(char: str) -> int:

@@ -6,7 +6,7 @@ Starts no run.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -52,35 +52,40 @@ def tailor(
     fit, the memory use is unknown, or an input that affects the memory use is missing.
     """
     notes: list[str] = []
-    if preset is None and any(
-        _is_missing(recipe, spec, given, None)
-        for spec in recipe.inputs.values()
-        if spec.type == "model"
-    ):
+    if preset is None and _is_model_missing(recipe, given):
         preset = _nearest(recipe, gpu)
-        notes += [f"starting from preset {preset}"] if preset else []
-    needed = [
-        spec.name for spec in recipe.inputs.values() if _is_missing(recipe, spec, given, preset)
-    ]
-    if wrong := [
-        each for each in needed if recipe.inputs[each].type not in _PATHS or each == "base"
-    ]:
-        raise CannotRun(
-            f"cannot choose settings until {', '.join(wrong)} is set",
-            fix=f"pass {' '.join(f'{each}=…' for each in wrong)}, or a `--preset` that sets it",
-        )
+        if preset:
+            notes.append(f"starting from preset {preset}")
+    needed = _list_missing(recipe, given, preset)
+    _require_settings(recipe, needed)
     # The estimate does not depend on the data, so any path will do.
     values = inputs.bind(recipe, {**given, **dict.fromkeys(needed, "./data")}, preset=preset)
     devices = recipe.resources.gpus or 1
     chosen, found = _choose_inputs(ws, recipe, values, gpu, devices, given, notes)
-    shown = {
-        each: values[each]
-        for each in recipe.inputs
-        if each in given or presets.of_input(recipe, preset, each)
-    } | chosen
-    return TailoredRecipe(
-        _text(name, recipe, gpu, found, shown, needed, notes), found, notes, needed
-    )
+    shown: dict[str, Tree] = {}
+    for each in recipe.inputs:
+        if each in given or presets.of_input(recipe, preset, each):
+            shown[each] = values[each]
+    shown |= chosen
+    text = _text(name, recipe, gpu, found, shown, needed, notes)
+    return TailoredRecipe(text, found, notes, needed)
+
+
+def _require_settings(recipe: Recipe, needed: Sequence[str]) -> None:
+    """Raise CannotRun if one of the inputs `needed` may affect the memory use.
+
+    The user can set paths of data in the recipe later, but not the base model.
+    """
+    wrong = []
+    for name in needed:
+        if name == "base" or recipe.inputs[name].type not in _PATHS:
+            wrong.append(name)
+    if wrong:
+        settings = " ".join(f"{name}=…" for name in wrong)
+        raise CannotRun(
+            f"cannot choose settings until {', '.join(wrong)} is set",
+            fix=f"pass {settings}, or a `--preset` that sets it",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +124,12 @@ def _choose_inputs(
     model = _MemoryModel(ws, recipe.id, {**values, **chosen}, gpu, devices)
     found = model.estimate({})
     if found.found is None and estimates.fetch_config(values.get("base")):
+        # The estimate reads the model's config.json from the cache.
         found = model.estimate({})
     if found.found is None:
-        fix = (
-            "choose another base model, or download its config.json to a local directory and pass that path"
-            if "config.json" in found.unknown
-            else "write the recipe yourself"
-        )
+        fix = "write the recipe yourself"
+        if "config.json" in found.unknown:
+            fix = "choose another base model, or download its config.json to a local directory and pass that path"
         raise CannotRun(f"cannot choose settings: {found.unknown}", fix=fix)
     if found.verdict == "FITS":
         larger = training_from_inputs.list_larger_batches(values)
@@ -219,11 +223,23 @@ def _others(
     return "choose a smaller base model: no known GPU is large enough"
 
 
+def _is_model_missing(recipe: Recipe, given: Mapping[str, object]) -> bool:
+    models = [spec for spec in recipe.inputs.values() if spec.type == "model"]
+    return any(_is_missing(recipe, spec, given, None) for spec in models)
+
+
+def _list_missing(recipe: Recipe, given: Mapping[str, object], preset: str | None) -> list[str]:
+    """Return the names of the required inputs without a value."""
+    specs = recipe.inputs.values()
+    return [spec.name for spec in specs if _is_missing(recipe, spec, given, preset)]
+
+
 def _is_missing(
     recipe: Recipe, spec: Input, given: Mapping[str, object], preset: str | None
 ) -> bool:
-    said = spec.name in given or presets.of_input(recipe, preset, spec.name)
-    return spec.type != "secret" and spec.required and not spec.has_default and not said
+    if spec.type == "secret" or not spec.required or spec.has_default:
+        return False
+    return spec.name not in given and not presets.of_input(recipe, preset, spec.name)
 
 
 def _nearest(recipe: Recipe, gpu: GpuModel) -> str | None:
@@ -232,11 +248,10 @@ def _nearest(recipe: Recipe, gpu: GpuModel) -> str | None:
     If all presets require more memory, return the preset with the smallest `gpu_memory`. None if no
     preset sets `gpu_memory`.
     """
-    sizes = {
-        name: each.resources.gpu_memory
-        for name, each in recipe.presets.items()
-        if each.resources and each.resources.gpu_memory
-    }
+    sizes: dict[str, float] = {}
+    for name, each in recipe.presets.items():
+        if each.resources and each.resources.gpu_memory:
+            sizes[name] = each.resources.gpu_memory
     if not sizes:
         return None
     fitting = {name: size for name, size in sizes.items() if size <= gpu.memory * 1e9}
@@ -260,29 +275,43 @@ def _text(
     secrets = [spec.name for spec in recipe.inputs.values() if spec.type == "secret"]
     step = recipe.name.replace("-", "_")
     names = [*needed, *shown, *secrets]
+    summary = f"{recipe.summary} (on {gpu.name})"
     lines = [
         f"# {recipe.id} on {gpu.name}. {found.memory[0].upper()}{found.memory[1:]}",
-        *(f"# {note}" for note in notes),
+        *[f"# {note}" for note in notes],
         f"recipe: {name}@1",
-        f"summary: {json.dumps(f'{recipe.summary} (on {gpu.name})', ensure_ascii=False)}",
+        f"summary: {json.dumps(summary, ensure_ascii=False)}",
         "",
-        "inputs:",
-        *(
-            f"  {each}: {_declare_input(recipe.inputs[each], shown.get(each), each in shown)}"
-            for each in names
-        ),
-        "",
+        *_inputs_section(recipe, names, shown),
         *_presets_section(recipe, names),
         *_limits_section(recipe),
-        "steps:",
-        f"  {step}:",
-        f"    uses: {recipe.id}",
-        "    with:",
-        *(f'      {each}: "{{{{ inputs.{each} }}}}"' for each in names),
-        f"    resources: {_flow(_resources(recipe, gpu, f'{gpu.memory:g}GB'))}",
+        *_steps_section(recipe, step, names, gpu),
         *_outputs_section(recipe, step),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _inputs_section(
+    recipe: Recipe, names: Sequence[str], shown: Mapping[str, Tree]
+) -> Iterator[str]:
+    """Yield the declarations of the inputs `names`, with the values in `shown` as defaults."""
+    yield "inputs:"
+    for name in names:
+        declared = _declare_input(recipe.inputs[name], shown.get(name), name in shown)
+        yield f"  {name}: {declared}"
+    yield ""
+
+
+def _steps_section(recipe: Recipe, step: str, names: Sequence[str], gpu: GpuModel) -> Iterator[str]:
+    """Yield the lines of the step that uses the recipe and passes on the inputs `names`."""
+    yield "steps:"
+    yield f"  {step}:"
+    yield f"    uses: {recipe.id}"
+    yield "    with:"
+    for name in names:
+        yield f'      {name}: "{{{{ inputs.{name} }}}}"'
+    resources = _resources(recipe, gpu, f"{gpu.memory:g}GB")
+    yield f"    resources: {_flow(resources)}"
 
 
 def _presets_section(recipe: Recipe, names: Sequence[str]) -> list[str]:
@@ -290,8 +319,11 @@ def _presets_section(recipe: Recipe, names: Sequence[str]) -> list[str]:
     if "smoke" not in recipe.presets:
         return []
     smoke = recipe.presets["smoke"].inputs
-    values = {name: smoke.get(name, _default(recipe.inputs[name])) for name in names}
-    small = {name: value for name, value in values.items() if value is not None}
+    small: dict[str, Tree] = {}
+    for name in names:
+        value = smoke.get(name, _default(recipe.inputs[name]))
+        if value is not None:
+            small[name] = value
     return ["presets:", f"  smoke: {_flow(small)}", ""]
 
 
@@ -316,11 +348,10 @@ def _outputs_section(recipe: Recipe, step: str) -> list[str]:
 def _resources(recipe: Recipe, gpu: GpuModel, size: str) -> dict[str, Tree]:
     wants = recipe.resources
     found: dict[str, Tree] = {"gpus": wants.gpus or 1, "gpu": gpu.asked, "gpu_memory": size}
-    found |= {
-        each: size_text(value)
-        for each in ("memory", "disk")
-        if (value := getattr(wants, each)) is not None
-    }
+    if wants.memory is not None:
+        found["memory"] = size_text(wants.memory)
+    if wants.disk is not None:
+        found["disk"] = size_text(wants.disk)
     return found
 
 
@@ -356,11 +387,14 @@ def _default(spec: Input) -> Tree:
 
     None for a default with a template, which only the library recipe itself can evaluate.
     """
-    return None if isinstance(spec.default, str) and "{{" in spec.default else spec.default
+    if isinstance(spec.default, str) and "{{" in spec.default:
+        return None
+    return spec.default
 
 
 def _flow(value: object) -> str:
     """Return YAML on one line, in JSON syntax with unquoted keys."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{name}: {_flow(inner)}" for name, inner in value.items()) + "}"
-    return json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    items = [f"{name}: {_flow(inner)}" for name, inner in value.items()]
+    return f"{{{', '.join(items)}}}"

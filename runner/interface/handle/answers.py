@@ -6,7 +6,7 @@ Unknown fields of a newer server are ignored.  Functions raise Infrastructure fo
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -63,16 +63,15 @@ def status_of(value: object) -> Status:
     """Return the status of a run, from a list entry or a single run."""
     facts = _mapping(value)
     found = _read(Status, Status._fields, facts)
-    failed, training, waits = facts.get("failed"), facts.get("training"), facts.get("waits")
     return found._replace(
         progress=_read(Progress, Progress._fields, facts.get("progress", {})),
         counts=_read(StepCounts, StepCounts._fields, facts.get("counts", {})),
-        failed=_read(Failed, Failed._fields, failed) if failed is not None else None,
-        training=_read(Training, Training._fields, training) if training is not None else None,
-        waits=_read(Reason, Reason._fields, waits) if waits is not None else None,
+        failed=_read_optional(Failed, Failed._fields, facts.get("failed")),
+        training=_read_optional(Training, Training._fields, facts.get("training")),
+        waits=_read_optional(Reason, Reason._fields, facts.get("waits")),
         steps=[_step_of(each) for each in facts.get("steps", ())],
-        outputs=[_read(OutputFile, OutputFile._fields, each) for each in facts.get("outputs", ())],
-        links=[_read(LinkTo, LinkTo._fields, each) for each in facts.get("links", ())],
+        outputs=_read_list(OutputFile, OutputFile._fields, facts.get("outputs", ())),
+        links=_read_list(LinkTo, LinkTo._fields, facts.get("links", ())),
     )
 
 
@@ -97,8 +96,7 @@ def point_of(value: object) -> Point:
 def artifact_of(value: object) -> Artifact:
     """Return an output, with its files."""
     found = _read(Artifact, Artifact._fields, value)
-    files = [_read(ArtifactFile, ArtifactFile._fields, each) for each in found.files]
-    return found._replace(files=files)
+    return found._replace(files=_read_list(ArtifactFile, ArtifactFile._fields, found.files))
 
 
 def recipe_of(value: object) -> RecipeEntry:
@@ -109,36 +107,30 @@ def recipe_of(value: object) -> RecipeEntry:
 def forecast_of(value: object) -> Forecast:
     """Return the forecast of a run."""
     found = _read(Forecast, Forecast._fields, value)
-    machines = [_read(Machine, Machine._fields, each) for each in found.machines]
+    machines = _read_list(Machine, Machine._fields, found.machines)
     return found._replace(machines=machines, steps=[_expected_of(each) for each in found.steps])
 
 
 def _expected_of(value: object) -> ExpectedStep:
     found = _read(ExpectedStep, ExpectedStep._fields, value)
-    memory = found.memory
-    return found._replace(
-        memory=_read(GpuMemory, GpuMemory._fields, memory) if memory is not None else None
-    )
+    return found._replace(memory=_read_optional(GpuMemory, GpuMemory._fields, found.memory))
 
 
 def differences_of(value: object) -> Differences:
     """Return the differences between two runs."""
     found = _mapping(value)
     steps = [_step_difference_of(each) for each in found.get("steps", ())]
-    return Differences([_difference_of(each) for each in found.get("inputs", ())], steps)
+    inputs = _read_list(Difference, Difference._fields, found.get("inputs", ()))
+    return Differences(inputs, steps)
 
 
 def _step_difference_of(value: object) -> StepDifference:
     found = _read(StepDifference, StepDifference._fields, value)
-    changes = {
-        name: [_difference_of(each) for each in changes] for name, changes in found.changes.items()
-    }
+    changes = {}
+    for name, values in found.changes.items():
+        changes[name] = _read_list(Difference, Difference._fields, values)
     first, second = found.states
     return found._replace(states=(first, second), only=found.only or "", changes=changes)
-
-
-def _difference_of(value: object) -> Difference:
-    return _read(Difference, Difference._fields, value)
 
 
 def outcome_of(value: object) -> Outcome:
@@ -159,10 +151,22 @@ def queued_of(value: object) -> QueuedRun:
 
 def _read(kind: Callable[..., _V], fields: Sequence[str], value: object) -> _V:
     facts = _mapping(value)
+    # A field that an older server does not send keeps its default.
+    known = {name: facts[name] for name in fields if name in facts}
     try:
-        return kind(**{name: facts[name] for name in fields if name in facts})
+        return kind(**known)
     except TypeError:
         raise unexpected_reply() from None
+
+
+def _read_list(
+    kind: Callable[..., _V], fields: Sequence[str], values: Iterable[object]
+) -> list[_V]:
+    return [_read(kind, fields, each) for each in values]
+
+
+def _read_optional(kind: Callable[..., _V], fields: Sequence[str], value: object) -> _V | None:
+    return _read(kind, fields, value) if value is not None else None
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

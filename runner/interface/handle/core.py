@@ -78,7 +78,8 @@ class Clock(NamedTuple):
 
     def left(self) -> float:
         """Return the seconds until the deadline.  Raises TimedOut after the deadline."""
-        if (left := self.until - self.now()) <= 0:
+        left = self.until - self.now()
+        if left <= 0:
             raise TimedOut(self.words)
         return left
 
@@ -417,10 +418,11 @@ def download(run: str, chosen: Sequence[str]) -> Operation:
     """Give a File and then its bytes, for each file in the outputs of a run.  `chosen` are output names; empty selects all outputs."""
     known = yield from _artifacts(run, "", "")
     names = [each.name for each in known]
-    if missing := [name for name in chosen if name not in names]:
+    missing = [name for name in chosen if name not in names]
+    if missing:
+        available = ", ".join(names[:10]) or "none yet"
         raise NotFound(
-            f'run {run} has no output "{missing[0]}"',
-            fix=f"available outputs: {', '.join(names[:10]) or 'none yet'}",
+            f'run {run} has no output "{missing[0]}"', fix=f"available outputs: {available}"
         )
     for each in known:
         if chosen and each.name not in chosen:

@@ -45,10 +45,9 @@ class Download:
 
         Raises Corrupt for a path outside the download directory.
         """
-        parts = PurePosixPath(file.path).parts
-        if not parts or file.path.startswith("/") or ".." in parts or "\0" in file.path:
+        if not _is_inside(file.path):
             raise Corrupt(f"an output has a path outside its directory: {file.path!r}")
-        target = self._folder.joinpath(*parts)
+        target = self._folder.joinpath(*PurePosixPath(file.path).parts)
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.parent.resolve().is_relative_to(self._folder.resolve()):
             raise Corrupt(
@@ -128,3 +127,11 @@ class Download:
                 self._out.close()
                 with contextlib.suppress(FileNotFoundError):
                     self._part(self.paths[-1]).unlink()
+
+
+def _is_inside(path: str) -> bool:
+    """Return True for a relative path that does not leave its directory."""
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/"):
+        return False
+    return ".." not in parts and "\0" not in path

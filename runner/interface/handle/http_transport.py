@@ -66,7 +66,8 @@ def token_of(environ: Mapping[str, str]) -> str:
     """Return the API token from `RECIPE_TOKEN`, the file `RECIPE_TOKEN_FILE`, or
     ~/.config/recipe/token.  Raises Invalid.
     """
-    if token := environ.get("RECIPE_TOKEN", ""):
+    token = environ.get("RECIPE_TOKEN", "")
+    if token:
         return token.strip()
     named = environ.get("RECIPE_TOKEN_FILE", "")
     path = Path(named or f"{config_folder(environ)}/token")

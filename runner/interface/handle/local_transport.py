@@ -202,7 +202,8 @@ class LocalTransport:
         A running log without a value for each of its secrets cannot be masked.  Then returns None
         if `follow`, else raises CannotRun.
         """
-        if unset := find_missing_secrets(self.ws, run, part):
+        unset = find_missing_secrets(self.ws, run, part)
+        if unset:
             if follow:
                 return None
             absent = ", ".join(unset)
@@ -216,7 +217,10 @@ class LocalTransport:
         """Return True if the run has finished, or is neither queued nor claimed by a worker."""
         with self._lock:
             row = self.ws.store.runs.get(run)
-            return row.state in FINAL or (not self.ws.store.runs.live(run) and row.due is None)
+            if row.state in FINAL:
+                return True
+            is_queued = row.due is not None
+            return not is_queued and not self.ws.store.runs.live(run)
 
     # -- outputs -----------------------------------------------------------------------------------
 
@@ -228,11 +232,8 @@ class LocalTransport:
 
     def _bring(self, row: RunRow, name: str) -> None:
         """Download missing outputs from the shared store.  Raises Infrastructure."""
-        absent = [
-            Content(each.content)
-            for each in row.outputs
-            if name in ("", each.name) and not self.ws.objects.has(Content(each.content))
-        ]
+        wanted = [Content(each.content) for each in row.outputs if name in ("", each.name)]
+        absent = [content for content in wanted if not self.ws.objects.has(content)]
         if absent:
             cache = self.ws.share(row.store)
             if cache is None or cache.bring(absent):

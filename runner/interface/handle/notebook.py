@@ -15,12 +15,13 @@ STEPS = 50
 
 def html(run: Status) -> str:
     """Return an HTML table with the status of a run and its first `STEPS` steps."""
-    rows = [
-        f"<tr><th>{name}</th><td colspan=2>{_text(value)}</td></tr>" for name, value in _facts(run)
-    ]
+    rows = []
+    for name, value in _facts(run):
+        rows.append(f"<tr><th>{name}</th><td colspan=2>{_text(value)}</td></tr>")
     for each in run.steps[:STEPS]:
-        cells = (readable(each.id), each.state, each.reason)
-        rows.append(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in cells)}</tr>")
+        texts = map(_text, (readable(each.id), each.state, each.reason))
+        cells = "".join(f"<td>{text}</td>" for text in texts)
+        rows.append(f"<tr>{cells}</tr>")
     if len(run.steps) > STEPS:
         rows.append(f"<tr><td colspan=3>… and {len(run.steps) - STEPS} more steps</td></tr>")
     return f"<table><caption>run {_text(run.id)}</caption>{''.join(rows)}</table>"
@@ -44,4 +45,6 @@ def _facts(run: Status) -> list[tuple[str, str]]:
 
 
 def _text(value: str) -> str:
-    return escape(value if len(value) <= 300 else f"{value[:299]}…")
+    if len(value) > 300:
+        value = f"{value[:299]}…"
+    return escape(value)

@@ -66,8 +66,11 @@ def check_options(how: Mapping[str, Any]) -> None:
     """
     for name in how:
         if name not in RunOptions.__annotations__:
+            message = f"submit() has no option {name!r}"
             hint = did_you_mean(name, RunOptions.__annotations__)
-            raise TypeError(f"submit() has no option {name!r}" + (f": {hint}" if hint else ""))
+            if hint:
+                message += f": {hint}"
+            raise TypeError(message)
     problems = [
         *_check_kinds(how),
         *_check_labels(how.get("labels", {})),
@@ -92,15 +95,16 @@ def _check_kinds(how: Mapping[str, Any]) -> list[Problem]:
 def _check_labels(labels: object) -> list[Problem]:
     if not isinstance(labels, Mapping):
         return []
-    words = (word for pair in labels.items() for word in pair)
-    if all(isinstance(word, str) for word in words):
+    if all(isinstance(word, str) for word in (*labels, *labels.values())):
         return []
     return [Problem("wrong-type", "names and values of `labels` must be text")]
 
 
 def _check_limits(limits: object) -> list[Problem]:
+    if not isinstance(limits, Mapping):
+        return []
     problems = []
-    for name, limit in limits.items() if isinstance(limits, Mapping) else ():
+    for name, limit in limits.items():
         if name not in LIMITS:
             fix = did_you_mean(str(name), LIMITS) or "use time or cost"
             problems.append(Problem("unknown-field", f"unknown limit {name!r}", fix=fix))
@@ -117,11 +121,9 @@ def _is_limit(limit: object) -> bool:
 
 def open_transport(to: str | None, root: Path) -> Transport:
     """Open the transport to an address.  Raises RecipeError."""
-    return (
-        HttpTransport(to)
-        if to is not None and is_server(to)
-        else LocalTransport(_workspace(to, root))
-    )
+    if to is not None and is_server(to):
+        return HttpTransport(to)
+    return LocalTransport(_workspace(to, root))
 
 
 def _workspace(to: str | None, root: Path) -> Workspace:

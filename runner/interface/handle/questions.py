@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final, Generic, NamedTuple, NoReturn, TypeVar
 from urllib.parse import quote
@@ -78,7 +77,9 @@ def list_runs(listing: Listing) -> Question[RunPage]:
         "tag": listing.tag,
         "after": listing.after,
     }
-    query |= {name: text for name, text in texts.items() if text}
+    for name, text in texts.items():
+        if text:
+            query[name] = text
     if listing.states:
         query["state"] = list(listing.states)
 
@@ -129,10 +130,12 @@ class EventStream:
     def take(self, data: bytes) -> list[Event]:
         """Add bytes and return the complete events."""
         *blocks, self._rest = (self._rest + data).split(b"\n\n")
-        lines = [line for block in blocks for line in block.split(b"\n")]
-        return [
-            answers.event_of(json.loads(line[6:])) for line in lines if line.startswith(b"data: ")
-        ]
+        events = []
+        for block in blocks:
+            for line in block.split(b"\n"):
+                if line.startswith(b"data: "):
+                    events.append(answers.event_of(json.loads(line[6:])))
+        return events
 
 
 def log(run: str, part: LogPart) -> Question[None]:
@@ -141,9 +144,11 @@ def log(run: str, part: LogPart) -> Question[None]:
         "step": part.step,
         "attempt": part.attempt,
         "offset": part.offset,
-        **({"follow": "true"} if part.follow else {}),
-        **({"node": part.node} if part.node else {}),
     }
+    if part.follow:
+        query["follow"] = "true"
+    if part.node:
+        query["node"] = part.node
     return Question("GET", _of(run, "logs"), _pieces, query, nothing=404)
 
 
@@ -184,7 +189,8 @@ def request(run: str, what: Verb, *, keep_hosts: bool) -> Question[Outcome]:
 
 def retry(run: str, begin: str | None) -> Question[Outcome]:
     """Rerun a finished run."""
-    return _control(run, "POST", _of(run, "retry"), {} if begin is None else {"from": begin})
+    body = {} if begin is None else {"from": begin}
+    return _control(run, "POST", _of(run, "retry"), body)
 
 
 def prioritize(run: str, priority: int) -> Question[Outcome]:
@@ -245,7 +251,8 @@ def queue() -> Question[Sequence[QueuedRun]]:
 
 
 def _of(run: str, what: str = "") -> str:
-    return f"v1/runs/{quote(run, safe='')}" + (f"/{what}" if what else "")
+    path = f"v1/runs/{quote(run, safe='')}"
+    return f"{path}/{what}" if what else path
 
 
 def _pieces(_body: bytes) -> None:
@@ -261,19 +268,13 @@ def body_of(new: New) -> dict[str, Any]:
     Raises Invalid if a server does not support an option.
     """
     ticket = new.ticket
-    due = (
-        datetime.fromtimestamp(ticket.not_before, UTC).isoformat()
-        if ticket.not_before is not None
-        else None
-    )
-    return {
-        **plan_body_of(new),
-        "priority": ticket.priority,
-        **({"not_before": due} if due else {}),
-        "user": ticket.user,
-        "labels": dict(ticket.labels),
-        **({"webhooks": list(new.webhooks)} if new.webhooks else {}),
-    }
+    body = plan_body_of(new) | {"priority": ticket.priority}
+    if ticket.not_before is not None:
+        body["not_before"] = datetime.fromtimestamp(ticket.not_before, UTC).isoformat()
+    body |= {"user": ticket.user, "labels": dict(ticket.labels)}
+    if new.webhooks:
+        body["webhooks"] = list(new.webhooks)
+    return body
 
 
 def plan_body_of(new: New) -> dict[str, Any]:
@@ -281,16 +282,19 @@ def plan_body_of(new: New) -> dict[str, Any]:
 
     Raises Invalid if a server does not support an option.
     """
-    if problems := _not_for_servers(new):
+    problems = _not_for_servers(new)
+    if problems:
         raise Invalid(problems)
     request, settings = new.request, new.settings
-    return {
+    body: dict[str, Any] = {
         "recipe": request.recipe,
         "inputs": dict(request.inputs),
         "preset": request.preset,
         "driver": settings.driver,
-        **({"limits": dict(settings.limits)} if settings.limits else {}),
     }
+    if settings.limits:
+        body["limits"] = dict(settings.limits)
+    return body
 
 
 def _not_for_servers(new: New) -> list[Problem]:
@@ -300,16 +304,12 @@ def _not_for_servers(new: New) -> list[Problem]:
         fix = "add the recipe to `allow` under [recipes] in the server's recipe.toml and submit its name; or submit to the workers' database"
         words = f"{request.recipe} is a local file, but a server runs only its own recipes, by name"
         problems.append(Problem("recipe-is-a-file", words, fix=fix))
-    plain = Settings(settings.driver, limits=settings.limits)
-    if (
-        new.choice != Choice()
-        or replace(settings, label=plain.label) != plain
-        or settings.label != plain.label
-        or ticket.here
-    ):
+    supported = Settings(settings.driver, limits=settings.limits)
+    if new.choice != Choice() or settings != supported or ticket.here:
         words = "some options apply only to local runs: a server accepts inputs, a preset, a driver and limits"
         problems.append(only_here(words))
-    if request.out is not None or request.current_python or request.update or request.nodes:
+    has_workspace_option = request.out is not None or request.current_python
+    if has_workspace_option or request.update or request.nodes:
         words = "remove `out`, `python`, `update` and `nodes`, which apply only to runs in this machine's workspace or database"
         problems.append(only_here(words))
     return problems

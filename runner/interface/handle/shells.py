@@ -33,7 +33,8 @@ from .transport import AsyncTransport, Listing, Of, RequestLost, Transport
 
 def clock(timeout: float | None) -> Clock:
     """Return a clock with a deadline in `timeout` seconds; None means no deadline."""
-    return Clock(time.monotonic, math.inf if timeout is None else time.monotonic() + timeout)
+    until = math.inf if timeout is None else time.monotonic() + timeout
+    return Clock(time.monotonic, until)
 
 
 def drive(transport: Transport, talk: Operation) -> Iterator[Any]:
@@ -213,7 +214,7 @@ class Run:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Run {self.id}{f' at {self.transport.name}' if self.transport.name else ''}>"
+        return f"<Run {_describe(self)}>"
 
     def _repr_html_(self) -> str:
         from .notebook import html
@@ -327,7 +328,13 @@ class AsyncRun:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"<AsyncRun {self.id}{f' at {self.transport.name}' if self.transport.name else ''}>"
+        return f"<AsyncRun {_describe(self)}>"
+
+
+def _describe(run: Run | AsyncRun) -> str:
+    """Return the id of a run, and the address of a server or shared database."""
+    name = run.transport.name
+    return f"{run.id} at {name}" if name else run.id
 
 
 def runs_of(transport: Transport, listing: Listing) -> Iterator[Status]:

@@ -20,6 +20,7 @@ from ...paths import VERSION
 from ...planning.halving import STOPPED
 from ...planning.ids import bare, readable
 from ...storage.records.links import TrackerLink
+from ...storage.records.runs import AttemptRow
 from ...storage.workspace import Workspace
 from ...survey import comparison, run_story
 from ...survey.comparison import Cell, Comparison, Result, is_comparable
@@ -75,10 +76,10 @@ def of_run(ws: Workspace, run: str, state: str = "COMPLETED") -> str:
     asked: Mapping[str, Any] = data.get("asked") or {}
     words = [f"--preset {asked['preset']}"] if asked.get("preset") else []
     words += [f"{name}={value}" for name, value in (asked.get("inputs") or {}).items()]
-    label = " ".join(
-        filter(None, [str(data.get("name") or ""), *(f"#{tag}" for tag in data.get("tags") or ())])
-    )
-    return render(run_story.tell_story(ws, row), state=state, label=label, given=" ".join(words))
+    labels = [str(data["name"])] if data.get("name") else []
+    labels += [f"#{tag}" for tag in data.get("tags") or ()]
+    story = run_story.tell_story(ws, row)
+    return render(story, state=state, label=" ".join(labels), given=" ".join(words))
 
 
 def render(story: Story, *, state: str, label: str, given: str) -> str:
@@ -86,9 +87,14 @@ def render(story: Story, *, state: str, label: str, given: str) -> str:
     import jinja2
 
     view, data = _view(story, state, label, given)
-    sheets = ("base.css", "report.css", *(("vendor/uPlot.min.css",) if data else ()))
-    style, script = bundle.style(*sheets), bundle.script("report")
-    scripts = [script, *([bundle.library(bundle.CHARTS)] if data else [])]
+    sheets = ["base.css", "report.css"]
+    script = bundle.script("report")
+    scripts = [script]
+    if data:
+        sheets.append("vendor/uPlot.min.css")
+        scripts.append(bundle.library(bundle.CHARTS))
+    style = bundle.style(*sheets)
+    # The page holds untrusted text: only scripts and styles with these hashes may run.
     allowed = f"script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; img-src data:"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'"
     environment = jinja2.Environment(
@@ -152,9 +158,12 @@ def _seconds(each: StepInstance) -> float:
     """Return the total duration of the attempts; 0 for a cached result."""
     if each.state == "FRESH":
         return 0.0
-    return sum(
-        max(0.0, (attempt.ended or 0.0) - (attempt.started or 0.0)) for attempt in each.attempts
-    )
+    return sum(map(_duration, each.attempts))
+
+
+def _duration(attempt: AttemptRow) -> float:
+    """Return the seconds of an attempt; 0 for an attempt that has not ended."""
+    return max(0.0, (attempt.ended or 0.0) - (attempt.started or 0.0))
 
 
 def _name(id: str) -> str:
@@ -163,44 +172,59 @@ def _name(id: str) -> str:
 
 def _view(story: Story, state: str, label: str, given: str) -> tuple[Mapping[str, object], object]:
     """Return the template's variables and the chart data, which is empty without charts."""
-    instances = story.instances
-    results = [each.result for each in instances if each.result is not None and each.result.metrics]
-    tables = comparison.compare(results, _choose_criteria(story))
+    tables = comparison.compare(_results_with_metrics(story), _choose_criteria(story))
     curves, weights = _curves(story, tables)
+    controls = _curve_controls(curves, weights) if curves else None
     critical_path = drawing.critical_path(story.needs, _end_times(story))
     images, omissions = _images(story)
     anchors = {id: f"log-{n}" for n, id in enumerate(story.logs)}
-    logged = [each for each in instances if each.id in story.logs]
     view: dict[str, object] = {
         **_header(story, state, label, given),
         "best": _best(tables),
         "failures": _failures(story, anchors),
         "graph": _graph(story, critical_path),
         "time": _time(story),
-        "critical": " → ".join(map(visible, critical_path)) if len(critical_path) > 1 else "",
-        "curves": _curve_controls(curves, weights) if curves else None,
+        "critical": _critical_text(critical_path),
+        "curves": controls,
         "images": images,
-        "table": _table(tables, instances),
+        "table": _table(tables, story.instances),
         "texts": _texts(story),
-        "why": [
-            {"id": _name(id), "text": visible("; ".join(reasons))}
-            for id, reasons in list(story.why.items())[:_ROWS]
-        ],
-        # Failed steps come first.
-        "logs": [
-            _log(each, story, anchors)
-            for each in sorted(logged, key=lambda each: each.state != "FAILED")
-        ],
+        "why": _reasons(story),
+        "logs": _logs(story, anchors),
         "links": [_link(each) for each in story.links[:_ROWS]],
-        "inputs": [
-            (visible(name), visible(_text(value))) for name, value in story.row.inputs.items()
-        ],
+        "inputs": _inputs(story),
         "environment": _environment(story),
         "left_out": [*map(visible, story.left_out), *omissions],
     }
     view["parts"] = [(title, anchor) for title, anchor, key in _SECTIONS if view[key]]
     charts = {visible(name): chart for name, chart in curves.items()}
-    return view, {"x": "step", "metrics": charts} if charts else {}
+    data = {"x": "step", "metrics": charts} if charts else {}
+    return view, data
+
+
+def _results_with_metrics(story: Story) -> list[Result]:
+    found = []
+    for each in story.instances:
+        if each.result is not None and each.result.metrics:
+            found.append(each.result)
+    return found
+
+
+def _critical_text(path: Sequence[str]) -> str:
+    """Return the critical path in one line; empty for a single step."""
+    return " → ".join(map(visible, path)) if len(path) > 1 else ""
+
+
+def _reasons(story: Story) -> list[Mapping[str, str]]:
+    """Return why each step ran."""
+    found: list[Mapping[str, str]] = []
+    for id, reasons in list(story.why.items())[:_ROWS]:
+        found.append({"id": _name(id), "text": visible("; ".join(reasons))})
+    return found
+
+
+def _inputs(story: Story) -> list[tuple[str, str]]:
+    return [(visible(name), visible(_text(value))) for name, value in story.row.inputs.items()]
 
 
 _SECTIONS: Final = (
@@ -221,8 +245,9 @@ _SECTIONS: Final = (
 def _header(story: Story, state: str, label: str, given: str) -> dict[str, object]:
     """Return the template's variables for the head of the page."""
     row, instances = story.row, story.instances
-    tally = Counter(_state(each.state) for each in instances)
-    tally["waiting"] += max(0, sum(story.counts.values()) - len(instances))
+    total = sum(story.counts.values())
+    tally = _count_states(instances, total)
+    counts = [f"{count} {word}" for word, count in tally.items() if count]
     return {
         "recipe": visible(row.recipe),
         "id": row.id,
@@ -235,11 +260,21 @@ def _header(story: Story, state: str, label: str, given: str) -> dict[str, objec
         "began": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.created)),
         "took": span(row.ended - row.created) if row.ended else "",
         "work": span(sum(map(_seconds, instances))),
-        "total": sum(story.counts.values()),
-        "tally": ", ".join(f"{count} {word}" for word, count in tally.items() if count),
+        "total": total,
+        "tally": ", ".join(counts),
         "failed": tally["failed"],
         "version": VERSION,
     }
+
+
+def _count_states(instances: Sequence[StepInstance], total: int) -> Counter[str]:
+    """Count instances by state.
+
+    `total` may include instances without a state yet, which are waiting.
+    """
+    tally = Counter(_state(each.state) for each in instances)
+    tally["waiting"] += max(0, total - len(instances))
+    return tally
 
 
 def _best(tables: Sequence[Comparison]) -> Mapping[str, str] | None:
@@ -258,10 +293,13 @@ def _best(tables: Sequence[Comparison]) -> Mapping[str, str] | None:
 
 def _curve_controls(curves: Mapping[str, Curves], weights: Sequence[str]) -> Mapping[str, object]:
     """Return the metrics, the inputs to group by, and the smoothing weights of the charts."""
-    inputs = [name for chart in curves.values() for values in chart["values"] for name in values]
+    groups: dict[str, None] = {}
+    for chart in curves.values():
+        for values in chart["values"]:
+            groups |= dict.fromkeys(values)
     return {
         "metrics": [visible(name) for name in curves],
-        "groups": list(dict.fromkeys(inputs)),
+        "groups": list(groups),
         "smooth": weights,
     }
 
@@ -301,11 +339,18 @@ def _failures(story: Story, anchors: Mapping[str, str]) -> list[Mapping[str, obj
     for each in story.instances:
         if each.state == "FAILED":
             many.setdefault(each.step, []).append(each)
-    return [
-        {"id": _name(first.id), "step": visible(step), "detail": visible(first.detail), "more": len(rest),
-         "lines": log_lines(story.logs.get(first.id, b""), 6), "anchor": anchors.get(first.id, "")}
-        for step, (first, *rest) in list(many.items())[:_FAILURES]
-    ]  # fmt: skip
+    cards: list[Mapping[str, object]] = []
+    for step, (first, *rest) in list(many.items())[:_FAILURES]:
+        card = {
+            "id": _name(first.id),
+            "step": visible(step),
+            "detail": visible(first.detail),
+            "more": len(rest),
+            "lines": log_lines(story.logs.get(first.id, b""), 6),
+            "anchor": anchors.get(first.id, ""),
+        }
+        cards.append(card)
+    return cards
 
 
 def _graph(story: Story, critical_path: Sequence[str]) -> Mapping[str, object]:
@@ -313,11 +358,15 @@ def _graph(story: Story, critical_path: Sequence[str]) -> Mapping[str, object]:
     steps = dict(list(story.needs.items())[:_BOXES])
     boxes, width, height = drawing.boxes(steps)
     by_step = {box.step: box for box in boxes}
-    edges = [
-        _edge(by_step[need], box) for box in boxes for need in steps[box.step] if need in by_step
-    ]
+    drawn = []
+    edges = []
+    for box in boxes:
+        drawn.append(_box(story, box, is_critical=box.step in critical_path))
+        for need in steps[box.step]:
+            if need in by_step:
+                edges.append(_edge(by_step[need], box))
     return {
-        "boxes": [_box(story, box, is_critical=box.step in critical_path) for box in boxes],
+        "boxes": drawn,
         "edges": edges,
         "width": width,
         "height": height,
@@ -328,10 +377,10 @@ def _box(story: Story, box: drawing.Box, *, is_critical: bool) -> Mapping[str, o
     """Return a step's box, with the number of its instances by state."""
     instances = [each for each in story.instances if each.step == box.step]
     count = story.counts.get(box.step, len(instances))
-    tally = Counter(_state(each.state) for each in instances)
-    tally["waiting"] += max(0, count - len(instances))
+    tally = _count_states(instances, count)
     worst = next((state for state in _WORST if tally[state]), "waiting")
     counts = sorted((state, number) for state, number in tally.items() if number)
+    words = ", ".join(f"{number} {state}" for state, number in counts)
     seconds = sum(map(_seconds, instances))
     name = visible(box.step)
     return {
@@ -345,7 +394,7 @@ def _box(story: Story, box: drawing.Box, *, is_critical: bool) -> Mapping[str, o
         "took": span(seconds) if seconds else "",
         "critical": is_critical,
         "parts": _bar_parts(counts, box.x + 10.0),
-        "tally": ", ".join(f"{number} {state}" for state, number in counts)[:30],
+        "tally": words[:30],
     }
 
 
@@ -397,10 +446,7 @@ def _time(story: Story) -> Mapping[str, object] | None:
             drawn += [_drawn_bar(bar, begin, scale, y) for bar in lane]
             y += 14
         y += 6
-    ticks = [
-        {"x": round(150 + tick * scale, 1), "text": span(tick) if tick else "0"}
-        for tick in drawing.ticks(whole)
-    ]
+    ticks = [_drawn_tick(tick, scale) for tick in drawing.ticks(whole)]
     return {"rows": rows, "bars": drawn, "ticks": ticks, "height": y + 26, "span": span(whole)}
 
 
@@ -412,8 +458,10 @@ def _list_bars(story: Story) -> list[drawing.TimelineBar]:
     has_hosts = any(each.place for each in story.instances)
     bars = []
     for each in story.instances:
+        if each.state == "FRESH":  # its attempts are those of an earlier run
+            continue
         place = (each.place or "here") if has_hosts else ""
-        for attempt in each.attempts if each.state != "FRESH" else ():
+        for attempt in each.attempts:
             if attempt.started is None or attempt.ended is None:
                 continue
             state = {"done": "done", STOPPED: "skipped"}.get(attempt.outcome, "failed")
@@ -435,6 +483,11 @@ def _drawn_bar(
         "state": bar.state,
         "title": f"{_name(bar.name)}: {span(seconds)}, {bar.state}",
     }
+
+
+def _drawn_tick(seconds: float, scale: float) -> Mapping[str, object]:
+    text = span(seconds) if seconds else "0"
+    return {"x": round(150 + seconds * scale, 1), "text": text}
 
 
 _InstanceCurve: TypeAlias = tuple[StepInstance, list[tuple[float, float]]]
@@ -487,14 +540,17 @@ def _chart(found: Sequence[_InstanceCurve], best: Collection[int], points: int) 
     ordered = _sort_by_inputs(found, keys)
     instances = [each for each, _ in ordered]
     curves = [curve for _, curve in ordered]
-    smoothed = {f"{weight:g}": _smooth_and_align(curves, weight, points) for weight in SMOOTH}
-    x, _ = smoothed["0"]  # smoothing keeps the x values
+    aligned = {f"{weight:g}": _smooth_and_align(curves, weight, points) for weight in SMOOTH}
+    x, _ = aligned["0"]  # smoothing keeps the x values
+    smoothed = {weight: rows for weight, (_, rows) in aligned.items()}
+    names = [_name(each.id) for each in instances]
+    failed = [each.state == "FAILED" for each in instances]
     return {
         "x": x,
-        "curves": {weight: rows for weight, (_, rows) in smoothed.items()},
-        "names": [_name(each.id) for each in instances],
+        "curves": smoothed,
+        "names": names,
         "values": [_visible_values(each, keys) for each in instances],
-        "failed": [each.state == "FAILED" for each in instances],
+        "failed": failed,
         "best": _index_of_best(instances, best),
         "frame": frame,
         "leaving": _count_outside(frame, curves),
@@ -506,7 +562,12 @@ def _sort_by_inputs(
     curves: Sequence[_InstanceCurve], keys: Sequence[str]
 ) -> Sequence[_InstanceCurve]:
     """Sort curves by the values of the inputs `keys`."""
-    return sorted(curves, key=lambda item: [_order(item[0].values.get(key)) for key in keys])
+
+    def place(curve: _InstanceCurve) -> list[tuple[float, str]]:
+        instance, _ = curve
+        return [_order(instance.values.get(key)) for key in keys]
+
+    return sorted(curves, key=place)
 
 
 def _smooth_and_align(
@@ -539,8 +600,15 @@ def _needs_logarithmic_scale(frame: tuple[float, float] | None) -> bool:
 
 def _differing_keys(instances: Sequence[StepInstance]) -> list[str]:
     """Return the inputs whose values differ between the instances, sorted."""
-    keys = {key for each in instances for key in each.values}
-    return sorted(key for key in keys if len({str(each.values.get(key)) for each in instances}) > 1)
+    keys: set[str] = set()
+    for each in instances:
+        keys.update(each.values)
+    return sorted(key for key in keys if _differs(key, instances))
+
+
+def _differs(key: str, instances: Sequence[StepInstance]) -> bool:
+    texts = {str(each.values.get(key)) for each in instances}
+    return len(texts) > 1
 
 
 def _count_outside(
@@ -550,7 +618,11 @@ def _count_outside(
     if frame is None:
         return 0
     low, high = frame
-    return sum(any(not low <= y <= high for _, y in curve) for curve in curves)
+    count = 0
+    for curve in curves:
+        if any(not low <= y <= high for _, y in curve):
+            count += 1
+    return count
 
 
 def _order(value: Cell) -> tuple[float, str]:
@@ -597,7 +669,8 @@ def _images(story: Story) -> tuple[list[Mapping[str, str]], list[str]]:
                 "path": visible(file.path),
             }
         )
-    return found, [f"{omitted} more images are left out for size"] if omitted else []
+    notes = [f"{omitted} more images are left out for size"] if omitted else []
+    return found, notes
 
 
 def _texts(story: Story) -> list[Mapping[str, str]]:
@@ -618,24 +691,18 @@ def _table(
     rows = [(table, result) for table in tables for result in table.results]
     if not rows:
         return None
+    # Results are not hashable, and those of two instances may be equal.
     by_result = {id(each.result): each for each in instances if each.result is not None}
-    inputs = list(
-        dict.fromkeys(
-            name for table in tables for name in comparison.find_differing_inputs(table.results)
-        )
-    )
-    metrics = list(
-        dict.fromkeys(
-            name for table in tables for name in comparison.list_metric_names(table.results)
-        )
-    )[:8]
+    distinct_inputs: dict[str, None] = {}
+    distinct_metrics: dict[str, None] = {}
+    for table in tables:
+        distinct_inputs |= dict.fromkeys(comparison.find_differing_inputs(table.results))
+        distinct_metrics |= dict.fromkeys(comparison.list_metric_names(table.results))
+    inputs, metrics = list(distinct_inputs), list(distinct_metrics)[:8]
     shown_rows = []
     for table, result in rows[:_ROWS]:
         values = _row_values(by_result[id(result)], result, inputs, metrics)
-        cells = [
-            {"text": visible(cell(value)), "number": value if is_comparable(value) else None}
-            for value in values
-        ]
+        cells = [_table_cell(value) for value in values]
         shown_rows.append({"best": result is table.best, "cells": cells})
     head = ["step", *inputs, "state", "seconds", "tries", "memory (MB)", *metrics]
     note = ""
@@ -644,21 +711,39 @@ def _table(
     return {"head": [visible(name) for name in head], "rows": shown_rows, "note": note}
 
 
+def _table_cell(value: Cell) -> Mapping[str, object]:
+    """Return the text of a cell, and the number by which its column is sorted."""
+    number = value if is_comparable(value) else None
+    return {"text": visible(cell(value)), "number": number}
+
+
 def _row_values(
     each: StepInstance, result: Result, inputs: Sequence[str], metrics: Sequence[str]
 ) -> list[Cell]:
     """Return a row of the table: the step, its inputs, facts of its attempts, and its metrics."""
     peaks = [attempt.exit.get("peak_memory") for attempt in each.attempts]
     known_peaks = [peak for peak in peaks if isinstance(peak, int)]
+    megabytes = round(max(known_peaks) / 1e6, 1) if known_peaks else None
     return [
         _name(each.id),
-        *(result.values.get(name) for name in inputs),
+        *[result.values.get(name) for name in inputs],
         each.state.lower(),
         result.seconds,
         len(each.attempts),
-        round(max(known_peaks) / 1e6, 1) if known_peaks else None,
-        *(result.metrics[name].last if name in result.metrics else None for name in metrics),
+        megabytes,
+        *[_last_value(result, name) for name in metrics],
     ]
+
+
+def _last_value(result: Result, metric: str) -> Cell:
+    return result.metrics[metric].last if metric in result.metrics else None
+
+
+def _logs(story: Story, anchors: Mapping[str, str]) -> list[Mapping[str, object]]:
+    """Return the logs, with those of failed steps first."""
+    logged = [each for each in story.instances if each.id in story.logs]
+    logged.sort(key=lambda each: each.state != "FAILED")
+    return [_log(each, story, anchors) for each in logged]
 
 
 def _log(each: StepInstance, story: Story, anchors: Mapping[str, str]) -> Mapping[str, object]:
@@ -687,9 +772,11 @@ def _python_versions(story: Story) -> list[str]:
 
     An implementation with its version in brackets is shortened to the version.
     """
-    attempts = [attempt for each in story.instances for attempt in each.attempts]
-    known = [attempt.exit["python"] for attempt in attempts if attempt.exit.get("python")]
-    distinct = dict.fromkeys(map(str, known))
+    distinct: dict[str, None] = {}
+    for each in story.instances:
+        for attempt in each.attempts:
+            if attempt.exit.get("python"):
+                distinct[str(attempt.exit["python"])] = None
     return [re.sub(r"^.*\((.*)\)$", r"\1", python) for python in distinct]
 
 
@@ -700,6 +787,8 @@ def _count_steps_by_place(story: Story) -> Counter[str]:
 
 
 def _count_words(counts: Mapping[str, int]) -> str:
-    return ", ".join(
-        f"{name} ({count} step{'s' if count != 1 else ''})" for name, count in counts.items()
-    )
+    texts = []
+    for name, count in counts.items():
+        plural = "s" if count != 1 else ""
+        texts.append(f"{name} ({count} step{plural})")
+    return ", ".join(texts)

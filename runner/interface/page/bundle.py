@@ -73,10 +73,12 @@ def style(*names: str) -> str:
 
 def licences() -> str:
     """Return the license texts of all third-party libraries."""
-    parts = json.loads((HERE / "vendor" / "vendor.json").read_text("utf-8"))
-    return "\n\n".join(
-        f"{part['name']} {part['version']} ({part['license']})\n\n{(HERE / 'vendor' / name).read_text('utf-8')}"
-        for part in parts
-        for name in part["files"]
-        if name.endswith(".LICENSE")
-    )
+    vendor = HERE / "vendor"
+    texts = []
+    for part in json.loads((vendor / "vendor.json").read_text("utf-8")):
+        title = f"{part['name']} {part['version']} ({part['license']})"
+        for name in part["files"]:
+            if name.endswith(".LICENSE"):
+                text = (vendor / name).read_text("utf-8")
+                texts.append(f"{title}\n\n{text}")
+    return "\n\n".join(texts)
