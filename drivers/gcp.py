@@ -324,11 +324,13 @@ class Gcp(cloud.RentingDriver[GcpClient]):
             "diskType": f"zones/{zone}/diskTypes/pd-balanced",
         }
         seconds = max(LEAST, int(order.until.timestamp() - time.time()))
+        model = "SPOT" if offer.market == "spot" else "STANDARD"
+        action = "STOP" if order.keep else "DELETE"
         scheduling = {
             "onHostMaintenance": "TERMINATE",
             "automaticRestart": False,
-            "provisioningModel": "SPOT" if offer.market == "spot" else "STANDARD",
-            "instanceTerminationAction": "STOP" if order.keep else "DELETE",
+            "provisioningModel": model,
+            "instanceTerminationAction": action,
             "maxRunDuration": {"seconds": str(seconds)},
         }
         access = [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}]
@@ -448,7 +450,8 @@ class Gcp(cloud.RentingDriver[GcpClient]):
         name = self._installation.mark("ssh")
         if not await harmless(self._wire.rule(name)):
             return []
-        if left := await self.leases():
+        left = await self.leases()
+        if left:
             return [f"kept the firewall rule {name}: {len(left)} other machine(s) use it"]
         if not await harmless(self._wire.drop_rule(name)):
             return []

@@ -305,7 +305,8 @@ class GcpClient:
 
     async def _token(self) -> str:
         """Return an access token. Raises Denied with the searched locations if none is found."""
-        if token := os.environ.get(TOKEN, "").strip():
+        token = os.environ.get(TOKEN, "").strip()
+        if token:
             return token
         return await asyncio.to_thread(self._refresh_token)
 

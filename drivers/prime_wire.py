@@ -126,18 +126,17 @@ class PrimeClient:
     async def history(self) -> list[tuple[str, Charge]]:
         """Return the charges for deleted pods, each with the pod ID."""
         found = await self._pages("/api/v1/pods/history", "the history")
-        ended = [row for row in found if row.get("terminatedAt")]
-        return [
-            (
-                f"{row.get('id')}",
-                Charge(
-                    _at(row, "createdAt"),
-                    _at(row, "terminatedAt"),
-                    parse_charge(row, "totalBilledPrice", "Prime"),
-                ),
+        charges: list[tuple[str, Charge]] = []
+        for row in found:
+            if not row.get("terminatedAt"):
+                continue
+            charge = Charge(
+                _at(row, "createdAt"),
+                _at(row, "terminatedAt"),
+                parse_charge(row, "totalBilledPrice", "Prime"),
             )
-            for row in ended
-        ]
+            charges.append((f"{row.get('id')}", charge))
+        return charges
 
     async def _pages(self, path: str, what: str) -> list[Fields]:
         found: dict[str, Fields] = {}
@@ -226,7 +225,8 @@ def api_key() -> str:
 
     Raises Denied with the searched locations if no key is found.
     """
-    if key := os.environ.get("PRIME_API_KEY", "").strip() or config("api_key"):
+    key = os.environ.get("PRIME_API_KEY", "").strip() or config("api_key")
+    if key:
         return key
     raise Denied(
         f"no API key for Prime in PRIME_API_KEY or {config_file()}; create one at https://app.primeintellect.ai/dashboard/tokens"

@@ -173,7 +173,8 @@ def api_key() -> str:
 
     Raises Denied with the searched locations if no key is found.
     """
-    if key := os.environ.get("RUNPOD_API_KEY", "").strip():
+    key = os.environ.get("RUNPOD_API_KEY", "").strip()
+    if key:
         return key
     raise Denied(
         "no API key for RunPod in RUNPOD_API_KEY; create one at https://console.runpod.io/user/settings"

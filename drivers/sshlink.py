@@ -279,6 +279,7 @@ class SshLink:
         proxy = ("/bin/sh", "-c", f"exec {route.proxy}") if route.proxy else ()
         # With named keys, `_Keys` asks the agent itself, so that their order is kept.
         agent = None if route.login or route.identity else route.agent
+        family = route.family or ()
         try:
             async with asyncio.timeout(route.patience), keys.offer() as offered:
                 return await asyncssh.connect(
@@ -287,7 +288,7 @@ class SshLink:
                     username=route.user,
                     tunnel=tunnel,
                     proxy_command=proxy,
-                    family=route.family or (),
+                    family=family,
                     host_key_alias=route.alias or None,
                     client_factory=lambda: greeter,
                     known_hosts=trusted,
@@ -598,7 +599,8 @@ class _Session(asyncssh.SSHClientSession[bytes]):
             self.failure = error
             self._abandon()
         finally:
-            if (aclose := getattr(stdin, "aclose", None)) is not None:
+            aclose = getattr(stdin, "aclose", None)
+            if aclose is not None:
                 await aclose()
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -202,13 +203,13 @@ def api_key() -> str:
 
     Raises Denied with the searched locations if no key is found.
     """
-    if key := os.environ.get("VAST_API_KEY", "").strip():
+    key = os.environ.get("VAST_API_KEY", "").strip()
+    if key:
         return key
-    try:
-        if key := key_file().read_text("utf-8").strip():
-            return key
-    except (OSError, ValueError):
-        pass
+    with suppress(OSError, ValueError):
+        key = key_file().read_text("utf-8").strip()
+    if key:
+        return key
     raise Denied(
         f"no API key for Vast.ai in VAST_API_KEY or {key_file()}; create one at https://cloud.vast.ai/manage-keys/"
     )
