@@ -355,6 +355,8 @@ class Prime(World[Pod]):
         logins: list[str | None] = [f"root@{address} -p {port_of}" for address in known] or [None]
         # A pod of one node has a single address, but a list while it is starting.
         is_list = offer.nodes > 1 or not pod.up
+        connection = logins if is_list else logins[0]
+        ip = addresses if is_list else addresses[0]
         port = {
             "internal": "22",
             "external": str(port_of),
@@ -368,8 +370,8 @@ class Prime(World[Pod]):
             "installationProgress": pod.progress,
             "installationStatus": _describe_installation(pod),
             "teamId": None, "resources": {}, "attachedResources": [], "primePortMapping": [port] if pod.up else [],
-            "sshConnection": logins if is_list else logins[0],
-            "ip": addresses if is_list else addresses[0],
+            "sshConnection": connection,
+            "ip": ip,
             "priceHr": pod.price, "stoppedPriceHr": 0.0, "provisioningPriceHr": 0.0, "basePriceHr": pod.price, "baseCurrency": "USD",
             "environmentType": pod.body.get("image") or IMAGES[0], "socket": offer.socket, "type": "HOSTED",
             "userId": "user-1", "walletId": "wallet-1",
