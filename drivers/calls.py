@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from .base import NOTHING, Argv, Rejected, Unreachable
+from .base import NOTHING, Argv, DriverError, Rejected, Unreachable
 
 CHUNK = 1 << 20
 ENDED = (-1, -2, -9, -15)  # signals of who ends a program from outside: it did nothing wrong
@@ -28,10 +28,11 @@ async def call(
     taken for the whole.
     """
     async with _outputs() as (written, printed, said):
+        given = subprocess.DEVNULL if stdin is NOTHING else subprocess.PIPE
         making = asyncio.ensure_future(
             subprocess.create_subprocess_exec(
                 *argv,
-                stdin=subprocess.DEVNULL if stdin is NOTHING else subprocess.PIPE,
+                stdin=given,
                 stdout=written,
                 stderr=said,
                 env=env,
@@ -40,9 +41,8 @@ async def call(
             )
         )
         try:
-            process = await asyncio.shield(
-                making
-            )  # asyncio waits for ever for one that is given up while it begins
+            # asyncio waits for ever for a process that is given up while it begins.
+            process = await asyncio.shield(making)
         except asyncio.CancelledError:
             with suppress(OSError, ValueError):
                 await _end(await making)
@@ -65,10 +65,19 @@ async def call(
                 await _end(process)
         if code:
             said.seek(max(0, said.seek(0, os.SEEK_END) - SAID))
-            words = said.read().decode("utf-8", "replace").strip()
-            raise (Unreachable if code in ENDED else Rejected)(
-                f"{argv[0]} ended with {code}" + (f": {words}" if words else "")
-            )
+            raise explain_failure(argv[0], code, said.read())
+
+
+def explain_failure(program: str, code: int, said: bytes) -> DriverError:
+    """Return the error of a program that ended with a code other than 0, with its last words.
+
+    Unreachable if the program was ended from outside.
+    """
+    words = said.decode("utf-8", "replace").strip()
+    why = f": {words}" if words else ""
+    if code in ENDED:
+        return Unreachable(f"{program} ended with {code}{why}")
+    return Rejected(f"{program} ended with {code}{why}")
 
 
 @asynccontextmanager

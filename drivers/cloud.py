@@ -34,9 +34,11 @@ from .base import (
     HostLost,
     Lease,
     Market,
+    Need,
     Offer,
     Order,
     Rejected,
+    Resources,
     Unreachable,
     Unsure,
     Wish,
@@ -193,17 +195,14 @@ class Logins:
         poll: timedelta,
         let_in: Callable[[Lease], Awaitable[None]] | None = None,
     ) -> None:
-        self._installation, self._alive, self._poll, self._let_in = (
-            installation,
-            alive,
-            poll,
-            let_in,
-        )
+        self._installation = installation
+        self._alive = alive
+        self._poll = poll
+        self._let_in = let_in
         self.hosts: dict[str, SshHost] = {}
         self._looked: dict[str, float] = {}
-        self._stuck: dict[
-            str, float
-        ] = {}  # time of the first login that started no command, by lease
+        # Time of the first login that started no command, by lease.
+        self._stuck: dict[str, float] = {}
 
     async def open(
         self, lease: Lease, user: str, name: str, port: int, trust: str = "", login: bytes = b""
@@ -245,7 +244,8 @@ class Logins:
 
     async def end(self, lease: Lease) -> None:
         """Close the connection to a lease's machine."""
-        if (host := self.hosts.pop(lease.id, None)) is not None:
+        host = self.hosts.pop(lease.id, None)
+        if host is not None:
             await host.aclose()
 
     async def aclose(self) -> None:
@@ -258,9 +258,10 @@ class Logins:
 
         Asks the provider whether the machine exists, and admits our key again.
         """
-        if lease.id not in self.hosts or (
-            isinstance(error, Denied) and not isinstance(error, NotLetIn)
-        ):
+        if lease.id not in self.hosts:
+            return error
+        # Other refusals, such as a wrong host key, are final.
+        if isinstance(error, Denied) and not isinstance(error, NotLetIn):
             return error
         if time.monotonic() - self._looked.get(lease.id, -3600.0) >= self._poll.total_seconds():
             self._looked[lease.id] = time.monotonic()
@@ -343,21 +344,20 @@ def _read(name: str, value: Value, default: Value) -> Value:
         raise Rejected(f"the filter {name} must be true or false, not {json.dumps(value)}")
     if isinstance(default, float):
         with suppress(TypeError, ValueError):
-            if math.isfinite(number := float(str(value))) and number >= 0:
+            number = float(str(value))
+            if math.isfinite(number) and number >= 0:
                 return number
         raise Rejected(f"the filter {name} must be a number, not {json.dumps(value)}")
     if isinstance(default, tuple):
-        return tuple(
-            str(each).strip()
-            for each in (
-                value.split(",")
-                if isinstance(value, str)
-                else value
-                if isinstance(value, Sequence)
-                else [value]
-            )
-        )
+        return tuple(str(each).strip() for each in _split(value))
     return str(value)
+
+
+def _split(value: Value) -> Sequence[object]:
+    """Return the parts of a list filter, which may be written as text with commas."""
+    if isinstance(value, str):
+        return value.split(",")
+    return value if isinstance(value, Sequence) else [value]
 
 
 class About(NamedTuple):
@@ -379,50 +379,74 @@ def why_excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> st
 
     Equal reasons group the excluded offers.
     """
-    have, need = offer.resources, wish.need
-    told = filters.gpu.lower().replace("_", " ")
-    tests = (
-        ("too few GPUs", (have.gpus or 0) < (need.gpus or 0)),
-        ("another GPU", bool(told) and told not in (have.gpu or "").lower()),
-        (
-            "another GPU",
-            bool(need.gpu) and (need.gpu or "").lower() not in (have.gpu or "").lower(),
-        ),
-        (
-            "too little GPU memory",
-            (have.gpu_memory or 0) < max(need.gpu_memory or 0, filters.gpu_memory * 1e9),
-        ),
-        ("too little disk", (have.disk or 0) < max(need.disk or 0, wish.disk or 0)),
-        (
-            "too little memory or too few CPUs",
-            not satisfies(have, Wish(replace(need, market="any", nodes=1, gpu=None), wish.disk)),
-        ),
-        ("several machines are one order", need.nodes != 1),
-        (
-            "another region",
-            bool(filters.regions)
-            and not any(region.lower() in offer.region.lower() for region in filters.regions),
-        ),
-        (
-            "other machine type",
-            filters.machine.lower() not in offer.data.get("shape", offer.id).lower(),
-        ),
-        ("another zone", filters.zone.lower() not in offer.data.get("zone", offer.region).lower()),
-        (
-            "less reliable",
-            offer.reliability is not None and offer.reliability < filters.reliability,
-        ),
-        ("not verified", filters.verified and not about.verified),
-        ("not in a datacenter", filters.datacenter and not about.datacenter),
-        ("network too slow", about.inet < filters.inet),
-        ("CUDA version too old", about.cuda < filters.cuda),
-        ("above max_price", offer.price > filters.max_price),
-        (
-            "available for too short a time",
-            offer.longest is not None and wish.hours is not None and offer.longest < wish.hours,
-        ),
+    return (
+        _why_too_small(offer.resources, wish, filters)
+        or _why_elsewhere(offer, wish.need, filters)
+        or _why_poor(offer, about, filters)
+        or _why_too_short(offer, wish.hours)
     )
-    return next((words for words, out in tests if out), "")
+
+
+def _why_too_small(have: Resources, wish: Wish, filters: Filters) -> str:
+    """Explain which resource an offer lacks, or return ""."""
+    need = wish.need
+    model = (have.gpu or "").lower()
+    if (have.gpus or 0) < (need.gpus or 0):
+        return "too few GPUs"
+    # Every model contains the empty name, so no wanted model excludes nothing.
+    if filters.gpu.lower().replace("_", " ") not in model or (need.gpu or "").lower() not in model:
+        return "another GPU"
+    if (have.gpu_memory or 0) < max(need.gpu_memory or 0, filters.gpu_memory * 1e9):
+        return "too little GPU memory"
+    if (have.disk or 0) < max(need.disk or 0, wish.disk or 0):
+        return "too little disk"
+    # Market, nodes and GPU model have reasons of their own.
+    rest = replace(need, market="any", nodes=1, gpu=None)
+    if not satisfies(have, Wish(rest, wish.disk)):
+        return "too little memory or too few CPUs"
+    return ""
+
+
+def _why_elsewhere(offer: Offer, need: Need, filters: Filters) -> str:
+    """Explain why an offer has another shape, region or zone than the wanted, or return ""."""
+    if need.nodes != 1:
+        return "several machines are one order"
+    if filters.regions and not is_in_regions(offer.region, filters.regions):
+        return "another region"
+    if filters.machine.lower() not in offer.data.get("shape", offer.id).lower():
+        return "other machine type"
+    if filters.zone.lower() not in offer.data.get("zone", offer.region).lower():
+        return "another zone"
+    return ""
+
+
+def _why_poor(offer: Offer, about: About, filters: Filters) -> str:
+    """Explain which quality filter or price limit excludes an offer, or return ""."""
+    if offer.reliability is not None and offer.reliability < filters.reliability:
+        return "less reliable"
+    if filters.verified and not about.verified:
+        return "not verified"
+    if filters.datacenter and not about.datacenter:
+        return "not in a datacenter"
+    if about.inet < filters.inet:
+        return "network too slow"
+    if about.cuda < filters.cuda:
+        return "CUDA version too old"
+    if offer.price > filters.max_price:
+        return "above max_price"
+    return ""
+
+
+def _why_too_short(offer: Offer, hours: float | None) -> str:
+    """Explain that an offer ends before the expected end of the lease, or return ""."""
+    if offer.longest is None or hours is None:
+        return ""
+    return "available for too short a time" if offer.longest < hours else ""
+
+
+def is_in_regions(name: str, regions: Sequence[str]) -> bool:
+    """Return True if the name of a region contains one of `regions`."""
+    return any(region.lower() in name.lower() for region in regions)
 
 
 # --- base class of drivers
@@ -461,10 +485,9 @@ class RentingDriver(Driver, ABC, Generic[_Wire]):
             poll=timedelta(seconds=poll), settles=timedelta(seconds=settles), image=image
         )
         self._logins = Logins(self._installation, self._alive, self.traits.poll, let_in)
-        self._agreed: dict[str, float] = {}  # US dollars per hour at the order, by lease
-        self._named: dict[
-            str, float
-        ] = {}  # highest US dollars per hour that the provider reported, by lease
+        # US dollars per hour, by lease: at the order, and the highest that the provider reported.
+        self._agreed: dict[str, float] = {}
+        self._named: dict[str, float] = {}
         self.excluded: Mapping[str, int] = {}
 
     @abstractmethod
@@ -504,14 +527,18 @@ class RentingDriver(Driver, ABC, Generic[_Wire]):
         if price is None:
             return
         self._named[lease.id] = max(price, self._named.get(lease.id, 0.0))
-        if price > (agreed := self._agreed.get(lease.id, price)) * RISE:
+        # Another process may have ordered the machine: then its agreed price is unknown here.
+        agreed = self._agreed.get(lease.id, price)
+        if price > agreed * RISE:
             raise HostLost(f"it costs ${price:.3f} an hour, and was offered for ${agreed:.3f}")
 
     def _clock(self) -> tuple[str, str]:
         """Compare this machine's clock with the provider's, as a line for `account`."""
         ahead = self._wire.web.ahead
-        apart = f"{abs(ahead):.0f} s {'behind' if ahead > 0 else 'ahead of'} that of {self.provider}: set it"
-        return "clock", f"that of {self.provider}" if abs(ahead) < 5 else apart
+        if abs(ahead) < 5:
+            return "clock", f"that of {self.provider}"
+        side = "behind" if ahead > 0 else "ahead of"
+        return "clock", f"{abs(ahead):.0f} s {side} that of {self.provider}: set it"
 
     def look_for(self, installation: str) -> bool:
         self._installation = self._installation.with_name(installation)
@@ -527,7 +554,8 @@ class Deadman(RentingDriver[_Wire]):
 
     async def prolong(self, lease: Lease, until: datetime) -> None:
         """Change the time at which the machine terminates itself."""
-        if (found := await self.hosts(lease)) is None:
+        found = await self.hosts(lease)
+        if found is None:
             raise Unreachable(f"the machine of {lease.key} is not running")
         left = str(int((until - datetime.now(UTC)).total_seconds()))
         renew = 'echo "$(($(date +%s) + $1))" >~/.recipe-new && mv -f ~/.recipe-new ~/.recipe-until'

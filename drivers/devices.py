@@ -52,9 +52,10 @@ def parse_cards(text: str) -> tuple[Card, ...]:
     """Parse the output of `nvidia-smi -L` to physical GPUs. An error message gives none."""
     cards: list[Card] = []
     for line in text.splitlines():
-        if card := _CARD.match(line):
+        card, part = _CARD.match(line), _PART.match(line)
+        if card:
             cards.append(Card(int(card[1]), card[2]))
-        elif cards and (part := _PART.match(line)):
+        elif part and cards:
             cards[-1] = cards[-1]._replace(parts=(*cards[-1].parts, part[1]))
     return tuple(cards)
 
@@ -65,12 +66,17 @@ def visible(value: str | None, cards: Sequence[Card]) -> tuple[Device, ...]:
     CUDA stops at the first invalid entry, and shows no GPU if one is named twice. If `cards` is
     empty, every name counts.
     """
-    if value is None:
-        return tuple(device for card in cards for device in _whole(card))
     found: list[Device] = []
+    if value is None:
+        for card in cards:
+            found += _whole(card)
+        return tuple(found)
     for entry in value.split(","):
         device = _find_device(entry.strip(), cards)
-        if device is None or (found and _kind(device) != _kind(found[0])):
+        if device is None:
+            break
+        # CUDA does not mix indices, UUIDs of cards and UUIDs of MIG devices.
+        if found and _kind(device) != _kind(found[0]):
             break
         if any(device.lock == other.lock for other in found):
             return ()
@@ -119,12 +125,8 @@ def _ask() -> tuple[Card, ...]:
 
 
 def _nodes() -> tuple[Card, ...]:
-    return tuple(
-        Card(number)
-        for number in range(
-            sum(1 for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name))
-        )
-    )
+    gpus = [name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+", name)]
+    return tuple(Card(number) for number in range(len(gpus)))
 
 
 def _whole(card: Card) -> list[Device]:

@@ -36,7 +36,7 @@ from .base import (
     suggest,
 )
 from .cloud import Filters, Value, harmless, markets
-from .gcp_prices import PriceList
+from .gcp_prices import PriceList, Rate
 from .gcp_wire import (
     API,
     FULL,
@@ -145,33 +145,29 @@ class Gcp(cloud.RentingDriver[GcpClient]):
         """
         filters = _regions(self._prices, self._filters.with_more(wish.filters))
         disk = max(LEAST_DISK, -(-max(wish.disk or 0, wish.need.disk or 0) // 10**9))
-        judged = [
-            (
-                offer,
-                "disk larger than the maximum"
-                if disk > MOST_DISK
-                else cloud.why_excluded(offer, ABOUT, wish, filters),
-            )
-            for offer in self._list_offers(await self._zones(), markets(wish.need.market), disk)
-        ]
+        zones = await self._zones()
+        judged: list[tuple[Offer, str]] = []
+        for offer in self._list_offers(zones, markets(wish.need.market), disk):
+            if disk > MOST_DISK:
+                why = "disk larger than the maximum"
+            else:
+                why = cloud.why_excluded(offer, ABOUT, wish, filters)
+            judged.append((offer, why))
         fit = [offer for offer, why in judged if not why]
         barred = await self._find_barred(fit)
         found = self._choose_fitting(
             (offer, why or barred.get(offer.id, "")) for offer, why in judged
         )
         if fit and not found:
-            raise Denied(
-                f"{'; '.join(dict.fromkeys(barred.values()))}. Ask for more at {self._wire.quotas_page}"
-            )
+            reasons = "; ".join(dict.fromkeys(barred.values()))
+            raise Denied(f"{reasons}. Ask for more at {self._wire.quotas_page}")
         now = time.monotonic()
-        return sorted(
-            found,
-            key=lambda offer: (
-                now - self._empty.get(offer.id, -RESTS) < RESTS,
-                offer.hourly,
-                offer.id,
-            ),
-        )
+
+        def rank(offer: Offer) -> tuple[bool, float, str]:
+            is_resting = now - self._empty.get(offer.id, -RESTS) < RESTS
+            return is_resting, offer.hourly, offer.id
+
+        return sorted(found, key=rank)
 
     def _list_offers(
         self, zones: Mapping[str, set[str]], wanted: Sequence[Market], disk: int
@@ -180,19 +176,15 @@ class Gcp(cloud.RentingDriver[GcpClient]):
         for zone, gpus in zones.items():
             region = zone.rpartition("-")[0]
             for name, shape in gcp_prices.SHAPES.items():
-                rate = self._prices.price(region, name) if shape.gpu in gpus else None
+                if shape.gpu not in gpus:
+                    continue
+                rate = self._prices.price(region, name)
                 if rate is None:
                     continue
-                have, stored = _resources(name, disk), gcp_prices.DISK * disk
                 for market in wanted:
-                    price = rate.spot if market == "spot" else rate.on_demand
                     if market == "on-demand" and shape.spot_only:
                         continue
-                    data = {"zone": zone, "shape": name, "disk": str(disk)}
-                    found.append(Offer(
-                        "gcp", f"{zone}/{name}{'/spot' * (market == 'spot')}", have, price=round(price + stored, 5), region=region, data=data,
-                        market=market, disk_price=stored, egress_price=gcp_prices.EGRESS, fetched=time.time(),
-                    ))  # fmt: skip
+                    found.append(_offer(zone, name, disk, market, rate))
         return found
 
     async def _zones(self) -> Mapping[str, set[str]]:
@@ -200,11 +192,10 @@ class Gcp(cloud.RentingDriver[GcpClient]):
         asked, known = self._accelerators
         if time.monotonic() - asked >= KNOWN:
             every = await harmless(self._wire.accelerators())
-            known = {
-                zone: gpus
-                for zone, gpus in sorted(every.items())
-                if zone.rpartition("-")[0] in self._prices.rates
-            }
+            known = {}
+            for zone, gpus in sorted(every.items()):
+                if zone.rpartition("-")[0] in self._prices.rates:
+                    known[zone] = gpus
             self._accelerators = time.monotonic(), known
         return known
 
@@ -222,14 +213,16 @@ class Gcp(cloud.RentingDriver[GcpClient]):
         of_region = dict(zip(regions, several, strict=True))
         found = {}
         for offer in offers:
-            metric = f"{'PREEMPTIBLE_' * (offer.market == 'spot')}{gcp_prices.CARDS[gcp_prices.SHAPES[offer.data['shape']].gpu].metric}"
+            metric = gcp_prices.CARDS[gcp_prices.SHAPES[offer.data["shape"]].gpu].metric
+            if offer.market == "spot":
+                metric = f"PREEMPTIBLE_{metric}"
             wanted = offer.resources.gpus or 0
-            for name, quotas, where in (
-                (metric, of_region[offer.region], f" in {offer.region}"),
-                ("GPUS_ALL_REGIONS", total, ""),
-            ):
-                if short := _short(name, quotas.get(name), wanted, where):
-                    found[offer.id] = short
+            quota = of_region[offer.region].get(metric)
+            in_region = _short(metric, quota, wanted, f" in {offer.region}")
+            everywhere = _short("GPUS_ALL_REGIONS", total.get("GPUS_ALL_REGIONS"), wanted, "")
+            # If both quotas are too small, a larger one of the region alone would not help.
+            if everywhere or in_region:
+                found[offer.id] = everywhere or in_region
         return found
 
     async def update(self) -> str:
@@ -247,22 +240,34 @@ class Gcp(cloud.RentingDriver[GcpClient]):
             raise Rejected(
                 'a Pulumi program requires a zone, but the stack has none: set `zone`, for example zone = "us-central1-a"'
             )
-        wish, listed = (
-            Wish(Need(market=market)),
-            self._list_offers({zone: set(gcp_prices.CARDS)}, markets(market), LEAST_DISK),
-        )
-        fit = [
-            offer for offer in listed if not cloud.why_excluded(offer, ABOUT, wish, self._filters)
-        ]
+        wish = Wish(Need(market=market))
+        fit: list[Offer] = []
+        for each in self._list_offers({zone: set(gcp_prices.CARDS)}, markets(market), LEAST_DISK):
+            if not cloud.why_excluded(each, ABOUT, wish, self._filters):
+                fit.append(each)
         if not fit:
             raise Rejected(f"no machine in the {self._prices.words} for {zone} matches the stack")
         offer = min(fit, key=lambda each: (each.hourly, each.id))
-        shape, kind = gcp_prices.SHAPES[offer.data["shape"]], offer.data["shape"].partition("+")[0]
-        own = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "stack"
-        return gcp_pulumi.program(gcp_pulumi.PulumiMachine(
-            own, self._project, zone, kind, self._image, int(offer.data["disk"]), self._network, self._port, USER, offer.market == "spot", keep,
-            seconds, {shape.gpu: shape.gpus} if shape.attached else {}, _TOLD, bucket, nodes,
-        ))  # fmt: skip
+        shape = gcp_prices.SHAPES[offer.data["shape"]]
+        machine = gcp_pulumi.PulumiMachine(
+            name=re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40] or "stack",
+            project=self._project,
+            zone=zone,
+            kind=_machine_type(offer),
+            image=self._image,
+            disk=int(offer.data["disk"]),
+            network=self._network,
+            port=self._port,
+            user=USER,
+            spot=offer.market == "spot",
+            keep=keep,
+            seconds=seconds,
+            gpus={shape.gpu: shape.gpus} if shape.attached else {},
+            metadata=_TOLD,
+            bucket=bucket,
+            nodes=nodes,
+        )
+        return gcp_pulumi.program(machine)
 
     # --- leases
 
@@ -313,43 +318,37 @@ class Gcp(cloud.RentingDriver[GcpClient]):
             "recipe-key": order.key, "startup-script": f"#!/bin/sh\n{script}", **_TOLD,
             "ssh-keys": f"{USER}:{cloud.public(self._installation.login(order.key))}",
         }  # fmt: skip
-        attached = (
-            [
-                {
-                    "acceleratorType": f"zones/{zone}/acceleratorTypes/{shape.gpu}",
-                    "acceleratorCount": shape.gpus,
-                }
-            ]
-            if shape.attached
-            else []
-        )
         disk = {
             "sourceImage": self._image,
             "diskSizeGb": offer.data["disk"],
             "diskType": f"zones/{zone}/diskTypes/pd-balanced",
         }
         seconds = max(LEAST, int(order.until.timestamp() - time.time()))
-        return {
+        model = "SPOT" if offer.market == "spot" else "STANDARD"
+        action = "STOP" if order.keep else "DELETE"
+        scheduling = {
+            "onHostMaintenance": "TERMINATE",
+            "automaticRestart": False,
+            "provisioningModel": model,
+            "instanceTerminationAction": action,
+            "maxRunDuration": {"seconds": str(seconds)},
+        }
+        access = [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}]
+        metadata = [{"key": key, "value": value} for key, value in items.items()]
+        body: dict[str, object] = {
             "name": self._name(order.key),
-            "machineType": f"zones/{zone}/machineTypes/{offer.data['shape'].partition('+')[0]}",
+            "machineType": f"zones/{zone}/machineTypes/{_machine_type(offer)}",
             "disks": [{"boot": True, "autoDelete": True, "initializeParams": disk}],
-            "networkInterfaces": [
-                {
-                    "network": self._network,
-                    "accessConfigs": [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}],
-                }
-            ],
-            **({"guestAccelerators": attached} if attached else {}),
-            "metadata": {"items": [{"key": key, "value": value} for key, value in items.items()]},
+            "networkInterfaces": [{"network": self._network, "accessConfigs": access}],
+        }
+        if shape.attached:
+            gpu = f"zones/{zone}/acceleratorTypes/{shape.gpu}"
+            body["guestAccelerators"] = [{"acceleratorType": gpu, "acceleratorCount": shape.gpus}]
+        return body | {
+            "metadata": {"items": metadata},
             "labels": {"recipe": self._installation.name},
             "tags": {"items": [self._installation.mark("machine")]},
-            "scheduling": {
-                "onHostMaintenance": "TERMINATE",
-                "automaticRestart": False,
-                "provisioningModel": "SPOT" if offer.market == "spot" else "STANDARD",
-                "instanceTerminationAction": "STOP" if order.keep else "DELETE",
-                "maxRunDuration": {"seconds": str(seconds)},
-            },
+            "scheduling": scheduling,
         }
 
     def _name(self, key: str) -> str:
@@ -377,9 +376,8 @@ class Gcp(cloud.RentingDriver[GcpClient]):
     async def release(self, lease: Lease) -> bool:
         """Delete the machine. Return True once Google reports that it no longer exists."""
         await self._logins.end(lease)
-        if (
-            asked := await harmless(self._wire.delete(*_place(lease)))
-        ) is not None and not asked.done:
+        asked = await harmless(self._wire.delete(*_place(lease)))
+        if asked is not None and not asked.done:
             await harmless(self._wire.wait(asked))
         return await harmless(self._wire.show(*_place(lease))) is None
 
@@ -389,16 +387,17 @@ class Gcp(cloud.RentingDriver[GcpClient]):
         Raises NoCapacity if its zone has no capacity, HostLost if the machine no longer exists.
         """
         found = await harmless(self._wire.show(*_place(lease)))
-        if found is not None and found.status not in ENDED:
+        gone = f"the instance {lease.id} no longer exists at Google"
+        if found is None:
+            raise HostLost(gone)
+        if found.status not in ENDED:
             return
-        if found is not None and found.status not in STOPPED:
+        if found.status not in STOPPED:
             raise Unreachable(f"the instance {lease.id} is {found.status}")
         seconds = max(LEAST, int(until.timestamp() - time.time()))
-        asked = (
-            await harmless(self._wire.start(*_place(lease), seconds)) if found is not None else None
-        )
+        asked = await harmless(self._wire.start(*_place(lease), seconds))
         if asked is None:
-            raise HostLost(f"the instance {lease.id} no longer exists at Google")
+            raise HostLost(gone)
         if not asked.done:
             asked = await harmless(self._wire.wait(asked))
         if asked.code.startswith((*FULL, *QUOTAS)):
@@ -409,32 +408,31 @@ class Gcp(cloud.RentingDriver[GcpClient]):
     async def stop(self, lease: Lease) -> bool:
         """Stop a machine. Return True once Google reports it stopped. Its disk is still billed."""
         await self._logins.end(lease)
-        asked = (
-            await harmless(self._wire.stop(*_place(lease)))
-            if await self.stands(lease) == "runs"
-            else None
-        )
-        if asked is not None and not asked.done:
-            await harmless(self._wire.wait(asked))
+        if await self.stands(lease) == "runs":
+            asked = await harmless(self._wire.stop(*_place(lease)))
+            if asked is not None and not asked.done:
+                await harmless(self._wire.wait(asked))
         return await self.stands(lease) != "runs"
 
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
         """Return the machine's status, as Google reports it."""
         found = await harmless(self._wire.show(*_place(lease)))
-        return "gone" if found is None else "stopped" if found.status in STOPPED else "runs"
+        if found is None:
+            return "gone"
+        return "stopped" if found.status in STOPPED else "runs"
 
     async def leases(self) -> Sequence[Lease]:
         ours = self._installation.name
-        found = await harmless(self._wire.listing(f"labels.recipe={ours}"))
-        return [
-            Lease(
-                "gcp", f"{each.zone}/{each.name}", key, self._data, price=_price(self._prices, each)
-            )
-            for each in found
-            if each.labels.get("recipe") == ours
-            and (key := each.items.get("recipe-key") or self._installation.key(each.name))
-            is not None
-        ]
+        found: list[Lease] = []
+        for each in await harmless(self._wire.listing(f"labels.recipe={ours}")):
+            if each.labels.get("recipe") != ours:
+                continue
+            # The name holds a hash of the key if Google does not allow the key itself in a name.
+            key = each.items.get("recipe-key") or self._installation.key(each.name)
+            if key is not None:
+                id, price = f"{each.zone}/{each.name}", _price(self._prices, each)
+                found.append(Lease("gcp", id, key, self._data, price=price))
+        return found
 
     async def ensure(self) -> Sequence[str]:
         """Create a firewall rule that allows SSH to machines of this installation, if missing."""
@@ -452,13 +450,12 @@ class Gcp(cloud.RentingDriver[GcpClient]):
         name = self._installation.mark("ssh")
         if not await harmless(self._wire.rule(name)):
             return []
-        if left := await self.leases():
+        left = await self.leases()
+        if left:
             return [f"kept the firewall rule {name}: {len(left)} other machine(s) use it"]
-        return (
-            [f"deleted the firewall rule {name}"]
-            if await harmless(self._wire.drop_rule(name))
-            else []
-        )
+        if not await harmless(self._wire.drop_rule(name)):
+            return []
+        return [f"deleted the firewall rule {name}"]
 
     def find_lack(self) -> str:
         return find_lack_of_credentials()
@@ -467,12 +464,11 @@ class Gcp(cloud.RentingDriver[GcpClient]):
         """Describe the account as names and texts. Changes nothing."""
         project = await self._wire.project()
         total = (await harmless(self._wire.quotas())).get("GPUS_ALL_REGIONS")
-        none = f": renting is impossible; request a quota at {self._wire.quotas_page}"
-        quota = (
-            "not listed"
-            if total is None
-            else f"{total.usage:g} of {total.limit:g} GPUs in all regions{'' if total.limit else none}"
-        )
+        quota = "not listed"
+        if total is not None:
+            quota = f"{total.usage:g} of {total.limit:g} GPUs in all regions"
+            if not total.limit:
+                quota += f": renting is impossible; request a quota at {self._wire.quotas_page}"
         return [
             ("account", f"the project {project}, by {self._wire.source}"),
             ("quota", quota),
@@ -493,11 +489,9 @@ class Gcp(cloud.RentingDriver[GcpClient]):
             taken = await self._wire.was_preempted(*_place(lease))
         if taken:
             raise HostLost(f"Google preempted the spot machine {lease.id}")
-        raise HostLost(
-            f"the instance {lease.id} no longer exists at Google"
-            if found is None
-            else f"the instance {lease.id} was stopped"
-        )
+        if found is None:
+            raise HostLost(f"the instance {lease.id} no longer exists at Google")
+        raise HostLost(f"the instance {lease.id} was stopped")
 
 
 def _place(lease: Lease) -> tuple[str, str]:
@@ -517,11 +511,35 @@ def _regions(prices: PriceList, filters: Filters) -> Filters:
 def _price(prices: PriceList, made: GcpInstance) -> float:
     """Return a machine's list price in US dollars per hour, or 0 if unknown."""
     rate = prices.price(made.zone.rpartition("-")[0], made.kind)
-    return (
-        0.0
-        if rate is None
-        else round((rate.spot if made.spot else rate.on_demand) + made.disk * gcp_prices.DISK, 5)
+    if rate is None:
+        return 0.0
+    price = rate.spot if made.spot else rate.on_demand
+    return round(price + made.disk * gcp_prices.DISK, 5)
+
+
+def _offer(zone: str, name: str, disk: int, market: Market, rate: Rate) -> Offer:
+    """Return the offer of a machine shape with `disk` GB in a zone."""
+    stored = gcp_prices.DISK * disk
+    id, price = f"{zone}/{name}", rate.on_demand
+    if market == "spot":
+        id, price = f"{id}/spot", rate.spot
+    return Offer(
+        "gcp",
+        id,
+        _resources(name, disk),
+        price=round(price + stored, 5),
+        region=zone.rpartition("-")[0],
+        data={"zone": zone, "shape": name, "disk": str(disk)},
+        market=market,
+        disk_price=stored,
+        egress_price=gcp_prices.EGRESS,
+        fetched=time.time(),
     )
+
+
+def _machine_type(offer: Offer) -> str:
+    """Return Google's machine type of an offer, without the GPUs that are requested separately."""
+    return offer.data["shape"].partition("+")[0]
 
 
 def _resources(name: str, disk: int) -> Resources:
@@ -541,6 +559,7 @@ def _short(name: str, quota: Quota | None, wanted: int, where: str) -> str:
     """Explain why a quota does not allow `wanted` more GPUs, or return "" if it does."""
     if quota is None or quota.limit - quota.usage >= wanted:
         return ""
-    return f"the quota {name} is {quota.limit:g}{where}" + (
-        f", of which {quota.usage:g} are used" if quota.usage else ""
-    )
+    short = f"the quota {name} is {quota.limit:g}{where}"
+    if quota.usage:
+        short += f", of which {quota.usage:g} are used"
+    return short

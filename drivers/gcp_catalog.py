@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import httpx
 
@@ -42,19 +42,32 @@ def file_of(installation: Installation) -> Path:
 def latest(file: Path) -> PriceList:
     """Return the downloaded price list, or the shipped list if it is newer or the only one."""
     try:
-        kept = json.loads(file.read_text("utf-8"))
-        rates = {
-            str(region): {
-                str(name): Rate(on_demand, spot)
-                for name, each in of.items()
-                if name in SHAPES and (on_demand := price(each[0])) and (spot := price(each[1]))
-            }
-            for region, of in kept["rates"].items()
-        }
-        found = PriceList(str(kept["date"]), rates)
+        found = _read_prices(json.loads(file.read_text("utf-8")))
     except (OSError, ValueError, TypeError, KeyError, AttributeError, IndexError):
         return SHIPPED
-    return found if found.date >= SHIPPED.date and any(rates.values()) else SHIPPED
+    if found.date < SHIPPED.date or not any(found.rates.values()):
+        return SHIPPED
+    return found
+
+
+def _read_prices(kept: Any) -> PriceList:
+    """Parse the downloaded price list, without machine shapes that are unknown or lack a price.
+
+    Raises ValueError, TypeError, KeyError, AttributeError or IndexError for anything else.
+    """
+    rates: dict[str, dict[str, Rate]] = {}
+    for region, listed in kept["rates"].items():
+        of_region = rates.setdefault(str(region), {})
+        for name, each in listed.items():
+            if name not in SHAPES:
+                continue
+            on_demand = price(each[0])
+            if not on_demand:
+                continue
+            spot = price(each[1])
+            if spot:
+                of_region[name] = Rate(on_demand, spot)
+    return PriceList(str(kept["date"]), rates)
 
 
 def update(file: Path) -> PriceList:
@@ -105,19 +118,22 @@ def rates_of(rows: Iterable[Mapping[str, str]]) -> dict[str, dict[str, Rate]]:
     for row in rows:
         name, count = row["instance_name"], int(row["gpu_count"] or 0)
         usd = float(row["price"])
-        if (gpu := _ATTACHED.get(row["gpu_name"])) is not None:
+        gpu = _ATTACHED.get(row["gpu_name"])
+        if gpu is not None:
             name = f"{name}+{count}x{gpu}"
-        if row.get("flags") or name not in SHAPES or SHAPES[name].gpus != count or not price(usd):
+        if name not in SHAPES or SHAPES[name].gpus != count:
+            continue
+        # Rows with flags are for clients that ask for these machines.
+        if row.get("flags") or not price(usd):
             continue
         prices = seen.setdefault((row["location"].rpartition("-")[0], name), {})
         sold_spot = row["spot"].lower() == "true"
         prices[sold_spot] = max(usd, prices.get(sold_spot, 0.0))
     rates: dict[str, dict[str, Rate]] = {}
     for (region, name), prices in sorted(seen.items()):
-        spot, on_demand = (
-            prices.get(True),
-            prices.get(False, prices.get(True) if SHAPES[name].spot_only else None),
-        )
+        spot, on_demand = prices.get(True), prices.get(False)
+        if on_demand is None and SHAPES[name].spot_only:
+            on_demand = spot
         if spot is not None and on_demand is not None:
             rates.setdefault(region, {})[name] = Rate(round(on_demand, 5), round(spot, 5))
     return rates

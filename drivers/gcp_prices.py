@@ -64,15 +64,28 @@ CARDS: Final[Mapping[str, Card]] = {
 }
 """GPU models by acceleratorType.  The quotas of Spot GPUs start with PREEMPTIBLE_."""
 
-SHAPES: Final[Mapping[str, Shape]] = {
-    **{f"g2-standard-{cpus}": Shape(cpus, cpus * 4096, L4, gpus)
-       for cpus, gpus in ((4, 1), (8, 1), (12, 1), (16, 1), (24, 2), (32, 1), (48, 4), (96, 8))},
-    **{f"a2-highgpu-{n}g": Shape(12 * n, 87_040 * n, A100, n) for n in (1, 2, 4, 8)},
-    **{f"a2-ultragpu-{n}g": Shape(12 * n, 174_080 * n, A100_80, n) for n in (1, 2, 4, 8)},
-    **{f"a3-highgpu-{n}g": Shape(26 * n, 239_616 * n, H100, n, spot_only=n < 8) for n in (1, 2, 4, 8)},
-    **{f"n1-standard-{cpus}+{n}x{gpu}": Shape(cpus, cpus * 3840, gpu, n, attached=True)
-       for cpus, n, gpu in ((8, 1, T4), (16, 2, T4), (32, 4, T4), (8, 1, V100), (16, 2, V100), (32, 4, V100))},
-}  # fmt: skip
+_G2_GPUS: Final = {4: 1, 8: 1, 12: 1, 16: 1, 24: 2, 32: 1, 48: 4, 96: 8}
+"""L4 GPUs of a G2 machine, by its CPUs."""
+
+
+def _list_shapes() -> Mapping[str, Shape]:
+    shapes: dict[str, Shape] = {}
+    for cpus, gpus in _G2_GPUS.items():
+        shapes[f"g2-standard-{cpus}"] = Shape(cpus, cpus * 4096, L4, gpus)
+    for n in (1, 2, 4, 8):
+        shapes[f"a2-highgpu-{n}g"] = Shape(12 * n, 87_040 * n, A100, n)
+    for n in (1, 2, 4, 8):
+        shapes[f"a2-ultragpu-{n}g"] = Shape(12 * n, 174_080 * n, A100_80, n)
+    for n in (1, 2, 4, 8):
+        shapes[f"a3-highgpu-{n}g"] = Shape(26 * n, 239_616 * n, H100, n, spot_only=n < 8)
+    for gpu in (T4, V100):
+        for n, cpus in ((1, 8), (2, 16), (4, 32)):
+            name = f"n1-standard-{cpus}+{n}x{gpu}"
+            shapes[name] = Shape(cpus, cpus * 3840, gpu, n, attached=True)
+    return shapes
+
+
+SHAPES: Final = _list_shapes()
 """Offered machine types with their GPUs, by name.  Attached GPUs are part of the name."""
 
 _G2_CORE, _G2_GB, _N1_CORE = Rate(0.024988, 0.009995), Rate(0.002927, 0.001171), Rate(0.0475, 0.01)
@@ -133,10 +146,11 @@ def _shipped_rate(region: str, name: str) -> Rate | None:
         host = _sum(_G2_CORE.times(shape.cpus), _G2_GB.times(shape.memory / 1024))
     elif shape.attached:
         host = _N1_CORE.times(shape.cpus)
-    elif (one := _HOSTS[region].get(shape.gpu)) is not None:
-        host = one.times(shape.gpus)
     else:
-        return None
+        one = _HOSTS[region].get(shape.gpu)
+        if one is None:
+            return None
+        host = one.times(shape.gpus)
     return _sum(host, gpu.times(shape.gpus))
 
 
@@ -144,10 +158,15 @@ def _sum(one: Rate, other: Rate) -> Rate:
     return Rate(round(one.on_demand + other.on_demand, 5), round(one.spot + other.spot, 5))
 
 
-SHIPPED: Final = PriceList(
-    DATE,
-    {
-        region: {name: rate for name in SHAPES if (rate := _shipped_rate(region, name)) is not None}
-        for region in _GPUS
-    },
-)
+def _list_shipped_prices() -> PriceList:
+    rates: dict[str, dict[str, Rate]] = {}
+    for region in _GPUS:
+        of_region = rates.setdefault(region, {})
+        for name in SHAPES:
+            rate = _shipped_rate(region, name)
+            if rate is not None:
+                of_region[name] = rate
+    return PriceList(DATE, rates)
+
+
+SHIPPED: Final = _list_shipped_prices()

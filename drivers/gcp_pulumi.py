@@ -136,44 +136,68 @@ recipe run RECIPE --driver ssh"""
 
 def program(made: PulumiMachine) -> str:
     """Return the text of the Pulumi program `__main__.py`."""
-    tag, q = f"recipe-stack-{made.name}", json.dumps
-    project = f"\n    project={q(made.project)}," if made.project else ""
-    attached = ", ".join(
-        f"gcp.compute.InstanceGuestAcceleratorArgs(type={q(gpu)}, count={count})"
-        for gpu, count in made.gpus.items()
-    )
-    common = {
-        "tag": q(tag),
-        "project": project,
-        "network": q(made.network.removeprefix("global/networks/")),
-    }
+    tag = f"recipe-stack-{made.name}"
     several = made.nodes > 1
+    project = f"\n    project={_quote(made.project)}," if made.project else ""
+    common = {
+        "tag": _quote(tag),
+        "project": project,
+        "network": _quote(made.network.removeprefix("global/networks/")),
+    }
+    configure = "" if made.project else "\npulumi config set gcp:project PROJECT"
+    use = _USE_OF_SEVERAL if several else _USE
     parts = [
-        _HEAD.format(
-            stack=made.name,
-            name=q(made.name),
-            project="" if made.project else "\npulumi config set gcp:project PROJECT",
-            use=_USE_OF_SEVERAL if several else _USE,
-        ),
-        _RULE.format(port=q(str(made.port)), **common),
-        *([_INSIDE.format(inside=q(f"{tag}-inside"), **common)] if several else ()),
-        _MACHINE.format(
-            begin=f"machine{'s = [' * several or ' = '}gcp.compute.Instance",
-            resource='f"machine-{number}"' if several else q("machine"),
-            named=f'f"{tag}-{{number}}"' if several else q(tag),
-            end=f" for number in range({made.nodes})]" if several else "",
-            zone=q(made.zone), kind=q(made.kind), image=q(made.image), disk=made.disk, gpus=attached, metadata=q(dict(made.metadata)),
-            login=q(f"{made.user}:"), spot=made.spot, model=q("SPOT" if made.spot else "STANDARD"), action=q("STOP" if made.keep else "DELETE"),
-            seconds=made.seconds, **common,
-        ),
-        _ENDS_OF_SEVERAL.format(user=made.user) if several else _ENDS.format(login=q(f"{made.user}@")),
-    ]  # fmt: skip
+        _HEAD.format(stack=made.name, name=_quote(made.name), project=configure, use=use),
+        _RULE.format(port=_quote(str(made.port)), **common),
+    ]
+    if several:
+        parts.append(_INSIDE.format(inside=_quote(f"{tag}-inside"), **common))
+    parts.append(_format_machine(made, tag, common))
+    if several:
+        parts.append(_ENDS_OF_SEVERAL.format(user=made.user))
+    else:
+        parts.append(_ENDS.format(login=_quote(f"{made.user}@")))
     if made.bucket:
-        parts.append(
-            _BUCKET.format(
-                bucket=q(made.bucket),
-                project=project,
-                location=q(made.zone.rpartition("-")[0].upper()),
-            )
-        )
+        location = _quote(made.zone.rpartition("-")[0].upper())
+        bucket = _quote(made.bucket)
+        parts.append(_BUCKET.format(bucket=bucket, project=project, location=location))
     return "".join(parts)
+
+
+def _format_machine(made: PulumiMachine, tag: str, common: Mapping[str, str]) -> str:
+    """Return the part of the program that makes the machine, or a list of several machines."""
+    if made.nodes > 1:
+        begin, end = "machines = [gcp.compute.Instance", f" for number in range({made.nodes})]"
+        resource, named = 'f"machine-{number}"', f'f"{tag}-{{number}}"'
+    else:
+        begin, end = "machine = gcp.compute.Instance", ""
+        resource, named = _quote("machine"), _quote(tag)
+    gpus = [
+        f"gcp.compute.InstanceGuestAcceleratorArgs(type={_quote(gpu)}, count={count})"
+        for gpu, count in made.gpus.items()
+    ]
+    model = "SPOT" if made.spot else "STANDARD"
+    action = "STOP" if made.keep else "DELETE"
+    return _MACHINE.format(
+        begin=begin,
+        resource=resource,
+        named=named,
+        end=end,
+        zone=_quote(made.zone),
+        kind=_quote(made.kind),
+        image=_quote(made.image),
+        disk=made.disk,
+        gpus=", ".join(gpus),
+        metadata=_quote(dict(made.metadata)),
+        login=_quote(f"{made.user}:"),
+        spot=made.spot,
+        model=_quote(model),
+        action=_quote(action),
+        seconds=made.seconds,
+        **common,
+    )
+
+
+def _quote(value: str | Mapping[str, str]) -> str:
+    """Write a value as a literal of the program: JSON's texts and objects are Python's, too."""
+    return json.dumps(value)

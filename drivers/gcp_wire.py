@@ -112,12 +112,14 @@ class GcpClient:
     async def show(self, zone: str, name: str) -> GcpInstance | None:
         """Return one instance, or None if Google explicitly reports it as missing."""
         answer = await self._ask("GET", f"zones/{zone}/instances/{name}")
-        return None if _is_gone(answer, name) else _instance(_good(answer, f"the instance {name}"))
+        if _is_gone(answer, name):
+            return None
+        return _instance(_good(answer, f"the instance {name}"))
 
     async def delete(self, zone: str, name: str) -> Operation | None:
         """Request the deletion of an instance, or return None if it does not exist."""
         answer = await self._ask("DELETE", f"zones/{zone}/instances/{name}")
-        return None if _is_gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
+        return _parse_operation_of(name, answer)
 
     async def start(self, zone: str, name: str, seconds: int) -> Operation | None:
         """Start a stopped instance for at most `seconds`, or return None if it does not exist."""
@@ -128,15 +130,16 @@ class GcpClient:
         answer = await self._ask("POST", f"zones/{zone}/instances/{name}/setScheduling", limit)
         if _is_gone(answer, name):
             return None
-        if not (limited := _operation(_good(answer, f"the time of the instance {name}"))).done:
+        limited = _operation(_good(answer, f"the time of the instance {name}"))
+        if not limited.done:
             await self.wait(limited)
         answer = await self._ask("POST", f"zones/{zone}/instances/{name}/start")
-        return None if _is_gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
+        return _parse_operation_of(name, answer)
 
     async def stop(self, zone: str, name: str) -> Operation | None:
         """Stop an instance, or return None if it does not exist."""
         answer = await self._ask("POST", f"zones/{zone}/instances/{name}/stop")
-        return None if _is_gone(answer, name) else _operation(_good(answer, f"the instance {name}"))
+        return _parse_operation_of(name, answer)
 
     async def rule(self, name: str) -> bool:
         """Return True if a firewall rule with this name exists."""
@@ -169,11 +172,9 @@ class GcpClient:
         """Return True if Google has preempted the instance."""
         query = {"filter": 'operationType="compute.instances.preempted"', "maxResults": PAGE}
         found = _good(await self._ask("GET", f"zones/{zone}/operations", query=query), "operations")
-        return (
-            any(_last(row.get("targetLink")) == name for row in rows(found, "items", WHOSE))
-            if "items" in found
-            else False
-        )
+        if "items" not in found:
+            return False
+        return any(_last(row.get("targetLink")) == name for row in rows(found, "items", WHOSE))
 
     async def host_keys(self, zone: str, name: str) -> set[str]:
         """Return the host keys attested by an instance, in authorized_keys format."""
@@ -214,10 +215,8 @@ class GcpClient:
 
     async def quotas(self, region: str = "") -> dict[str, Quota]:
         """Return the quotas of a region, or of the whole project."""
-        fields = _good(
-            await self._ask("GET", f"regions/{region}" if region else ""),
-            f"the quotas of {region or 'the project'}",
-        )
+        path = f"regions/{region}" if region else ""
+        fields = _good(await self._ask("GET", path), f"the quotas of {region or 'the project'}")
         found = rows({"quotas": [], **fields}, "quotas", WHOSE)
         return {
             f"{row.get('metric')}": Quota(number(row, "limit"), number(row, "usage"))
@@ -243,11 +242,11 @@ class GcpClient:
         scopes: list[Fields] = []
         token, seen = "", set[str]()
         while True:
-            query = {
-                "maxResults": PAGE,
-                **({"filter": filter} if filter else {}),
-                **({"pageToken": token} if token else {}),
-            }
+            query = {"maxResults": PAGE}
+            if filter:
+                query["filter"] = filter
+            if token:
+                query["pageToken"] = token
             fields = _good(
                 await self._ask("GET", f"aggregated/{what}", query=query), f"the list of {what}"
             )
@@ -255,22 +254,19 @@ class GcpClient:
                 raise Unreachable(
                     f"the list of {what} is incomplete: Google did not reach {printable(str(fields['unreachables']))}"
                 )
-            for where, scope in inner(
-                fields.get("items", {}), f"the list of {what}", WHOSE
-            ).items():
-                code = inner(inner(scope, where, WHOSE).get("warning") or {}, where, WHOSE).get(
-                    "code"
-                )
+            items = inner(fields.get("items", {}), f"the list of {what}", WHOSE)
+            for where, item in items.items():
+                scope = inner(item, where, WHOSE)
+                # A zone without results has a warning, too, which says so.
+                code = inner(scope.get("warning") or {}, where, WHOSE).get("code")
                 if code not in (None, "NO_RESULTS_ON_PAGE"):
                     raise Unreachable(
                         f"the list of {what} is incomplete: {printable(where)}: {printable(str(code))}"
                     )
-                scopes.append(inner(scope, where, WHOSE))
-            if not (
-                token := next_page(
-                    fields.get("nextPageToken"), seen, f"the list of {what} of Google"
-                )
-            ):
+                scopes.append(scope)
+            page = fields.get("nextPageToken")
+            token = next_page(page, seen, f"the list of {what} of Google")
+            if not token:
                 return scopes
 
     async def _ask(
@@ -309,7 +305,8 @@ class GcpClient:
 
     async def _token(self) -> str:
         """Return an access token. Raises Denied with the searched locations if none is found."""
-        if token := os.environ.get(TOKEN, "").strip():
+        token = os.environ.get(TOKEN, "").strip()
+        if token:
             return token
         return await asyncio.to_thread(self._refresh_token)
 
@@ -350,11 +347,9 @@ def _may_have() -> bool:
         ours = "Google" in Path("/sys/class/dmi/id/product_name").read_text("utf-8", "replace")
     except OSError:
         ours = False
-    return (
-        ours
-        or bool(os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"))
-        or Path(folder, "application_default_credentials.json").exists()
-    )
+    if ours or os.environ.get("GOOGLE_APPLICATION_CREDENTIALS"):
+        return True
+    return Path(folder, "application_default_credentials.json").exists()
 
 
 def find_lack_of_credentials() -> str:
@@ -407,6 +402,13 @@ def _good(answer: Answer, what: str) -> Fields:
     return answer.fields
 
 
+def _parse_operation_of(name: str, answer: Answer) -> Operation | None:
+    """Parse the operation that a request started on an instance. None if the instance is gone."""
+    if _is_gone(answer, name):
+        return None
+    return _operation(_good(answer, f"the instance {name}"))
+
+
 def _operation(row: Fields) -> Operation:
     """Parse an operation.  Raises Unsure if the name or status is missing."""
     if not row.get("name") or not row.get("status"):
@@ -431,33 +433,38 @@ def _read_available_zones(error: Fields) -> tuple[str, ...]:
     for detail in rows({"errorDetails": [], **error}, "errorDetails", WHOSE):
         info = inner(detail.get("errorInfo") or {}, "an error", WHOSE)
         metadata = inner(info.get("metadatas") or {}, "an error", WHOSE)
-        names = f"{metadata.get('zonesAvailable') or ''}".split(",")
-        zones += [name.strip() for name in names if name.strip()]
+        for name in f"{metadata.get('zonesAvailable') or ''}".split(","):
+            if name.strip():
+                zones.append(name.strip())
     return tuple(zones)
 
 
 def _instance(row: Fields) -> GcpInstance:
     """Parse an instance.  Raises Unsure if the name or status is missing."""
     metadata = inner(row.get("metadata") or {}, "an instance", WHOSE)
-    items = rows({"items": [], **metadata}, "items", WHOSE)
+    rows_of_items = rows({"items": [], **metadata}, "items", WHOSE)
+    items = {f"{item.get('key')}": f"{item.get('value', '')}" for item in rows_of_items}
     nics = rows({"networkInterfaces": [], **row}, "networkInterfaces", WHOSE)
-    access = rows({"accessConfigs": [], **nics[0]}, "accessConfigs", WHOSE) if nics else []
+    # The first interface and its first access are the machine's, if there are any.
+    nic = next(iter(nics), {})
+    access = next(iter(rows({"accessConfigs": [], **nic}, "accessConfigs", WHOSE)), {})
     kind = _read_kind(row)
     if not row.get("name") or not row.get("status"):
         raise Unsure("cannot read Google's reply about an instance")
     scheduling = inner(row.get("scheduling") or {}, "an instance", WHOSE)
     disks = rows({"disks": [], **row}, "disks", WHOSE)
+    size = sum(number(disk, "diskSizeGb") for disk in disks)
     return GcpInstance(
         name=f"{row['name']}",
         zone=_last(row.get("zone")),
         status=f"{row['status']}",
-        address=f"{access[0].get('natIP') or ''}" if access else "",
+        address=f"{access.get('natIP') or ''}",
         kind=kind,
         spot=scheduling.get("provisioningModel") == "SPOT",
-        disk=sum(number(disk, "diskSizeGb") for disk in disks),
+        disk=size,
         labels=inner(row.get("labels") or {}, "an instance", WHOSE),
-        items={f"{item.get('key')}": f"{item.get('value', '')}" for item in items},
-        internal=f"{nics[0].get('networkIP') or ''}" if nics else "",
+        items=items,
+        internal=f"{nic.get('networkIP') or ''}",
     )
 
 

@@ -95,10 +95,9 @@ def _program(is_tool: bool) -> str:
         return f"pipx runpip {NAME} install"
     own = Path(sys.executable).parent
     if find_spec("pip") is None:
-        active = os.environ.get("VIRTUAL_ENV") == sys.prefix
-        return (
-            "uv pip install" if active else f"uv pip install --python {shlex.quote(sys.executable)}"
-        )
+        if os.environ.get("VIRTUAL_ENV") == sys.prefix:
+            return "uv pip install"
+        return f"uv pip install --python {shlex.quote(sys.executable)}"
     found = shutil.which("pip")
     if found and Path(found).parent == own:
         return "pip install"
@@ -107,7 +106,8 @@ def _program(is_tool: bool) -> str:
 
 def _extras_of_tool(receipt: Mapping[str, Any]) -> list[str]:
     """Return the extras with which `uv tool install` installed recipe."""
-    wanted = receipt.get("tool", {}).get("requirements", [])
-    return [
-        extra for each in wanted if each.get("name") == NAME for extra in each.get("extras", [])
-    ]
+    extras: list[str] = []
+    for each in receipt.get("tool", {}).get("requirements", []):
+        if each.get("name") == NAME:
+            extras += each.get("extras", [])
+    return extras

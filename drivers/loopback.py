@@ -330,7 +330,8 @@ class Loopback(Driver):
         if self._faulty.count("released", self._faults.kept) <= self._faults.kept:
             return False
         with self._alone():
-            if (found := self._find_rented(lease)) is not None:
+            found = self._find_rented(lease)
+            if found is not None:
                 self._stop(found, "release")
         self._made.pop(lease.id, None)
         return True
@@ -340,7 +341,9 @@ class Loopback(Driver):
         with self._alone():
             self._expire()
             found = self._find_rented(lease)
-        return "gone" if found is None else "stopped" if found.state == "stopped" else "runs"
+        if found is None:
+            return "gone"
+        return "stopped" if found.state == "stopped" else "runs"
 
     async def leases(self) -> Sequence[Lease]:
         self._faulty.count_request()
@@ -358,29 +361,22 @@ class Loopback(Driver):
             home = self._root / name
             with _translate_errors():
                 home.mkdir(parents=True, exist_ok=True)
-            yield (
-                name,
-                LoopbackHost(
-                    partial(_look, home),
-                    str(home / ROOT),
-                    self._agent_python,
-                    self._addresses.get(name, "127.0.0.1"),
-                ),
-            )
+            address = self._addresses.get(name, "127.0.0.1")
+            host = LoopbackHost(partial(_look, home), str(home / ROOT), self._agent_python, address)
+            yield name, host
 
     def _leases(self) -> list[Lease]:
         """Return the unexpired leases. Leases of a killed worker are included."""
-        return [
-            each.lease for each in self._list_rented() if each.until > time.time() or each.state
-        ]
+        found: list[Lease] = []
+        for each in self._list_rented():
+            if each.until > time.time() or each.state:
+                found.append(each.lease)
+        return found
 
     def _list_rented(self) -> list[_Rented]:
         with _translate_errors():
-            paths = [
-                path
-                for path in sorted((self._root / "leases").glob("[!.]*"))
-                if path.name != "lock"
-            ]
+            files = sorted((self._root / "leases").glob("[!.]*"))
+            paths = [path for path in files if path.name != "lock"]
             told = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
         return [
             _Rented(Lease("loopback", name, key, data), until, state)
@@ -393,7 +389,8 @@ class Loopback(Driver):
     def _there(self, lease: Lease) -> _Rented:
         """Return the slot of a lease, after expiring old slots. Raises HostLost."""
         self._expire()
-        if (found := self._find_rented(lease)) is None:
+        found = self._find_rented(lease)
+        if found is None:
             raise HostLost(
                 f'the lease "{lease.key}" of {lease.data["host"]} was given back, or its host is gone'
             )
@@ -586,25 +583,28 @@ def _end_all(home: Path) -> None:
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue
             with suppress(OSError):
-                at = os.readlink(entry / "cwd").removesuffix(" (deleted)")
-                environ = b"\0" + (entry / "environ").read_bytes() + b"\0"
-                there = (
-                    at == str(home)
-                    or at.startswith(f"{home}/")
-                    or any(mark in environ for mark in marks)
-                )
-                if there or agent in (entry / "cmdline").read_bytes():
+                if _runs_on(home, entry, marks) or agent in (entry / "cmdline").read_bytes():
                     found.append(int(entry.name))
         if not found:
             return
-        for number in (
-            signal.SIGSTOP,
-            signal.SIGKILL,
-        ):  # stop all first, so that the agent does not see its jobs end
+        # Stop all first, so that the agent does not see its jobs end.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in found:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
         time.sleep(0.01)
+
+
+def _runs_on(home: Path, process: Path, marks: Sequence[bytes]) -> bool:
+    """Return True if a process in /proc works below `home` or has a mark in its environment.
+
+    Raises OSError if the process has ended or belongs to another user.
+    """
+    at = os.readlink(process / "cwd").removesuffix(" (deleted)")
+    environ = b"\0" + (process / "environ").read_bytes() + b"\0"
+    if at == str(home) or at.startswith(f"{home}/"):
+        return True
+    return any(mark in environ for mark in marks)
 
 
 @contextmanager

@@ -108,7 +108,9 @@ def parse_resources(told: Facts) -> Resources:
     Missing or senseless facts are unknown (None).  GPUs that cannot be asked about count as none.
     """
     names, sizes = [], []
-    for row in () if "hung" in told else told.get("gpu", ()):
+    # Before it hung, nvidia-smi may have printed some of the GPUs.
+    rows = () if "hung" in told else told.get("gpu", ())
+    for row in rows:
         name, _, size = row.rpartition(",")
         if name:  # a line of the tool's without a comma is its complaint
             names.append(name.strip())
@@ -119,11 +121,12 @@ def parse_resources(told: Facts) -> Resources:
         quota, _, period = text.partition("/")
         with suppress(ValueError, ZeroDivisionError):
             cpus = min(cpus or float("inf"), int(quota) / int(period))
+    gpu = names[0] if names else None
     return Resources(
         cpus=float(cpus) if cpus else None,
         memory=min(_parse_numbers(told, "memory"), default=None),
         gpus=len(names),
-        gpu=names[0] if names else None,
+        gpu=gpu,
         gpu_memory=min(sizes, default=None),
         disk=min(_parse_numbers(told, "disk"), default=None),
     )
@@ -146,7 +149,11 @@ def satisfies(have: Resources, wish: Wish) -> bool:
         (need.gpu_memory, have.gpu_memory),
         (max(need.disk or 0, wish.disk or 0), have.disk),
     )
-    return all(wanted is None or wanted <= (there or 0) for wanted, there in amounts)
+    return all(_is_met(wanted, there) for wanted, there in amounts)
+
+
+def _is_met(wanted: float | None, there: float | None) -> bool:
+    return wanted is None or wanted <= (there or 0)
 
 
 def _is_model(gpu: str | None, wanted: str) -> bool:
@@ -192,14 +199,18 @@ def describe_shortfall(
     if sold.gpus and "hung" in told:
         return HUNG
     have = parse_resources(told)
+    # Without nvidia-smi, the machine's GPUs cannot be counted.
+    sold_gpus = sold.gpus if "smi" in told else None
     tests = (
-        ("GPUs", sold.gpus if "smi" in told else None, have.gpus, 1.0, 1.0),
+        ("GPUs", sold_gpus, have.gpus, 1.0, 1.0),
         ("GB of GPU memory", sold.gpu_memory, have.gpu_memory, ENOUGH, 1e9),
         ("GB of memory", need.memory, have.memory, ENOUGH, 1e9),
         ("GB of disk", need.disk, have.disk, 1.0, 1e9),
     )
     for what, wanted, there, share, unit in tests:
-        if wanted and there is not None and there < wanted * share:
+        if not wanted or there is None:
+            continue
+        if there < wanted * share:
             return f"it has {there / unit:.0f} {what}, but {wanted / unit:.0f} were expected"
     return ""
 

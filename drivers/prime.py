@@ -12,7 +12,7 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -51,6 +51,8 @@ from .web import explain_missing_key
 API: Final = "https://api.primeintellect.ai"
 IMAGE: Final = "ubuntu_22_cuda_12"
 ENDED: Final = ("STOPPED", "ERROR", "DELETING", "TERMINATED")
+REPEATED: Final = ("cloudId", "gpuType", "socket", "country", "security")
+"""Fields of an offer that its order repeats as they are."""
 PATIENCE: Final = 20.0  # seconds in which a pod must show its host key
 EMPTY: Final = (
     ": renting is impossible; add credit at https://app.primeintellect.ai/dashboard/billing"
@@ -84,14 +86,9 @@ class Prime(cloud.RentingDriver[PrimeClient]):
         self, *, api: str = "", image: str = IMAGE, python: str = "python3", team: str = "", key: str = "", first_use: bool = False,
         installation: str | None = None, poll: float = 10.0, settles: float = 60.0, **filters: Value,
     ) -> None:  # fmt: skip
-        wire = PrimeClient(
-            api
-            or os.environ.get("PRIME_API_BASE_URL")
-            or os.environ.get("PRIME_BASE_URL")
-            or config("base_url")
-            or API,
-            team or os.environ.get("PRIME_TEAM_ID") or config("team_id"),
-        )
+        address = api or os.environ.get("PRIME_API_BASE_URL") or os.environ.get("PRIME_BASE_URL")
+        payer = team or os.environ.get("PRIME_TEAM_ID") or config("team_id")
+        wire = PrimeClient(address or config("base_url") or API, payer)
         self._key = Path(os.path.expanduser(key or config("ssh_key_path") or "~/.ssh/id_rsa"))
         super().__init__(
             wire,
@@ -114,24 +111,16 @@ class Prime(cloud.RentingDriver[PrimeClient]):
         wanted = markets(wish.need.market)
         for ask in await harmless(self._wire.search(disk)):
             offer = _offer(ask)
-            # The CUDA version of a pod is unknown before it starts.
-            about = cloud.About(ask.secure, ask.secure, ask.inet, 0.0)
-            why = (
-                "on another market"
-                if ask.market not in wanted
-                else cloud.priceless(offer) or cloud.why_excluded(offer, about, wish, filters)
-            )
-            if (
-                not why
-                and ask.images
-                and (image := wish.need.image or self._image) not in ask.images
-            ):
-                why = f"without the image {image}"
-            why = (
-                why
-                or ("" if ask.there else "not available now")
-                or ("too little disk" if (ask.resources.disk or 0) < disk * 10**9 else "")
-            )
+            if ask.market not in wanted:
+                why = "on another market"
+            else:
+                # The CUDA version of a pod is unknown before it starts.
+                about = cloud.About(ask.secure, ask.secure, ask.inet, 0.0)
+                why = (
+                    cloud.priceless(offer)
+                    or cloud.why_excluded(offer, about, wish, filters)
+                    or _why_unsuited(ask, disk, wish.need.image or self._image)
+                )
             judged.append((offer, why))
         return sorted(self._choose_fitting(judged), key=lambda offer: (offer.hourly, offer.id))
 
@@ -145,25 +134,9 @@ class Prime(cloud.RentingDriver[PrimeClient]):
         """
         await self.solvent()
         offer = order.offer
-        data = {
-            name: offer.data[name]
-            for name in ("cloudId", "gpuType", "socket", "country", "security")
-            if offer.data[name]
-        }
-        wanted = {
-            "name": self._installation.mark(order.key), **data, "gpuCount": offer.resources.gpus, "image": order.image or self._image,
-            "diskSize": int(offer.data["disk"]), "maxPrice": round(offer.price * cloud.RISE, 4), "autoRestart": False,
-            **({"dataCenterId": offer.data["dataCenter"]} if offer.data["dataCenter"] else {}),
-        }  # fmt: skip
-        team = {"teamId": self._wire.team} if self._wire.team else None
-        answer = await self._wire.create(
-            {"pod": wanted, "provider": {"type": offer.data["provider"]}, "disks": [], "team": team}
-        )
+        answer = await self._wire.create(self._body(order))
         said = words(answer)
-        if answer.status == 404 or (
-            answer.status in (400, 409)
-            and any(word in said.lower().replace(" ", "") for word in _FULL)
-        ):
+        if _is_sold_out(answer.status, said):
             raise NoCapacity(f"{offer.id} is not available: {said}")
         if answer.status >= 400:
             raise Rejected(f"Prime rejected the order of {offer.id}: {said}")
@@ -174,6 +147,24 @@ class Prime(cloud.RentingDriver[PrimeClient]):
         self._agreed[made.id] = offer.price
         return Lease("prime", made.id, order.key, self._data)
 
+    def _body(self, order: Order) -> Mapping[str, object]:
+        """Return the body of the request that creates a pod."""
+        offer = order.offer
+        wanted: dict[str, object] = {"name": self._installation.mark(order.key)}
+        wanted |= {name: offer.data[name] for name in REPEATED if offer.data[name]}
+        wanted |= {
+            "gpuCount": offer.resources.gpus,
+            "image": order.image or self._image,
+            "diskSize": int(offer.data["disk"]),
+            "maxPrice": round(offer.price * cloud.RISE, 4),
+            "autoRestart": False,
+        }
+        if offer.data["dataCenter"]:
+            wanted["dataCenterId"] = offer.data["dataCenter"]
+        team = {"teamId": self._wire.team} if self._wire.team else None
+        provider = {"type": offer.data["provider"]}
+        return {"pod": wanted, "provider": provider, "disks": [], "team": team}
+
     async def _open_machine(self, lease: Lease) -> SshHost | None:
         """Return the pod's Host once login works with the host key that it showed first, or None."""
         found = await self._alive(lease)
@@ -181,7 +172,8 @@ class Prime(cloud.RentingDriver[PrimeClient]):
             return None
         self._as_agreed(lease, found.price)
         user, name, port = found.login
-        if (trust := await self._host_key_of(lease, name, port)) is None:
+        trust = await self._host_key_of(lease, name, port)
+        if trust is None:
             return None
         return await self._logins.open(lease, user, name, port, trust=trust, login=self._private())
 
@@ -198,36 +190,33 @@ class Prime(cloud.RentingDriver[PrimeClient]):
                 shown = await asyncssh.get_server_host_key(name, port, config=None)
         except (OSError, asyncssh.Error):  # TimeoutError is an OSError
             return None
-        return (
-            None
-            if shown is None
-            else self._installation.believe(lease.key, shown.export_public_key().decode())
-        )
+        if shown is None:
+            return None
+        return self._installation.believe(lease.key, shown.export_public_key().decode())
 
     async def release(self, lease: Lease) -> bool:
         """Delete the pod. Return True once neither its address nor the complete list shows it."""
         await self._logins.end(lease)
         await harmless(self._wire.destroy(lease.id))
-        if (
-            found := await harmless(self._wire.show(lease.id))
-        ) is not None and found.status != "TERMINATED":
+        found = await harmless(self._wire.show(lease.id))
+        if found is not None and found.status != "TERMINATED":
             return False
-        if any(
-            each.id == lease.id and each.status != "TERMINATED"
-            for each in await harmless(self._wire.listing())
-        ):
-            return False
+        # Any unknown address gets a 404, so only the list proves that the pod is gone.
+        for each in await harmless(self._wire.listing()):
+            if each.id == lease.id and each.status != "TERMINATED":
+                return False
         self._installation.first_seen(lease.key).unlink(missing_ok=True)
         return True
 
     async def leases(self) -> Sequence[Lease]:
-        found = await harmless(self._wire.listing())
-        return [
-            Lease("prime", each.id, key, self._data, price=each.price or 0.0)
-            for each in found
-            if each.status != "TERMINATED"
-            and (key := self._installation.key(each.name)) is not None
-        ]
+        found: list[Lease] = []
+        for each in await harmless(self._wire.listing()):
+            if each.status == "TERMINATED":
+                continue
+            key = self._installation.key(each.name)
+            if key is not None:
+                found.append(Lease("prime", each.id, key, self._data, price=each.price or 0.0))
+        return found
 
     async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
         """Return Prime's charges for an ended lease."""
@@ -240,20 +229,18 @@ class Prime(cloud.RentingDriver[PrimeClient]):
         """Describe the account as names and texts. Changes nothing."""
         balance = await harmless(self._wire.balance())
         usable = not await self.unusable()
-        return [
-            (
-                "account",
-                f"by the key of {key_source()}"
-                + f", team {self._wire.team}" * bool(self._wire.team),
-            ),
-            ("credit", f"${balance:.2f}" + ("" if balance > 0 else EMPTY)),
-            *([("login", f"{self._key}, which the account has")] if usable else ()),
-            (
-                "host keys",
-                "trusted on first use" if self._first_use else FIRST_USE,
-            ),
-            self._clock(),
-        ]
+        account = f"by the key of {key_source()}"
+        if self._wire.team:
+            account += f", team {self._wire.team}"
+        credit = f"${balance:.2f}"
+        if balance <= 0:
+            credit += EMPTY
+        lines = [("account", account), ("credit", credit)]
+        if usable:
+            lines.append(("login", f"{self._key}, which the account has"))
+        lines.append(("host keys", "trusted on first use" if self._first_use else FIRST_USE))
+        lines.append(self._clock())
+        return lines
 
     async def unusable(self) -> Sequence[tuple[str, str]]:
         try:
@@ -271,7 +258,8 @@ class Prime(cloud.RentingDriver[PrimeClient]):
         if not self._first_use:
             raise Denied(FIRST_USE)
         await self._let_in()
-        if (balance := await harmless(self._wire.balance())) <= 0:
+        balance = await harmless(self._wire.balance())
+        if balance <= 0:
             raise Denied(f"the account at Prime has ${balance:.2f}{EMPTY}")
 
     async def _let_in(self) -> None:
@@ -308,9 +296,37 @@ class Prime(cloud.RentingDriver[PrimeClient]):
 _FULL: Final = tuple(word.replace(" ", "") for word in FULL)
 
 
+def _is_sold_out(status: int, said: str) -> bool:
+    """Return True if Prime's reply to an order means that this offer cannot be had."""
+    if status == 404:
+        return True
+    if status not in (400, 409):
+        return False
+    # Prime writes these errors as codes or as sentences: NO_CAPACITY, "no capacity".
+    squeezed = said.lower().replace(" ", "")
+    return any(word in squeezed for word in _FULL)
+
+
 def _offer(ask: PrimeOffer) -> Offer:
     return Offer(
-        "prime", ask.id, ask.resources, price=math.nan if ask.price is None else round(ask.price, 5), region=ask.region,
-        data={**ask.order, "disk": str(ask.disk)}, market=ask.market,
-        disk_price=ask.disk_price, fetched=time.time(),
-    )  # fmt: skip
+        "prime",
+        ask.id,
+        ask.resources,
+        price=math.nan if ask.price is None else round(ask.price, 5),
+        region=ask.region,
+        data={**ask.order, "disk": str(ask.disk)},
+        market=ask.market,
+        disk_price=ask.disk_price,
+        fetched=time.time(),
+    )
+
+
+def _why_unsuited(ask: PrimeOffer, disk: int, image: str) -> str:
+    """Explain why an offer has no `image`, no free pod or fewer than `disk` GB, or return ""."""
+    if ask.images and image not in ask.images:
+        return f"without the image {image}"
+    if not ask.there:
+        return "not available now"
+    if (ask.resources.disk or 0) < disk * 10**9:
+        return "too little disk"
+    return ""

@@ -32,6 +32,10 @@ _LOGIN: Final = re.compile(
 )
 
 
+_ORDERED: Final = ("cloudId", "gpuType", "socket", "dataCenter", "country", "security", "provider")
+"""Fields of an offer to repeat when ordering it."""
+
+
 class PrimeOffer(NamedTuple):
     """A GPU offer from a provider behind Prime.
 
@@ -70,7 +74,12 @@ class PrimePod(NamedTuple):
 
     @property
     def description(self) -> str:
-        return f"{self.status}{'' if self.ready else ', not installed yet'}{f': {self.failure}' if self.failure else ''}"
+        text = self.status
+        if not self.ready:
+            text += ", not installed yet"
+        if self.failure:
+            text += f": {self.failure}"
+        return text
 
 
 class PrimeClient:
@@ -88,7 +97,10 @@ class PrimeClient:
                 await self.ask("GET", "/api/v1/availability/gpus", query=query), "the search"
             )
             items = rows(fields, "items", "Prime")
-            found += [ask for row in items if (ask := _ask(row, disk)) is not None]
+            for row in items:
+                ask = _ask(row, disk)
+                if ask is not None:
+                    found.append(ask)
             if len(items) < PAGE or page * PAGE >= number(fields, "totalCount"):
                 return found
         raise Unreachable("Prime's list of offers: pagination did not end")
@@ -114,18 +126,17 @@ class PrimeClient:
     async def history(self) -> list[tuple[str, Charge]]:
         """Return the charges for deleted pods, each with the pod ID."""
         found = await self._pages("/api/v1/pods/history", "the history")
-        ended = [row for row in found if row.get("terminatedAt")]
-        return [
-            (
-                f"{row.get('id')}",
-                Charge(
-                    _at(row, "createdAt"),
-                    _at(row, "terminatedAt"),
-                    parse_charge(row, "totalBilledPrice", "Prime"),
-                ),
+        charges: list[tuple[str, Charge]] = []
+        for row in found:
+            if not row.get("terminatedAt"):
+                continue
+            charge = Charge(
+                _at(row, "createdAt"),
+                _at(row, "terminatedAt"),
+                parse_charge(row, "totalBilledPrice", "Prime"),
             )
-            for row in ended
-        ]
+            charges.append((f"{row.get('id')}", charge))
+        return charges
 
     async def _pages(self, path: str, what: str) -> list[Fields]:
         found: dict[str, Fields] = {}
@@ -214,7 +225,8 @@ def api_key() -> str:
 
     Raises Denied with the searched locations if no key is found.
     """
-    if key := os.environ.get("PRIME_API_KEY", "").strip() or config("api_key"):
+    key = os.environ.get("PRIME_API_KEY", "").strip() or config("api_key")
+    if key:
         return key
     raise Denied(
         f"no API key for Prime in PRIME_API_KEY or {config_file()}; create one at https://app.primeintellect.ai/dashboard/tokens"
@@ -231,36 +243,55 @@ def words(answer: Answer) -> str:
     wrong = answer.fields.get("detail")
     if not isinstance(wrong, list):
         return answer.words
-    told = [(each.get("loc"), each.get("msg")) for each in wrong[:5] if isinstance(each, dict)]
-    return printable(
-        "; ".join(
-            f"{'.'.join(map(str, loc)) if isinstance(loc, list) else ''}: {msg}"
-            for loc, msg in told
-        )
-    )
+    told = [_describe_field_error(each) for each in wrong[:5] if isinstance(each, dict)]
+    return printable("; ".join(told))
+
+
+def _describe_field_error(error: Fields) -> str:
+    location = error.get("loc")
+    where = ".".join(map(str, location)) if isinstance(location, list) else ""
+    return f"{where}: {error.get('msg')}"
 
 
 def pod(row: Fields) -> PrimePod:
     """Parse a pod.  Raises Unsure if the reply is not a pod."""
     if not isinstance(row.get("id"), str) or not isinstance(row.get("status"), str):
         raise Unsure("cannot read Prime's reply about a pod")
-    logins = row.get("sshConnection")
-    first = next(
-        (
-            each
-            for each in (logins if isinstance(logins, list) else [logins])
-            if isinstance(each, str)
-        ),
-        "",
-    )
-    match = _LOGIN.fullmatch(first.strip())
     ready = (
         row.get("installationStatus") == "FINISHED" or number(row, "installationProgress") >= 100
     )
     return PrimePod(
-        f"{row['id']}", f"{row.get('name') or ''}", f"{row['status']}", ready, printable(f"{row.get('installationFailure') or ''}"),
-        (match["user"], match["host"], int(match["port"] or 22)) if match else None, price(row.get("priceHr")),
-    )  # fmt: skip
+        id=f"{row['id']}",
+        name=f"{row.get('name') or ''}",
+        status=f"{row['status']}",
+        ready=ready,
+        failure=printable(f"{row.get('installationFailure') or ''}"),
+        login=_parse_login(row.get("sshConnection")),
+        price=price(row.get("priceHr")),
+    )
+
+
+def _parse_login(connection: object) -> tuple[str, str, int] | None:
+    """Return user, host and port of the first SSH login, or None if there is none yet.
+
+    A pod with several nodes has a list of logins, and a starting pod may have `[null]`.
+    """
+    first = connection
+    if isinstance(connection, list):
+        first = next(iter(_strings(connection)), None)
+    if not isinstance(first, str):
+        return None
+    match = _LOGIN.fullmatch(first.strip())
+    if match is None:
+        return None
+    return match["user"], match["host"], int(match["port"] or 22)
+
+
+def _strings(value: object) -> tuple[str, ...]:
+    """Return the texts in a list of a reply, or () if the value is no list."""
+    if not isinstance(value, list):
+        return ()
+    return tuple(each for each in value if isinstance(each, str))
 
 
 def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
@@ -274,54 +305,75 @@ def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
 
 def _ask(row: Fields, disk: int) -> PrimeOffer | None:
     """Parse an offer with at least `disk` GB of disk, or return None if a field is missing."""
-    prices = inner(row.get("prices") or {}, "a price", "Prime")
-    listed = prices.get("communityPrice") or prices.get("onDemand")
-    hourly = price(listed) if prices.get("currency", "USD") == "USD" else None
+    hourly = _parse_hourly_price(row)
     count = int(number(row, "gpuCount"))
     if not count or not isinstance(row.get("cloudId"), str):
         return None
-    disks, cpus, memory = (
-        inner(row.get(name) or {}, "an offer", "Prime") for name in ("disk", "vcpu", "memory")
+    disks = inner(row.get("disk") or {}, "an offer", "Prime")
+    cpus = inner(row.get("vcpu") or {}, "an offer", "Prime")
+    memory = inner(row.get("memory") or {}, "an offer", "Prime")
+    size = _choose_disk_size(disks, disk)
+    stored = _parse_disk_price(disks, size)
+    have = Resources(
+        cpus=number(cpus, "defaultCount"),
+        memory=int(number(memory, "defaultCount")) * 10**9,
+        gpus=count,
+        gpu=f"{row.get('gpuType', '')}".replace("_", " "),
+        gpu_memory=int(number(row, "gpuMemory")) * 10**9,
+        disk=size * 10**9,
     )
+    market: Market = "spot" if row.get("isSpot") else "on-demand"
+    order = {name: f"{row.get(name) or ''}" for name in _ORDERED}
+    whole: float | None = None
+    # A base price of 0 is no price, either: the price of the disk alone would be too low.
+    if hourly and stored is not None:
+        whole = hourly + stored
+    return PrimeOffer(
+        id=f"{row['cloudId']}",
+        resources=have,
+        price=whole,
+        disk_price=stored or 0.0,
+        disk=size,
+        region=f"{row.get('dataCenter') or ''}, {row.get('country') or ''}",
+        market=market,
+        secure=row.get("security") == "secure_cloud",
+        inet=number(row, "internetSpeed"),
+        there=row.get("stockStatus") != "Unavailable",
+        order=order,
+        images=_strings(row.get("images")),
+    )
+
+
+def _parse_hourly_price(row: Fields) -> float | None:
+    """Return an offer's hourly price with the included disk. None if it cannot be read."""
+    prices = inner(row.get("prices") or {}, "a price", "Prime")
+    if prices.get("currency", "USD") != "USD":
+        return None
+    return price(prices.get("communityPrice") or prices.get("onDemand"))
+
+
+def _choose_disk_size(disks: Fields, wanted: int) -> int:
+    """Return the size in GB of the disk to order: at least `wanted`, if the offer allows it."""
     least, default, most = (
         int(number(disks, name)) for name in ("minCount", "defaultCount", "maxCount")
     )
-    size = (
-        min(max(disk, least or 0), most or max(disk, default))
-        if most or least
-        else max(disk, default)
-    )
-    free = default if disks.get("defaultIncludedInPrice") else 0
+    usual = max(wanted, default)
+    if not most and not least:
+        return usual
+    return min(max(wanted, least), most or usual)
+
+
+def _parse_disk_price(disks: Fields, size: int) -> float | None:
+    """Return the hourly price of a disk of `size` GB beyond the part that the offer includes.
+
+    None if it cannot be read.
+    """
+    included = int(number(disks, "defaultCount")) if disks.get("defaultIncludedInPrice") else 0
     unit = disks.get("pricePerUnit")
-    per_gb = 0.0 if unit is None or size <= free else price(unit)
-    if per_gb is None:
-        hourly = None
-    stored = max(0, size - free) * (per_gb or 0.0)
-    have = Resources(
-        number(cpus, "defaultCount"), int(number(memory, "defaultCount")) * 10**9, count, f"{row.get('gpuType', '')}".replace("_", " "),
-        int(number(row, "gpuMemory")) * 10**9, size * 10**9,
-    )  # fmt: skip
-    order = {
-        name: f"{row.get(name) or ''}"
-        for name in (
-            "cloudId",
-            "gpuType",
-            "socket",
-            "dataCenter",
-            "country",
-            "security",
-            "provider",
-        )
-    }
-    named = row.get("images")
-    images = (
-        tuple(each for each in named if isinstance(each, str)) if isinstance(named, list) else ()
-    )
-    return PrimeOffer(
-        f"{row['cloudId']}", have, hourly + stored if hourly else None, stored, size, f"{row.get('dataCenter') or ''}, {row.get('country') or ''}",
-        "spot" if row.get("isSpot") else "on-demand", row.get("security") == "secure_cloud", number(row, "internetSpeed"),
-        row.get("stockStatus") != "Unavailable", order, images,
-    )  # fmt: skip
+    if unit is None or size <= included:
+        return 0.0
+    per_gb = price(unit)
+    return None if per_gb is None else (size - included) * per_gb
 
 
 def _at(row: Fields, name: str) -> float:

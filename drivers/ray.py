@@ -54,7 +54,7 @@ from .base import (
     Unreachable,
     Wish,
 )
-from .calls import ENDED
+from .calls import explain_failure
 from .installation import Installation
 
 _T = TypeVar("_T")
@@ -113,13 +113,11 @@ class Ray(Driver):
         self.waits = ""
         self._installation = Installation.of(installation)
         self._namespace = f"recipe-{self._installation.name}"
-        self._address, self._root, self._python, self._idle, self._grace = (
-            address,
-            root,
-            python,
-            idle,
-            grace,
-        )
+        self._address = address
+        self._root = root
+        self._python = python
+        self._idle = idle
+        self._grace = grace
         self._share = Resources(cpus=cpus, memory=memory, gpus=gpus)
         self._hosts: dict[str, tuple[RayHost, ...]] = {}
 
@@ -142,11 +140,9 @@ class Ray(Driver):
     def _matches(self, node: Resources, wish: Wish) -> bool:
         """Return whether a node, and the part of it to reserve, satisfy the need of one node."""
         of_one_node = wish._replace(need=replace(wish.need, nodes=1))
-        return (
-            machine.satisfies(node, of_one_node)
-            and machine.satisfies(self._part(node, wish), of_one_node)
-            and self._holds(node)
-        )
+        if not machine.satisfies(node, of_one_node) or not self._holds(node):
+            return False
+        return machine.satisfies(self._part(node, wish), of_one_node)
 
     def _bundle(self, share: Resources, wish: Wish) -> dict[str, float]:
         """Return the resources to reserve on each node, by their names in Ray."""
@@ -170,19 +166,15 @@ class Ray(Driver):
         _group, state, bundles = await self._ask(partial(self._find_group, lease.id))
         if state in ("PENDING", "PREPARED"):
             asked = ", ".join(f"{amount:g} {name}" for name, amount in bundles[0].items())
-            self.waits = (
-                f"Ray has no free capacity yet for {len(bundles)} nodes with {asked}"
-                if state == "PENDING"
-                else ""
-            )
+            self.waits = ""
+            if state == "PENDING":
+                self.waits = f"Ray has no free capacity yet for {len(bundles)} nodes with {asked}"
             return None
         if state != "CREATED":
             self._hosts.pop(lease.id, None)
-            raise HostLost(
-                "lost a Ray node"
-                if state == "RESCHEDULING"
-                else "the Ray placement group no longer exists"
-            )
+            if state == "RESCHEDULING":
+                raise HostLost("lost a Ray node")
+            raise HostLost("the Ray placement group no longer exists")
         self.waits = ""
         if lease.id not in self._hosts:
             found = []
@@ -207,11 +199,9 @@ class Ray(Driver):
         group, state, bundles = await self._ask(partial(self._find_group, lease.id))
         if group is None:
             return True
+        names = _actor_names(lease.id, len(bundles))
         left = await asyncio.gather(
-            *(
-                self._leave(name, group, index, state)
-                for index, name in enumerate(_actor_names(lease.id, len(bundles)))
-            )
+            *(self._leave(name, group, index, state) for index, name in enumerate(names))
         )
         if not all(left):
             return False
@@ -220,12 +210,14 @@ class Ray(Driver):
 
     async def leases(self) -> Sequence[Lease]:
         groups = await self._ask(placement_group_table)
-        keys = [
-            self._installation.key(group["name"])
-            for group in groups.values()
-            if group["state"] != GONE
-        ]
-        return [self._lease(key) for key in keys if key is not None]
+        found: list[Lease] = []
+        for group in groups.values():
+            if group["state"] == GONE:
+                continue
+            key = self._installation.key(group["name"])
+            if key is not None:
+                found.append(self._lease(key))
+        return found
 
     async def about(self) -> Sequence[tuple[str, str]]:
         """Describe the cluster for `recipe doctor`.  Raises Denied if its Ray version differs."""
@@ -336,7 +328,8 @@ class Ray(Driver):
     async def _leave(self, name: str, group: PlacementGroup, index: int, state: str) -> bool:
         """Stop all programs on one node. Return True once no program runs there."""
         with suppress(HostLost):
-            if (actor := await self._ask(partial(self._actor, name))) is not None:
+            actor = await self._ask(partial(self._actor, name))
+            if actor is not None:
                 return state != "CREATED" or await self.answer(actor.leave.remote())
         if state != "CREATED":
             return True  # the node is lost, or was never allocated
@@ -353,11 +346,11 @@ class Ray(Driver):
     def _holds(self, have: Resources) -> bool:
         """Return True if a node has at least the configured resources."""
         share = self._share
-        return (
-            (share.cpus or 0) <= (have.cpus or 0)
-            and (share.memory or 0) <= (have.memory or 0)
-            and (share.gpus or 0) <= (have.gpus or 0)
-        )
+        if (share.cpus or 0) > (have.cpus or 0):
+            return False
+        if (share.memory or 0) > (have.memory or 0):
+            return False
+        return (share.gpus or 0) <= (have.gpus or 0)
 
     def _part(self, have: Resources, wish: Wish) -> Resources:
         """Return the share of a node that one bundle of a placement group requests.
@@ -367,11 +360,12 @@ class Ray(Driver):
         wanted, share = wish.together, self._share
         cpus = share.cpus or (wanted.cpus and ceil(wanted.cpus))
         gpus = wanted.gpus if share.gpus is None else share.gpus
+        part_of_gpus = have.gpus if gpus is None else min(have.gpus or 0, gpus)
         return replace(
             have,
             cpus=machine.limit(have.cpus, cpus),
             memory=machine.limit(have.memory, share.memory or wanted.memory),
-            gpus=have.gpus if gpus is None else min(have.gpus or 0, gpus),
+            gpus=part_of_gpus,
         )
 
 
@@ -381,12 +375,10 @@ class RayHost(Host):
     def __init__(
         self, driver: Ray, actor: Any, name: str, python: str, root: str, address: str
     ) -> None:
-        self.name, self.python, self.root, self.address = (
-            name.rpartition("/")[2],
-            python,
-            root,
-            address,
-        )
+        self.name = name.rpartition("/")[2]
+        self.python = python
+        self.root = root
+        self.address = address
         self._driver, self._actor = driver, actor
 
     async def call(
@@ -394,7 +386,9 @@ class RayHost(Host):
     ) -> AsyncGenerator[bytes, None]:
         """Run a program through the node's actor.  See `Host.call`."""
         answer, actor, id = self._driver.answer, self._actor, secrets.token_hex(8)
-        if why := await answer(actor.begin.remote(id, [os.fsencode(word) for word in argv])):
+        words = [os.fsencode(word) for word in argv]
+        why = await answer(actor.begin.remote(id, words))
+        if why:
             raise Rejected(f"cannot run {argv[0]}: {why}")
         feeding = asyncio.ensure_future(self._feed(id, stdin))
         try:
@@ -409,12 +403,9 @@ class RayHost(Host):
             feeding.cancel()  # the program exited before reading all input
             with suppress(RayError):
                 actor.end.remote(id)
-        code, words = end
+        code, said = end
         if code:
-            said = words.decode("utf-8", "replace").strip()
-            raise (Unreachable if code in ENDED else Rejected)(
-                f"{argv[0]} ended with {code}" + (f": {said}" if said else "")
-            )
+            raise explain_failure(argv[0], code, said)
 
     async def _feed(self, id: str, stdin: AsyncIterable[bytes]) -> None:
         answer, actor = self._driver.answer, self._actor

@@ -211,11 +211,8 @@ class Node:
                 self._quiet_since = now
             if self._idle and now - self._quiet_since >= self._idle:
                 with contextlib.suppress(ValueError, ray.exceptions.RayError):
-                    others = [
-                        ray.get_actor(name, namespace=self._namespace)
-                        for name in self._names
-                        if name != self._name
-                    ]
+                    names = [name for name in self._names if name != self._name]
+                    others = [ray.get_actor(name, namespace=self._namespace) for name in names]
                     if all([await other.quiet.remote() >= self._idle for other in others]):
                         ray.util.remove_placement_group(ray.util.get_current_placement_group())
 
@@ -292,9 +289,8 @@ def _taker(root: str) -> Callable[[int], tuple[int, str] | None]:
 
 def _env() -> dict[str, str]:
     """Return this node's environment without the variables that Ray sets for its own workers."""
-    return {
-        name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "PYTHON"))
-    }
+    own = ("RAY_", "PYTHON")
+    return {name: value for name, value in os.environ.items() if not name.startswith(own)}
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from .base import (
 from .cloud import Filters, Value, harmless, markets
 from .runpod_wire import HOME, RunpodClient, RunpodGpu, RunpodPod, api_key, none, pod, words
 from .ssh import SshHost
-from .web import explain_missing_key
+from .web import Answer, explain_missing_key
 
 API: Final = "https://api.runpod.io"
 IMAGE: Final = "runpod/pytorch:1.0.2-cu1281-torch280-ubuntu2404"
@@ -153,26 +153,39 @@ class Runpod(cloud.Deadman[RunpodClient]):
     def _offer(
         self, gpu: RunpodGpu, name: str, count: int, disk: int, filters: Filters, *, keep: bool
     ) -> Offer:
-        regions = [
-            center
-            for center in gpu.centers
-            if not filters.regions
-            or any(each.lower() in center.lower() for each in filters.regions)
-        ]
+        centers = _choose_centers(gpu.centers, filters.regions)
         have = Resources(
-            float(CPUS * count), MEMORY * count, count, gpu.id, gpu.memory * 10**9, disk * 10**9
+            cpus=float(CPUS * count),
+            memory=MEMORY * count,
+            gpus=count,
+            gpu=gpu.id,
+            gpu_memory=gpu.memory * 10**9,
+            disk=disk * 10**9,
         )
+        # Without a wanted region, the order names no center, and RunPod chooses among all.
+        ordered = ",".join(centers) if filters.regions else ""
+        cuda = f"{filters.cuda:g}" if filters.cuda else ""
         data = {
-            "gpu": gpu.id, "cloud": CLOUDS[name], "disk": str(disk), "centers": ",".join(regions if filters.regions else ()),
-            "cuda": f"{filters.cuda:g}" if filters.cuda else "",
-        }  # fmt: skip
-        disks = _disks(disk, disk if keep else 0, runs=True)
+            "gpu": gpu.id,
+            "cloud": CLOUDS[name],
+            "disk": str(disk),
+            "centers": ordered,
+            "cuda": cuda,
+        }
+        volume = disk if keep else 0
+        disks = _disks(disk, volume, runs=True)
         price = gpu.prices[name]
         whole = round(price * count + disks, 5) if price else math.nan
         return Offer(
-            "runpod", f"{gpu.id} x{count} {name}", have, price=whole, region=" ".join(regions), data=data,
-            disk_price=disks, fetched=time.time(),
-        )  # fmt: skip
+            "runpod",
+            f"{gpu.id} x{count} {name}",
+            have,
+            price=whole,
+            region=" ".join(centers),
+            data=data,
+            disk_price=disks,
+            fetched=time.time(),
+        )
 
     # --- leases
 
@@ -197,44 +210,39 @@ class Runpod(cloud.Deadman[RunpodClient]):
             raise Denied(
                 f"RunPod does not rent to this account: {said} See https://console.runpod.io/user/billing"
             )
-        if answer.status in (
-            400,
-            403,
-        ):  # 400 means no capacity or an invalid request; the message tells which
+        # 400 means no capacity or an invalid request; the message tells which.
+        if answer.status in (400, 403):
             raise NoCapacity(f"{offer.id} is not available: {said}")
         if answer.status < 400:
             raise Unsure(f"cannot read RunPod's reply to the order: {answer.words[:80]}")
         raise Rejected(f"RunPod rejected the order of {offer.id}: {said}")
 
     def _body(self, order: Order) -> Mapping[str, object]:
+        """Return the body of the request that creates a pod."""
         data = order.offer.data
-        script = _SERVER + cloud.boot(
-            self._installation,
-            order,
-            datetime.now(UTC),
-            _END.format(api=self._wire.web.api, delete="" if order.keep else _DELETE),
-        )
-        gpu = {
-            "id": data["gpu"],
-            "count": order.offer.resources.gpus,
-            **({"minCudaVersion": f"{float(data['cuda']):.1f}"} if data["cuda"] else {}),
-        }
-        return {
+        delete = "" if order.keep else _DELETE
+        end = _END.format(api=self._wire.web.api, delete=delete)
+        script = _SERVER + cloud.boot(self._installation, order, datetime.now(UTC), end)
+        gpu: dict[str, object] = {"id": data["gpu"], "count": order.offer.resources.gpus}
+        if data["cuda"]:
+            gpu["minCudaVersion"] = f"{float(data['cuda']):.1f}"
+        wanted: dict[str, object] = {
             "name": self._installation.mark(order.key),
             "image": order.image or self._image,
             "gpu": gpu,
             "cloud": data["cloud"],
             "disk": int(data["disk"]),
-            **(
-                {"mounts": {"persistent": {"size": int(data["disk"]), "path": VOLUME}}}
-                if order.keep
-                else {}
-            ),
+        }
+        if order.keep:
+            wanted["mounts"] = {"persistent": {"size": int(data["disk"]), "path": VOLUME}}
+        wanted |= {
             "ports": ["22/tcp"],
             "env": {"PUBLIC_KEY": cloud.public(self._installation.login(order.key))},
             "args": _COMMAND.format(script=base64.b64encode(script.encode()).decode()),
-            **({"dataCenterIds": data["centers"].split(",")} if data["centers"] else {}),
         }
+        if data["centers"]:
+            wanted["dataCenterIds"] = data["centers"].split(",")
+        return wanted
 
     async def _open_machine(self, lease: Lease) -> SshHost | None:
         """Connect to the pod once its SSH server accepts the login key and the host key matches."""
@@ -265,15 +273,13 @@ class Runpod(cloud.Deadman[RunpodClient]):
                 )
             if answer.status in (400, 403):
                 raise NoCapacity(f"cannot start the pod {lease.id}: {words(answer)}")
-            if (
-                answer.status >= 400 and answer.status != 409 and not none(answer)
-            ):  # 409: another process was faster
+            if _is_rejected(answer):
                 raise Rejected(f"RunPod cannot start {lease.id}: {words(answer)}")
         deadline = time.monotonic() + STARTS.total_seconds()
-        while (found := await harmless(self._wire.show(lease.id))) is not None and found.status in (
-            "PROVISIONING",
-            "STARTING",
-        ):
+        while True:
+            found = await harmless(self._wire.show(lease.id))
+            if found is None or found.status not in ("PROVISIONING", "STARTING"):
+                break
             if time.monotonic() > deadline:
                 return
             await asyncio.sleep(self.traits.poll.total_seconds())
@@ -292,30 +298,30 @@ class Runpod(cloud.Deadman[RunpodClient]):
         await self._logins.end(lease)
         if await self.stands(lease) == "runs":
             answer = await harmless(self._wire.act(lease.id, "stop"))
-            if answer.status >= 400 and answer.status != 409 and not none(answer):
+            if _is_rejected(answer):
                 raise Rejected(f"RunPod cannot stop {lease.id}: {words(answer)}")
         return await self.stands(lease) != "runs"
 
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
         """Return the pod's status, as RunPod reports it."""
         found = await harmless(self._wire.show(lease.id))
-        return "gone" if found is None else "stopped" if found.status in STOPPED else "runs"
+        if found is None:
+            return "gone"
+        return "stopped" if found.status in STOPPED else "runs"
 
     async def leases(self) -> Sequence[Lease]:
-        found = await harmless(self._wire.listing())
-        return [
-            Lease("runpod", each.id, key, self._data, price=round(_price(each) or 0.0, 5))
-            for each in found
-            if (key := self._installation.key(each.name)) is not None
-        ]
+        found: list[Lease] = []
+        for each in await harmless(self._wire.listing()):
+            key = self._installation.key(each.name)
+            if key is not None:
+                price = round(_price(each) or 0.0, 5)
+                found.append(Lease("runpod", each.id, key, self._data, price=price))
+        return found
 
     async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
         """Return RunPod's charges for a lease."""
-        return [
-            charge
-            for charge in await harmless(self._wire.charges(lease.id))
-            if charge.till >= since.timestamp()
-        ]
+        found = await harmless(self._wire.charges(lease.id))
+        return [charge for charge in found if charge.till >= since.timestamp()]
 
     def find_lack(self) -> str:
         return explain_missing_key(api_key)
@@ -323,10 +329,11 @@ class Runpod(cloud.Deadman[RunpodClient]):
     async def account(self) -> Sequence[tuple[str, str]]:
         """Describe the account as names and texts. Changes nothing."""
         pods = await harmless(self._wire.listing())
+        hourly = sum(each.price or 0.0 for each in pods)
         return [
             (
                 "account",
-                f"by the key of RUNPOD_API_KEY; it has {len(pods)} pods, which cost ${sum(each.price or 0.0 for each in pods):.2f} an hour",
+                f"by the key of RUNPOD_API_KEY; it has {len(pods)} pods, which cost ${hourly:.2f} an hour",
             ),
             ("credit", "not shown by RunPod before an order: it must cover an hour of the pod"),
             self._clock(),
@@ -346,6 +353,21 @@ class Runpod(cloud.Deadman[RunpodClient]):
         if found.status in STOPPED:
             raise HostLost(f"the pod {lease.id} is not running: {found.status}")
         return found
+
+
+def _is_rejected(answer: Answer) -> bool:
+    """Return True if RunPod refused to start or stop a pod.
+
+    A missing pod is no refusal, nor is status 409: then another process was faster.
+    """
+    return answer.status >= 400 and answer.status != 409 and not none(answer)
+
+
+def _choose_centers(centers: Sequence[str], regions: Sequence[str]) -> list[str]:
+    """Return the data centers whose names contain one of `regions`, or all without regions."""
+    if not regions:
+        return list(centers)
+    return [center for center in centers if cloud.is_in_regions(center, regions)]
 
 
 def _disks(disk: int, volume: int, *, runs: bool) -> float:

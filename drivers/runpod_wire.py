@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from .base import Charge, Denied, Rejected, Throttled, Unsure
@@ -72,7 +72,12 @@ class RunpodClient:
         """Return all GPU types, with the availability of `count` GPUs of each in one pod."""
         query = {"include": "AVAILABILITY", "product": "POD", "count": str(count), "cloud": cloud}
         fields = _good(await self.ask("GET", "/v2/catalog/gpus", query=query), "the catalog")
-        return [found for row in rows(fields, "gpus", "RunPod") if (found := _gpu(row)) is not None]
+        found: list[RunpodGpu] = []
+        for row in rows(fields, "gpus", "RunPod"):
+            gpu = _gpu(row)
+            if gpu is not None:
+                found.append(gpu)
+        return found
 
     async def centers(self) -> list[str]:
         """Return the names of all data centers."""
@@ -100,12 +105,10 @@ class RunpodClient:
                 "the list of pods",
             )
             found += [pod(row) for row in rows(fields, "pods", "RunPod")]
+            # The cursor of the next page is below `pagination`, or at the top of the reply.
             paged = fields.get("pagination")
-            cursor = next_page(
-                (paged if isinstance(paged, dict) else fields).get("nextCursor"),
-                seen,
-                "the list of RunPod's pods",
-            )
+            holder = paged if isinstance(paged, dict) else fields
+            cursor = next_page(holder.get("nextCursor"), seen, "the list of RunPod's pods")
             if not cursor:
                 return [each for each in found if each.status != "TERMINATED"]
 
@@ -170,7 +173,8 @@ def api_key() -> str:
 
     Raises Denied with the searched locations if no key is found.
     """
-    if key := os.environ.get("RUNPOD_API_KEY", "").strip():
+    key = os.environ.get("RUNPOD_API_KEY", "").strip()
+    if key:
         return key
     raise Denied(
         "no API key for RunPod in RUNPOD_API_KEY; create one at https://console.runpod.io/user/settings"
@@ -180,34 +184,30 @@ def api_key() -> str:
 def words(answer: Answer) -> str:
     """Return RunPod's error message with its list of errors in the request."""
     wrong = answer.fields.get("errors")
-    more = "; ".join(f"{each}" for each in wrong[:5]) if isinstance(wrong, list) else ""
-    return f"{answer.words} {printable(more)}".strip()
+    if not isinstance(wrong, list):
+        return answer.words
+    more = printable("; ".join(f"{each}" for each in wrong[:5]))
+    return f"{answer.words} {more}".strip()
 
 
 def pod(row: Fields) -> RunpodPod:
     """Parse a pod.  Raises Unsure if the reply is not a pod."""
     if not isinstance(row.get("id"), str) or not isinstance(row.get("status"), str):
         raise Unsure("cannot read RunPod's reply about a pod")
-    ssh = row.get("ssh")
-    direct = (
-        ssh.get("direct") if isinstance(ssh, dict) else None
-    )  # `proxy` runs no commands with input and is never used
-    address = (
-        (f"{direct.get('host', '')}", int(number(direct, "port")))
-        if isinstance(direct, dict) and number(direct, "port")
-        else None
-    )
+    # `ssh.proxy` is never used: it runs no commands with input.
+    direct = _inside(_inside(row, "ssh"), "direct")
+    port = number(direct, "port")
+    address = (f"{direct.get('host', '')}", int(port)) if port else None
     volume = _inside(_inside(row, "mounts"), "persistent")
-    gpus = int(number(_inside(row, "gpu"), "count"))
-    sizes = int(number(row, "disk")), int(number(volume, "size"))
     return RunpodPod(
-        f"{row['id']}",
-        f"{row.get('name') or ''}",
-        f"{row['status']}",
-        address,
-        price(row.get("cost")),
-        *sizes,
-        gpus,
+        id=f"{row['id']}",
+        name=f"{row.get('name') or ''}",
+        status=f"{row['status']}",
+        address=address,
+        price=price(row.get("cost")),
+        disk=int(number(row, "disk")),
+        volume=int(number(volume, "size")),
+        gpus=int(number(_inside(row, "gpu"), "count")),
     )
 
 
@@ -238,36 +238,29 @@ def _good(answer: Answer, what: str, empty: bool = False) -> Fields:
 
 def _gpu(row: Fields) -> RunpodGpu | None:
     """Parse a GPU type.  None if a required field is missing."""
-    listed, most = (
-        inner(row.get("price") or {}, "a price", "RunPod"),
-        inner(row.get("maxCount") or {}, "a type of GPU", "RunPod"),
-    )
+    listed = inner(row.get("price") or {}, "a price", "RunPod")
+    most = inner(row.get("maxCount") or {}, "a type of GPU", "RunPod")
     if not number(row, "memory") or not isinstance(row.get("id"), str):
         return None
-    centers = [
-        f"{each.get('id', '')}"
-        for each in rows(row, "dataCenters", "RunPod")
-        if each.get("availability") != "NONE"
-    ]
-    versions = [
-        f"{each.get('version', '')}"
-        for each in rows(row, "cudaVersions", "RunPod")
-        if each.get("available")
-    ]
+    centers = rows(row, "dataCenters", "RunPod")
+    stocked = [f"{each.get('id', '')}" for each in centers if each.get("availability") != "NONE"]
+    drivers = rows(row, "cudaVersions", "RunPod")
+    versions = [f"{each.get('version', '')}" for each in drivers if each.get("available")]
     clouds = [name for name in ("secure", "community") if row.get(name)]
-    prices, most_of = (
-        {name: price(listed.get(name)) for name in clouds},
-        {name: int(number(most, name)) for name in clouds},
-    )
-    cuda = max(
-        (float(text) for text in versions if text.replace(".", "", 1).isdigit()), default=0.0
-    )
+    prices = {name: price(listed.get(name)) for name in clouds}
+    most_of = {name: int(number(most, name)) for name in clouds}
     return RunpodGpu(
-        f"{row['id']}",
-        int(number(row, "memory")),
-        prices,
-        most_of,
-        tuple(centers),
-        cuda,
-        row.get("availability", "NONE") != "NONE",
+        id=f"{row['id']}",
+        memory=int(number(row, "memory")),
+        prices=prices,
+        most=most_of,
+        centers=tuple(stocked),
+        cuda=_newest(versions),
+        there=row.get("availability", "NONE") != "NONE",
     )
+
+
+def _newest(versions: Sequence[str]) -> float:
+    """Return the newest of some CUDA versions, such as 12.8, or 0 if none can be read."""
+    readable = [text for text in versions if text.replace(".", "", 1).isdigit()]
+    return max(map(float, readable), default=0.0)

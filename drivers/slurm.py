@@ -122,11 +122,13 @@ class Slurm(Driver):
         prices: Mapping[str, str] = MappingProxyType({}),
         login: str | Mapping[str, Any] = "",
     ) -> None:
-        if wrong := commands.check_settings(options, container):
+        wrong = commands.check_settings(options, container)
+        if wrong:
             raise WrongSetting(wrong)
+        # The schema allows no other form of a price.
         self._prices = {
             partition: float(price.removesuffix(" USD")) for partition, price in prices.items()
-        }  # the schema allows no other form
+        }
         billed = any(self._prices.values())
         self.traits = self.traits._replace(
             comes_up=timedelta(hours=queue),
@@ -158,9 +160,8 @@ class Slurm(Driver):
         self._node: Host | None = None  # the login node, once connected
         self._hosts: dict[str, tuple[SlurmHost, ...]] = {}
         self._again: dict[str, float] = {}
-        self._begins: dict[
-            str, str
-        ] = {}  # by lease key: the start that Slurm estimated before the job was submitted
+        # By lease key: the start that Slurm estimated before the job was submitted.
+        self._begins: dict[str, str] = {}
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """Return partitions with enough nodes that match `wish`, the default one first.
@@ -168,57 +169,52 @@ class Slurm(Driver):
         `excluded` then holds the reasons against the other partitions.
         """
         said = await self._ask(commands.sinfo())
-        if self._pattern.partition and self._pattern.partition not in commands.parse_partitions(
-            said
-        ):
-            raise commands.why_refused(
-                "sbatch",
-                f"invalid partition specified: {self._pattern.partition}",
-                commands.parse_partitions(said),
-            )
-        self._check_prices(commands.parse_partitions(said))
+        partition, known = self._pattern.partition, commands.parse_partitions(said)
+        if partition and partition not in known:
+            message = f"invalid partition specified: {partition}"
+            raise commands.why_refused("sbatch", message, known)
+        self._check_prices(known)
         by_name: dict[str, list[NodeGroup]] = {}
         for group in commands.parse_groups(said):
-            if self._pattern.partition in ("", group.partition):
+            if partition in ("", group.partition):
                 by_name.setdefault(group.partition, []).append(group)
         found, left_out = [], dict[str, int]()
         for name, groups in by_name.items():
             fitting = [group for group in groups if self._fits(group, wish)]
-            if fitting and sum(group.nodes for group in fitting) >= wish.need.nodes:
-                longest = min(group.longest for group in fitting)
-                share, hours = (
-                    self._share(commands.find_common_resources(fitting), wish),
-                    None if longest == inf else longest / 3600,
-                )
-                asked = self._pattern._asdict() | {
-                    "time": commands.walltime(self._pattern.time, wish.hours, longest),
-                    **self._request_share(share, wish),
-                }
-                data = {key: str(asked[key]) for key in DECIDED if asked[key]}
-                price = wish.need.nodes * self._prices.get(name, 0.0)
-                found.append(
-                    Offer(
-                        "slurm",
-                        name,
-                        share,
-                        wish.need.nodes,
-                        price,
-                        data=data,
-                        longest=hours,
-                        fetched=time.time(),
-                        queued=True,
-                    )
-                )
+            nodes = sum(group.nodes for group in fitting)
+            if fitting and nodes >= wish.need.nodes:
+                found.append(self._offer(name, fitting, wish))
+                continue
+            if fitting:
+                short = f"{nodes} nodes, but {wish.need.nodes} are requested"
             else:
-                nodes = sum(group.nodes for group in fitting or groups)
-                short = (
-                    f"{nodes} nodes, but {wish.need.nodes} are requested"
-                    if fitting
-                    else "no matching node"
-                )
-                left_out[f"partition {name} has {short}"] = nodes or 1
+                short = "no matching node"
+                nodes = sum(group.nodes for group in groups)
+            left_out[f"partition {name} has {short}"] = nodes or 1
         self.excluded = left_out
         return found
+
+    def _offer(self, partition: str, groups: Sequence[NodeGroup], wish: Wish) -> Offer:
+        """Return the offer of a partition, of which these groups have the wanted nodes."""
+        longest = min(group.longest for group in groups)
+        share = self._share(commands.find_common_resources(groups), wish)
+        asked = self._pattern._asdict() | {
+            "time": commands.walltime(self._pattern.time, wish.hours, longest),
+            **self._request_share(share, wish),
+        }
+        hours = None if longest == inf else longest / 3600
+        data = {key: str(asked[key]) for key in DECIDED if asked[key]}
+        return Offer(
+            "slurm",
+            partition,
+            share,
+            wish.need.nodes,
+            price=wish.need.nodes * self._prices.get(partition, 0.0),
+            data=data,
+            longest=hours,
+            fetched=time.time(),
+            queued=True,
+        )
 
     async def acquire(self, order: Order) -> Lease:
         """Submit a job, or find the existing job of this key.
@@ -229,6 +225,7 @@ class Slurm(Driver):
             if commands.key_of(job.comment, self._mark) == order.key:
                 return self._lease(job.id, order.key)
         data = order.offer.data
+        cpus = int(data["cpus"]) if "cpus" in data else None
         asked = self._pattern._replace(
             name=_job_name(order.key),
             comment=commands.comment(self._mark, order.key),
@@ -236,7 +233,7 @@ class Slurm(Driver):
             partition=order.offer.id,
             time=data.get("time", ""),
             gres=data.get("gres", ""),
-            cpus=int(data["cpus"]) if "cpus" in data else None,
+            cpus=cpus,
             memory=data.get("memory", ""),
         )
         keeper = (Path(__file__).parent / "slurm_keeper.py").read_text("utf-8")
@@ -251,9 +248,8 @@ class Slurm(Driver):
         except Unsure as error:  # nothing was submitted
             raise Unreachable(str(error)) from error
         self._begins[order.key] = commands.begins(said, datetime.now())
-        return self._lease(
-            commands.parse_job_id(await self._ask(commands.sbatch(asked), script)), order.key
-        )
+        said = await self._ask(commands.sbatch(asked), script)
+        return self._lease(commands.parse_job_id(said), order.key)
 
     async def hosts(self, lease: Lease) -> Sequence[SlurmHost] | None:
         """Return the nodes of an allocation.  None while its job is pending.
@@ -267,41 +263,45 @@ class Slurm(Driver):
         if job.state == "RUNNING":
             self.waits = ""
             if lease.id not in self._hosts:
-                nodes = commands.parse_addresses(await self._ask(commands.names(job.nodes)))
-                end = time.time() + job.left, commands.grace(self._grace, job.walltime)
-                folders = await asyncio.gather(*(self._folder(lease, name) for name, _ in nodes))
-                self._hosts[lease.id] = tuple(
-                    SlurmHost(self, lease, name, address, folder, *end)
-                    for (name, address), folder in zip(nodes, folders, strict=True)
-                )
+                self._hosts[lease.id] = await self._open_hosts(lease, job)
             return self._hosts[lease.id]
         age = max(0.0, time.time() - job.submitted) if job.submitted else 0.0
-        begins = (
-            f", expected start {self._begins[lease.key]}" if self._begins.get(lease.key) else ""
-        )
-        self.waits = (
-            f"job {job.id} is waiting in the Slurm queue ({job.reason}){begins}"
-            if job.reason != "None"
-            else ""
-        )
-        if (why := commands.hopeless(job.reason)) and age > PATIENCE:
+        begins = self._begins.get(lease.key)
+        self.waits = ""
+        if job.reason != "None":
+            self.waits = f"job {job.id} is waiting in the Slurm queue ({job.reason})"
+            if begins:
+                self.waits += f", expected start {begins}"
+        why = commands.hopeless(job.reason)
+        if why and age > PATIENCE:
             raise Denied(f"job {job.id} cannot start: {why} ({job.reason})")
         self._again[lease.id] = time.monotonic() + commands.pause(age)
         return None
+
+    async def _open_hosts(self, lease: Lease, job: QueuedJob) -> tuple[SlurmHost, ...]:
+        nodes = commands.parse_addresses(await self._ask(commands.names(job.nodes)))
+        until = time.time() + job.left
+        grace = commands.grace(self._grace, job.walltime)
+        folders = await asyncio.gather(*(self._folder(lease, name) for name, _ in nodes))
+        found: list[SlurmHost] = []
+        for (name, address), folder in zip(nodes, folders, strict=True):
+            found.append(SlurmHost(self, lease, name, address, folder, until, grace))
+        return tuple(found)
 
     async def release(self, lease: Lease) -> bool:
         self._hosts.pop(lease.id, None)
         with suppress(Denied):  # the job is unknown or has finished
             await self._ask(commands.scancel(lease.id))
-        return not [
-            job for job in await self._list_jobs(_job_name(lease.key)) if job.id == lease.id
-        ]
+        unfinished = await self._list_jobs(_job_name(lease.key))
+        return all(job.id != lease.id for job in unfinished)
 
     async def leases(self) -> Sequence[Lease]:
-        found = [
-            (job.id, commands.key_of(job.comment, self._mark)) for job in await self._list_jobs()
-        ]
-        return [self._lease(id, key) for id, key in found if key is not None]
+        found: list[Lease] = []
+        for job in await self._list_jobs():
+            key = commands.key_of(job.comment, self._mark)
+            if key is not None:
+                found.append(self._lease(job.id, key))
+        return found
 
     async def work(self, command: Argv, cwd: str, log: str) -> str:
         """Submit a one-CPU worker job, which submits its successor before its walltime ends.
@@ -312,14 +312,11 @@ class Slurm(Driver):
             raise Denied(
                 "a worker in the cluster requires the disk of this machine, but `login` is another machine: run the command on that machine"
             )
+        wanted = self._pattern.partition
         groups = commands.parse_groups(await self._ask(commands.sinfo()))
-        group = next(
-            (group for group in groups if self._pattern.partition in ("", group.partition)), None
-        )
+        group = next((each for each in groups if wanted in ("", each.partition)), None)
         if group is None:
-            raise Denied(
-                f"no node of partition {self._pattern.partition or 'any'} can start a job now"
-            )
+            raise Denied(f"no node of partition {wanted or 'any'} can start a job now")
         asked = self._pattern._replace(
             name="recipe-worker",
             partition=group.partition,
@@ -338,7 +335,8 @@ class Slurm(Driver):
         Raises Denied if its Slurm version is not supported.
         """
         told = commands.parse_config(await self._ask(commands.config_of()))
-        if wrong := commands.too_old(told.get("SLURM_VERSION", "")):
+        wrong = commands.too_old(told.get("SLURM_VERSION", ""))
+        if wrong:
             raise Denied(wrong)
         said = await self._ask(commands.sinfo())
         self._check_prices(commands.parse_partitions(said))
@@ -348,11 +346,9 @@ class Slurm(Driver):
             "accounting": "AccountingStorageType",
             "largest job array": "MaxArraySize",
         }
-        shown = [
-            *((name, told.get(key, "unknown")) for name, key in names.items()),
-            ("partitions", commands.describe_limits(commands.parse_groups(said))),
-        ]
-        return [*shown, *await self._look()]
+        shown = [(name, told.get(key, "unknown")) for name, key in names.items()]
+        limits = commands.describe_limits(commands.parse_groups(said))
+        return [*shown, ("partitions", limits), *await self._look()]
 
     def _check_prices(self, known: Sequence[str]) -> None:
         """Raise Denied if a price names an unknown partition."""
@@ -367,10 +363,8 @@ class Slurm(Driver):
         """
         root = Path.home() / self._root  # an absolute path stays as it is
         probe = f".probe-{secrets.token_hex(8)}"
-        made, seen = (
-            [each for each in (root, *root.parents) if not each.exists()],
-            self._login is None,
-        )
+        made = [each for each in (root, *root.parents) if not each.exists()]
+        seen = self._login is None
         try:
             if seen:
                 with suppress(OSError):
@@ -391,13 +385,11 @@ class Slurm(Driver):
             raise Denied(commands.WITHOUT_PYTHON)
         if "root" not in has:
             raise Denied(commands.WITHOUT_ROOM)
-        disk = (
-            ", on a disk that this machine sees"
-            if "shared" in has
-            else ", not seen from this machine"
-            if seen
-            else ""
-        )
+        disk = ""
+        if "shared" in has:
+            disk = ", on a disk that this machine sees"
+        elif seen:
+            disk = ", not seen from this machine"
         return [
             ("a node", f"{has.get('node', '')}: Python {has['python']}"),
             ("root there", has["root"] + disk),
@@ -426,7 +418,8 @@ class Slurm(Driver):
                 await self._run(commands.srun(lease.id, node, program), stdin)
             ) as stream:
                 async for data in stream:
-                    if ours := end.feed(data):
+                    ours = end.feed(data)
+                    if ours:
                         yield ours
         except Rejected as error:
             if not end.words:
@@ -439,7 +432,8 @@ class Slurm(Driver):
             raise Unreachable(f"lost the connection to {node} while {argv[0]} ran")
         how, _, words = end.words.decode("utf-8", "replace").partition("\n")
         if how != "ended with 0":
-            raise Rejected(f"{argv[0]} {how}" + (f": {words.strip()}" if words.strip() else ""))
+            said = f": {words.strip()}" if words.strip() else ""
+            raise Rejected(f"{argv[0]} {how}{said}")
 
     async def _folder(self, lease: Lease, node: str) -> str:
         """Return the allocation's own work directory on a node.
@@ -596,13 +590,11 @@ class SlurmHost(Host):
         until: float = inf,
         grace: float = 0.0,
     ) -> None:
-        self.name, self.address, self.root, self.until, self.grace = (
-            name,
-            address,
-            root,
-            until,
-            grace,
-        )
+        self.name = name
+        self.address = address
+        self.root = root
+        self.until = until
+        self.grace = grace
         self.python = lease.data.get("python", "python3")
         self._driver, self._lease = driver, lease
 
@@ -633,16 +625,16 @@ class _End:
             self._held, self._over = rest, True
             self._close()
             return ours
-        kept = next(
-            (
-                n
-                for n in range(min(len(self._mark) - 1, len(ours)), 0, -1)
-                if self._mark.startswith(ours[-n:])
-            ),
-            0,
-        )
-        self._held = ours[len(ours) - kept :]
-        return ours[: len(ours) - kept]
+        end = len(ours) - self._count_begun(ours)
+        self._held = ours[end:]
+        return ours[:end]
+
+    def _count_begun(self, data: bytes) -> int:
+        """Return how many bytes at the end of `data` may be the beginning of the mark."""
+        for n in range(min(len(self._mark) - 1, len(data)), 0, -1):
+            if self._mark.startswith(data[-n:]):
+                return n
+        return 0
 
     def _close(self) -> bytes:
         words, whole, _ = self._held.partition(self._mark)

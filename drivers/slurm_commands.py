@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from math import ceil, inf
@@ -239,9 +240,8 @@ def sbatch(order: SbatchOptions) -> Argv:
     The batch script is read from stdin.
     """
     share = [f"--cpus-per-task={order.cpus}"] if order.cpus else ["--exclusive"]
-    share += (
-        [f"--mem={order.memory or 0}"] if order.memory or not order.cpus else []
-    )  # 0: all of it
+    if order.memory or not order.cpus:
+        share.append(f"--mem={order.memory or 0}")  # 0: all of it
     said = {
         "account": order.account,
         "qos": order.qos,
@@ -250,24 +250,25 @@ def sbatch(order: SbatchOptions) -> Argv:
         "time": order.time,
     }
     return (
-        *(
-            "sbatch",
-            "--parsable",
-            f"--job-name={order.name}",
-            f"--comment={order.comment}",
-            "--no-requeue",
-            f"--nodes={order.nodes}",
-        ),
-        *(
-            "--ntasks-per-node=1",
-            "--output=/dev/null",
-            "--chdir=/",
-            f"--partition={order.partition}",
-        ),
+        "sbatch",
+        "--parsable",
+        f"--job-name={order.name}",
+        f"--comment={order.comment}",
+        "--no-requeue",
+        f"--nodes={order.nodes}",
+        "--ntasks-per-node=1",
+        "--output=/dev/null",
+        "--chdir=/",
+        f"--partition={order.partition}",
         *share,
-        *(f"--{name}={value}" for name, value in said.items() if value),
+        *_format_options(said),
         *order.options,
     )
+
+
+def _format_options(said: Mapping[str, str]) -> list[str]:
+    """Return the options of a Slurm command, without those that are not set."""
+    return [f"--{name}={value}" for name, value in said.items() if value]
 
 
 def look(order: SbatchOptions, python: str, root: str, probe: str, setup: Sequence[str]) -> Argv:
@@ -288,35 +289,37 @@ def look(order: SbatchOptions, python: str, root: str, probe: str, setup: Sequen
         '"$0" -c "import sys; v = sys.version_info; print(\'python=%d.%d.%d\' % v[:3]) if v >= (3, 9) else None" 2>/dev/null',
         '[ -e "$root/$2" ] && echo shared=yes; mkdir -p "$root" && [ -w "$root" ] && echo "root=$root"; rmdir "$root" 2>/dev/null; :',
     ]
+    # Lines of `setup` may use modules, which only a login shell has.
+    shell = ("/bin/bash", "-lc") if setup else ("/bin/sh", "-c")
     return (
-        *(
-            "srun",
-            "--quiet",
-            "--immediate=10",
-            "--time=1",
-            "--nodes=1",
-            "--ntasks=1",
-            "--chdir=/",
-            "--input=none",
-        ),
-        *(f"--{name}={value}" for name, value in said.items() if value),
+        "srun",
+        "--quiet",
+        "--immediate=10",
+        "--time=1",
+        "--nodes=1",
+        "--ntasks=1",
+        "--chdir=/",
+        "--input=none",
+        *_format_options(said),
         *order.options,
-        *(("/bin/bash", "-lc") if setup else ("/bin/sh", "-c")),
-        *("\n".join(script), python or "python3", root, probe),
+        *shell,
+        "\n".join(script),
+        python or "python3",
+        root,
+        probe,
     )
 
 
 def describe_limits(found: Iterable[NodeGroup]) -> str:
     """Describe partitions with their node counts and time limits."""
-    nodes: dict[tuple[str, float], int] = {}
+    nodes: Counter[tuple[str, float]] = Counter()
     for group in found:
-        nodes[group.partition, group.longest] = (
-            nodes.get((group.partition, group.longest), 0) + group.nodes
-        )
-    return ", ".join(
-        f"{name} ({count} nodes, {'no limit' if longest == inf else f'{longest / 60:g} minutes'})"
-        for (name, longest), count in nodes.items()
-    )
+        nodes[group.partition, group.longest] += group.nodes
+    lines = []
+    for (name, longest), count in nodes.items():
+        limit = "no limit" if longest == inf else f"{longest / 60:g} minutes"
+        lines.append(f"{name} ({count} nodes, {limit})")
+    return ", ".join(lines)
 
 
 def worker_job(order: SbatchOptions, cwd: str, log: str, grace: float) -> Argv:
@@ -331,22 +334,18 @@ def worker_job(order: SbatchOptions, cwd: str, log: str, grace: float) -> Argv:
         "time": order.time,
     }
     return (
-        *(
-            "sbatch",
-            "--parsable",
-            f"--job-name={order.name}",
-            "--no-requeue",
-            "--nodes=1",
-            "--ntasks=1",
-            "--cpus-per-task=1",
-        ),
-        *(
-            f"--signal=B:USR1@{max(1, round(grace))}",
-            f"--output={log}",
-            "--open-mode=append",
-            f"--chdir={cwd}",
-        ),
-        *(f"--{name}={value}" for name, value in said.items() if value),
+        "sbatch",
+        "--parsable",
+        f"--job-name={order.name}",
+        "--no-requeue",
+        "--nodes=1",
+        "--ntasks=1",
+        "--cpus-per-task=1",
+        f"--signal=B:USR1@{max(1, round(grace))}",
+        f"--output={log}",
+        "--open-mode=append",
+        f"--chdir={cwd}",
+        *_format_options(said),
     )
 
 
@@ -468,11 +467,12 @@ def parse_groups(said: str) -> list[NodeGroup]:
 
 def parse_config(said: str) -> dict[str, str]:
     """Parse the cluster's configuration to a dictionary."""
-    return {
-        name.strip(): value.strip()
-        for name, equals, value in (line.partition("=") for line in said.splitlines())
-        if equals
-    }
+    settings: dict[str, str] = {}
+    for line in said.splitlines():
+        name, equals, value = line.partition("=")
+        if equals:
+            settings[name.strip()] = value.strip()
+    return settings
 
 
 def too_old(version: str) -> str:
@@ -490,12 +490,11 @@ def parse_partitions(said: str) -> list[str]:
 
 def parse_addresses(said: str) -> list[tuple[str, str]]:
     """Return nodes with their network addresses, in rank order."""
-    return list(
-        dict.fromkeys(
-            (name, address or name)
-            for name, _, address in (line.partition("|") for line in said.splitlines() if line)
-        )
-    )
+    found: dict[tuple[str, str], None] = {}
+    for line in filter(None, said.splitlines()):
+        name, _, address = line.partition("|")
+        found[name, address or name] = None
+    return list(found)
 
 
 def parse_jobs(said: str) -> list[QueuedJob]:
@@ -542,7 +541,9 @@ def begins(said: str, now: datetime) -> str:
     if found is None:
         return ""
     ahead = (datetime.fromisoformat(found[1]) - now).total_seconds()
-    return found[1].replace("T", " ") if 60 < ahead < YEAR else ""
+    if not 60 < ahead < YEAR:
+        return ""
+    return found[1].replace("T", " ")
 
 
 def why_ended(
@@ -559,7 +560,8 @@ def why_ended(
         step, known, exit = (*line.split("|"), "", "")[:3]
         if "." not in step:
             first, _, by = known.partition(" by ")
-            state = first if first in OVER else state
+            if first in OVER:
+                state = first
             told.setdefault("ExitCode", exit)
         elif known.startswith("OUT_OF_ME"):
             state = "OUT_OF_MEMORY"  # the lack of memory ended the keeper, and so the job
@@ -568,16 +570,20 @@ def why_ended(
         return Denied(WITHOUT_PYTHON)
     if code == NO_ROOM:
         return Denied(WITHOUT_ROOM)
-    marks = ", ".join(
-        mark
-        for mark in (state, told.get("Reason", "None"))
-        if mark not in ("", "COMPLETING", "None")
-    )
-    why = ENDS.get(state, "") + (f" by {name(by)}" if by else "")
-    return HostLost(
-        f"Slurm job {job} has finished"
-        + (f": {why} ({marks})" if why else f": {marks}" if marks else "")
-    )
+    why = ENDS.get(state, "")
+    if by:
+        why += f" by {name(by)}"
+    marks = ", ".join(filter(_tells_more, (state, told.get("Reason", "None"))))
+    if why:
+        return HostLost(f"Slurm job {job} has finished: {why} ({marks})")
+    if marks:
+        return HostLost(f"Slurm job {job} has finished: {marks}")
+    return HostLost(f"Slurm job {job} has finished")
+
+
+def _tells_more(mark: str) -> bool:
+    """Return True if the state or reason of a finished job says more than that it has finished."""
+    return mark not in ("", "COMPLETING", "None")
 
 
 def comment(mark: str, key: str) -> str:
@@ -642,9 +648,8 @@ def why_refused(program: str, words: str, known: Iterable[str] = ()) -> DriverEr
         flags=re.MULTILINE,
     )
     low = said.lower()
-    if ("no such file" in low and "cannot run" in low) or re.search(
-        rf"\b{program}: (command )?not found", words
-    ):
+    is_unknown_to_shell = re.search(rf"\b{program}: (command )?not found", words)
+    if is_unknown_to_shell or _has_both(low, "no such file", "cannot run"):
         return Denied(
             f"{program} is not installed: install the Slurm commands (package slurm-client), or set `login` to a login node"
         )
@@ -660,7 +665,8 @@ def why_refused(program: str, words: str, known: Iterable[str] = ()) -> DriverEr
         return Throttled(_join_last_lines(said))
     if program != "sbatch":
         return Denied(f"{program}: {_join_last_lines(said)}")
-    if "partition" in low and "invalid" in low and (named := re.search(r"specified: (\S+)", said)):
+    named = re.search(r"specified: (\S+)", said)
+    if named and _has_both(low, "partition", "invalid"):
         return Denied(no_partition(named[1], known))
     for sign, setting in (
         ("account", "account"),
@@ -676,6 +682,10 @@ def why_refused(program: str, words: str, known: Iterable[str] = ()) -> DriverEr
     if "option" in low or "usage" in low:
         return Rejected(f"sbatch rejected `options`: {_join_last_lines(said)}")
     return Denied(f"Slurm rejected the job: {_join_last_lines(said)}")
+
+
+def _has_both(text: str, one: str, other: str) -> bool:
+    return one in text and other in text
 
 
 def no_partition(name: str, known: Iterable[str]) -> str:
@@ -727,13 +737,19 @@ def walltime(time: str, hours: float | None, longest: float) -> str:
     """
     if time:
         return time
-    asked = min(longest, inf if hours is None else hours * 3600)
-    return "" if asked == inf else str(max(1, min(ceil(asked / 60), int(min(longest, 1e9) / 60))))
+    asked = longest if hours is None else min(longest, hours * 3600)
+    if asked == inf:
+        return ""
+    # Rounded up, the time may be longer than the partition allows, which Slurm would reject.
+    minutes = min(ceil(asked / 60), int(min(longest, 1e9) / 60))
+    return str(max(1, minutes))
 
 
 def grace(setting: float | None, walltime: float) -> float:
     """Return how many seconds before the walltime programs are asked to save and exit."""
-    return min(GRACE, walltime * SHARE) if setting is None else min(setting, walltime * MOST)
+    if setting is None:
+        return min(GRACE, walltime * SHARE)
+    return min(setting, walltime * MOST)
 
 
 def pause(age: float) -> float:
@@ -741,20 +757,21 @@ def pause(age: float) -> float:
 
     The interval grows with the job's age, to 10 s in its first minute and later to 60 s.
     """
-    return min(60.0, age / 6) if age > 60 else min(10.0, max(0.1, age / 4))
+    if age > 60:
+        return min(60.0, age / 6)
+    return min(10.0, max(0.1, age / 4))
 
 
 def find_common_resources(found: Sequence[NodeGroup]) -> Resources:
     """Return the resources common to all nodes of several groups."""
     haves = [group.have for group in found]
     models = {have.gpu for have in haves}
-    return Resources(
-        cpus=float(_find_smallest(have.cpus for have in haves)),
-        memory=_find_smallest(have.memory for have in haves),
-        gpus=_find_smallest(have.gpus for have in haves),
-        gpu=models.pop() if len(models) == 1 else None,
-        disk=_find_smallest(have.disk for have in haves),
-    )
+    gpu = models.pop() if len(models) == 1 else None
+    cpus = float(_find_smallest(have.cpus for have in haves))
+    memory = _find_smallest(have.memory for have in haves)
+    gpus = _find_smallest(have.gpus for have in haves)
+    disk = _find_smallest(have.disk for have in haves)
+    return Resources(cpus=cpus, memory=memory, gpus=gpus, gpu=gpu, disk=disk)
 
 
 def _find_smallest(amounts: Iterable[_Amount | None]) -> _Amount:

@@ -144,11 +144,9 @@ def _serve(connection: socket.socket, folder: str) -> None:
         os.write(given[1], os.fsencode(folder))
         connection.sendall(b"ended with 0")
         return
-    env = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("SLURM_", "SRUN_", "PMI"))
-    }
+    # With these variables, MPI or srun in a program would join the keeper's own step.
+    theirs = ("SLURM_", "SRUN_", "PMI")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(theirs)}
     try:
         program = subprocess.Popen(
             argv, stdin=given[0], stdout=given[1], stderr=given[2], env=env, start_new_session=True

@@ -44,6 +44,7 @@ from .base import (
     Offer,
     Order,
     Rejected,
+    Resources,
     Traits,
     Unreachable,
     Wish,
@@ -167,12 +168,14 @@ class Ssh(Driver):
             )
         socket = os.environ.get("SSH_AUTH_SOCK") if agent is True else agent or None
         files = (identity,) if isinstance(identity, str) else tuple(identity)
+        trusted = (known_hosts,) if known_hosts else ()
+        agent_path = str(socket) if socket else None
         pattern = Route(
             "",
             "",
-            known_hosts=(known_hosts,) if known_hosts else (),
+            known_hosts=trusted,
             identity=files,
-            agent=str(socket) if socket else None,
+            agent=agent_path,
             keep_alive=keepalive,
         )
         config = _Configured(agent is True) if use_config else None
@@ -180,7 +183,8 @@ class Ssh(Driver):
         for entry in hosts:
             own = {"host": entry} if isinstance(entry, str) else dict(entry)
             route = _route(str(own.get("host", "")), pattern, jump, config)
-            route = replace(route, host_key=str(own["host_key"]) if "host_key" in own else host_key)
+            pinned = str(own["host_key"]) if "host_key" in own else host_key
+            route = replace(route, host_key=pinned)
             self._machines[str(route)] = SshServer(
                 route,
                 str(own.get("root", root)),
@@ -193,10 +197,9 @@ class Ssh(Driver):
         self._hosts: dict[str, SshHost] = {}
         self.left_out: Mapping[str, str] = {}
         self.late: Collection[str] = ()
-        self.notices = (
-            *(config.notices() if config is not None else ()),
-            *odd_lines(each.route for each in self._machines.values()),
-        )
+        unsupported = config.notices() if config is not None else []
+        odd = odd_lines(each.route for each in self._machines.values())
+        self.notices = (*unsupported, *odd)
         self._took: set[str] = set()  # leases not yet checked since they were taken
 
     async def connect(self) -> None:
@@ -228,24 +231,20 @@ class Ssh(Driver):
             else:
                 have = machine.parse_resources(answer)
                 if machine.satisfies(have, wish):
-                    taken = len(answer.get("lease", ()))
-                    rank = (
-                        float(taken >= each.slots),
-                        -float(have.gpus or 0),
-                        -float(have.gpu_memory or 0),
-                        -(have.cpus or 0.0),
-                        -float(have.memory or 0),
-                    )
-                    found.append(
-                        (rank, Offer("ssh", str(each.route), have, data=each.data(answer)))
-                    )
+                    is_full = len(answer.get("lease", ())) >= each.slots
+                    offer = Offer("ssh", str(each.route), have, data=each.data(answer))
+                    found.append((_rank(have, is_full), offer))
                 elif not any(host.machine is each for host in self._hosts.values()):
                     await each.link.aclose()
         self.left_out = left_out
         if left_out and len(left_out) == len(machines):
-            kind = Denied if any(isinstance(error, Denied) for error in trouble) else Unreachable
-            raise kind("\n".join(left_out.values()))
-        return [offer for _, offer in sorted(found, key=lambda pair: pair[0])]
+            reasons = "\n".join(left_out.values())
+            # One that needs the user is enough: waiting for the others would not help.
+            if any(isinstance(error, Denied) for error in trouble):
+                raise Denied(reasons)
+            raise Unreachable(reasons)
+        found.sort(key=lambda pair: pair[0])
+        return [offer for _, offer in found]
 
     async def acquire(self, order: Order) -> Lease:
         """Take a slot on the offered server.  Raises NoCapacity if all its slots are in use."""
@@ -275,20 +274,16 @@ class Ssh(Driver):
         elif not await each.places("has", lease.id):
             raise HostLost(f'the lease "{lease.key}" of {each.route} was released')
         if lease.id not in self._hosts:
-            self._hosts[lease.id] = SshHost(
-                each,
-                lease.data.get("root") or (await each.facts())["root"][0],
-                self._forget,
-                self._deadman,
-            )
+            root = lease.data.get("root") or (await each.facts())["root"][0]
+            self._hosts[lease.id] = SshHost(each, root, self._forget, self._deadman)
         return (self._hosts[lease.id],)
 
     def connected_hosts(self) -> Mapping[str, SshHost]:
-        there = {name: each for name, each in self._machines.items() if each.link.is_connected}
-        return {
-            name: SshHost(each, each.folder, self._forget, self._deadman)
-            for name, each in there.items()
-        }
+        found: dict[str, SshHost] = {}
+        for name, each in self._machines.items():
+            if each.link.is_connected:
+                found[name] = SshHost(each, each.folder, self._forget, self._deadman)
+        return found
 
     async def release(self, lease: Lease) -> bool:
         each = self._machines.get(lease.data.get("host", ""))
@@ -497,19 +492,29 @@ class SshServer:
     def data(self, told: machine.Facts) -> dict[str, str]:
         """Return the lease data by which a later process finds the server and directory."""
         found = {"host": str(self.route), "root": told["root"][0], "python": self.python}
-        return {**found, "hung": told["hung"][0]} if "hung" in told else found
+        if "hung" in told:
+            found["hung"] = told["hung"][0]
+        return found
 
     async def places(self, verb: str, *others: str) -> str:
         """Run the slot management script PLACES on the server, with a verb."""
         root = (self._told or await self.facts())["root"][0]
-        return (
-            (await self._run_command(("/bin/sh", "-c", PLACES, "sh", root, verb, *others)))
-            .decode("utf-8", "surrogateescape")
-            .strip()
-        )
+        said = await self._run_command(("/bin/sh", "-c", PLACES, "sh", root, verb, *others))
+        return said.decode("utf-8", "surrogateescape").strip()
 
     async def _run_command(self, argv: Argv) -> bytes:
         return b"".join([data async for data in self.link.call(argv)])
+
+
+def _rank(have: Resources, is_full: bool) -> tuple[float, ...]:
+    """Return the sort key of a server's offer: free servers first, then larger servers."""
+    return (
+        float(is_full),
+        -float(have.gpus or 0),
+        -float(have.gpu_memory or 0),
+        -(have.cpus or 0.0),
+        -float(have.memory or 0),
+    )
 
 
 def _lines(given: object) -> str:
@@ -538,18 +543,14 @@ def _route(
     """
     user, name, port = _parse_address(address)
     said = config.settings_of(name, user, port) if config else ServerConfig()
-    reads_agent = config is not None and config.agents and said.agent is not None
+    user = user or said.user or getpass.getuser()
+    port = port or said.port or PORT
+    agents = config is not None and config.agents
     route = replace(
-        pattern,
-        user=user or said.user or getpass.getuser(),
+        _choose_keys(pattern, said, agents),
+        user=user,
         host=said.host or name,
-        port=port or said.port or PORT,
-        known_hosts=pattern.known_hosts or said.known_hosts or KNOWN_HOSTS,
-        identity=pattern.identity or said.identity,
-        identities_only=bool(pattern.identity) or said.identities_only,
-        lenient=not pattern.identity,
-        certificates=() if pattern.identity else said.certificates,
-        agent=(said.agent if reads_agent else pattern.agent) or None,
+        port=port,
         alias=said.alias,
         family=said.family,
         patience=said.patience or pattern.patience,
@@ -566,6 +567,26 @@ def _route(
     # The last hop connects to the server, and is itself reached through the earlier hops.
     before = ",".join(hops[:-1]) or None
     return replace(route, jump=_route(hops[-1], pattern, before, config, depth + 1))
+
+
+def _choose_keys(pattern: Route, said: ServerConfig, agents: bool) -> Route:
+    """Return a route with the keys of the settings, or else those of the SSH configuration.
+
+    `agents` tells whether the configuration's IdentityAgent counts.
+    """
+    known_hosts = pattern.known_hosts or said.known_hosts or KNOWN_HOSTS
+    agent = said.agent if agents and said.agent is not None else pattern.agent
+    route = replace(pattern, known_hosts=known_hosts, agent=agent or None)
+    # Like ssh, keys of the configuration that cannot be used are skipped, but not named keys.
+    if pattern.identity:
+        return replace(route, identities_only=True, lenient=False, certificates=())
+    return replace(
+        route,
+        identity=said.identity,
+        identities_only=said.identities_only,
+        lenient=True,
+        certificates=said.certificates,
+    )
 
 
 def _parse_address(address: str) -> tuple[str, str, int]:

@@ -100,28 +100,27 @@ class SshConfig:
     def _settings_of(self, name: str, user: str, port: int) -> ServerConfig:
         if name.startswith("-"):
             raise ValueError(f'"{name}" is not the name of a server')
-        if (program := shutil.which("ssh")) is not None:
+        program = shutil.which("ssh")
+        if program is not None:
             values = _ask_client(program, self._home, name, user, port)
             usual = _client_defaults(program)
             changed = {word for word, given in values.items() if given != usual.get(word)}
         else:
             values = _read(self._home, name, user, port)
             changed = {*values}
-        return _make_said(
-            values,
-            changed.difference(OF_NO_CONCERN.split(), FOLLOWED.split()),
-            self._home,
-            name,
-            user,
-            port,
-        )
+        passed_over = changed.difference(OF_NO_CONCERN.split(), FOLLOWED.split())
+        return _make_said(values, passed_over, self._home, name, user, port)
 
 
 # --- values from OpenSSH's client
 
 
 def _ask_client(program: str, home: Path, name: str, user: str, port: int) -> _Values:
-    words = [*(("-l", user) if user else ()), *(("-p", str(port)) if port else ())]
+    words: list[str] = []
+    if user:
+        words += ["-l", user]
+    if port:
+        words += ["-p", str(port)]
     account = Path(pwd.getpwuid(os.getuid()).pw_dir)
     if home == account:
         return _run_client([program, "-G", *words, "--", name])
@@ -131,12 +130,11 @@ def _ask_client(program: str, home: Path, name: str, user: str, port: int) -> _V
         file.writelines(f'Include "{each}"\n' for each in (home / ".ssh" / "config", SYSTEM))
         file.flush()
         values = _run_client([program, "-F", file.name, "-G", *words, "--", name])
-    moved = {
-        word: [_move_below_home(each, account, home) for each in values[word]]
-        for word in ("userknownhostsfile", "identityagent")
-        if word in values
-    }
-    return {**values, **moved}
+    moved = dict(values)
+    for word in ("userknownhostsfile", "identityagent"):
+        if word in values:
+            moved[word] = [_move_below_home(each, account, home) for each in values[word]]
+    return moved
 
 
 def _move_below_home(text: str, account: Path, home: Path) -> str:
@@ -219,15 +217,17 @@ def _make_said(
     fill = _Filling(home, name, host or name, number, login, one("hostkeyalias")).fill
     identity = tuple(each for each in values.get("identityfile", ()) if each.lower() != "none")
     only = one("identitiesonly") in ("yes", "true")
-    if len(identity) > 3 and all(map(DEFAULT_KEY.fullmatch, identity)) and not only:
-        identity = ()  # these are the client's defaults
-    known = [
-        *_paths(one("userknownhostsfile")),
-        *(each for each in _paths(one("globalknownhostsfile"))),
-    ]
+    # The client prints its default keys like those of a configuration file.
+    are_defaults = len(identity) > 3 and all(map(DEFAULT_KEY.fullmatch, identity))
+    if are_defaults and not only:
+        identity = ()
+    known = [*_paths(one("userknownhostsfile")), *_paths(one("globalknownhostsfile"))]
     proxy, agent = one("proxycommand"), values.get("identityagent")
-    if proxy and (bad := next(filter(UNSAFE.search, (name, host, login)), "")):
-        raise ValueError(f'cannot pass "{bad}" to the ProxyCommand of {name}')
+    if proxy:
+        # The proxy command is a line for a shell, in which these words must stay words.
+        bad = next(filter(UNSAFE.search, (name, host, login)), "")
+        if bad:
+            raise ValueError(f'cannot pass "{bad}" to the ProxyCommand of {name}')
     return ServerConfig(
         host=host,
         user=given_user,
@@ -237,7 +237,7 @@ def _make_said(
         certificates=tuple(map(fill, values.get("certificatefile", ()))),
         agent=None if agent is None else _socket(fill(agent[0])),
         jump=one("proxyjump"),
-        proxy=fill(proxy) if proxy else "",
+        proxy=fill(proxy),
         known_hosts=tuple(map(fill, known)),
         alias=one("hostkeyalias"),
         family={"inet": socket.AF_INET, "inet6": socket.AF_INET6}.get(one("addressfamily"), 0),

@@ -15,7 +15,7 @@ import secrets
 import shlex
 import socket
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,9 +101,9 @@ class Route:
     patience: float = 20.0  # login timeout, in seconds
 
     def __str__(self) -> str:
-        return f"{self.user}@{f'[{self.host}]' if ':' in self.host else self.host}" + (
-            f":{self.port}" if self.port != 22 else ""
-        )
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = f":{self.port}" if self.port != 22 else ""
+        return f"{self.user}@{host}{port}"
 
 
 def client(route: Route, folder: Path, n: int = 0) -> tuple[str, ...]:
@@ -117,10 +117,8 @@ def client(route: Route, folder: Path, n: int = 0) -> tuple[str, ...]:
         "ServerAliveInterval": f"{max(1, round(route.keep_alive))}",
         "IdentityAgent": route.agent or "none",
     }
-    known, identity = (
-        [f'"{Path(each).expanduser()}"' for each in route.known_hosts],
-        list(route.identity),
-    )
+    known = [f'"{Path(each).expanduser()}"' for each in route.known_hosts]
+    identity = list(route.identity)
     if route.host_key is not None:
         (folder / f"known_hosts.{n}").write_text(f"{_known_as(route)} {route.host_key}\n", "utf-8")
         known = [f'"{folder}/known_hosts.{n}"']
@@ -139,20 +137,14 @@ def client(route: Route, folder: Path, n: int = 0) -> tuple[str, ...]:
     if route.jump is not None:
         options["ProxyCommand"] = shlex.join([*client(route.jump, folder, n + 1), "-W", "[%h]:%p"])
     options["UserKnownHostsFile"] = " ".join(known)
-    told = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    return (
-        "ssh",
-        "-F",
-        "none",
-        *told,
-        *(word for each in identity for word in ("-i", each)),
-        *(word for each in route.certificates for word in ("-o", f"CertificateFile={each}")),
-        "-p",
-        f"{route.port}",
-        "-l",
-        route.user,
-        route.host,
-    )
+    command = ["ssh", "-F", "none"]
+    for name, value in options.items():
+        command += ["-o", f"{name}={value}"]
+    for each in identity:
+        command += ["-i", each]
+    for each in route.certificates:
+        command += ["-o", f"CertificateFile={each}"]
+    return (*command, "-p", f"{route.port}", "-l", route.user, route.host)
 
 
 class NotLetIn(Denied):
@@ -284,6 +276,10 @@ class SshLink:
         trusted = _trusted_keys(route)
         keys = _Keys(route)
         tunnel = await self._through.connection() if self._through is not None else ()
+        proxy = ("/bin/sh", "-c", f"exec {route.proxy}") if route.proxy else ()
+        # With named keys, `_Keys` asks the agent itself, so that their order is kept.
+        agent = None if route.login or route.identity else route.agent
+        family = route.family or ()
         try:
             async with asyncio.timeout(route.patience), keys.offer() as offered:
                 return await asyncssh.connect(
@@ -291,15 +287,15 @@ class SshLink:
                     route.port,
                     username=route.user,
                     tunnel=tunnel,
-                    proxy_command=("/bin/sh", "-c", f"exec {route.proxy}") if route.proxy else (),
-                    family=route.family or (),
+                    proxy_command=proxy,
+                    family=family,
                     host_key_alias=route.alias or None,
                     client_factory=lambda: greeter,
                     known_hosts=trusted,
                     client_keys=offered,
                     client_certs=keys.certificates,
                     ignore_encrypted=True,
-                    agent_path=None if route.login or route.identity else route.agent,
+                    agent_path=agent,
                     agent_identities=None,
                     agent_forwarding=False,
                     config=None,
@@ -603,7 +599,8 @@ class _Session(asyncssh.SSHClientSession[bytes]):
             self.failure = error
             self._abandon()
         finally:
-            if (aclose := getattr(stdin, "aclose", None)) is not None:
+            aclose = getattr(stdin, "aclose", None)
+            if aclose is not None:
                 await aclose()
 
 
@@ -677,20 +674,21 @@ async def _await_beginning(session: _Session, login: float) -> bytes:
 
 def _explain_stuck(route: Route, words: bytes) -> str:
     told = _readable(words)
+    output = f"; their output: {told[-200:]}" if told else ""
     return (
         f"{route} started no command within {LOGIN:g} s after login: its start-up files (~/.bashrc, ~/.profile) wait, read input or print"
-        + (f"; their output: {told[-200:]}" if told else "")
-        + "; make the first line of ~/.bashrc `case $- in *i*) ;; *) return ;; esac`"
+        f"{output}; make the first line of ~/.bashrc `case $- in *i*) ;; *) return ;; esac`"
     )
 
 
 def _readable(words: bytes) -> str:
     """Return the last part of untrusted output, without terminal control characters."""
     text = words.decode("utf-8", "replace")[-WORDS:].strip()
-    return "".join(
-        character if character.isprintable() or character in "\n\t" else "\ufffd"
-        for character in text
-    )
+    return "".join(map(_replace_control, text))
+
+
+def _replace_control(character: str) -> str:
+    return character if character.isprintable() or character in "\n\t" else "\ufffd"
 
 
 # --- login keys and host keys
@@ -704,8 +702,9 @@ class _Keys:
         self.certificates = [each for each in route.certificates if Path(each).is_file()]
         self._files: list[str] = []
         self._of_agent: list[bytes] = []  # named public keys, which the agent may hold
-        for name in route.identity if route.login is None else ():
-            self._add_named_key(Path(name).expanduser())
+        if route.login is None:
+            for name in route.identity:
+                self._add_named_key(Path(name).expanduser())
 
     @asynccontextmanager
     async def offer(self) -> AsyncIterator[Any]:
@@ -731,7 +730,9 @@ class _Keys:
             try:
                 held = await agent.get_keys()
                 named = [key for key in held if key.public_data in self._of_agent]
-                others = [] if route.identities_only else [key for key in held if key not in named]
+                others: list[Any] = []
+                if not route.identities_only:
+                    others = [key for key in held if key not in named]
                 yield [*named, *others, *self._files] or None
             finally:
                 agent.close()
@@ -792,9 +793,19 @@ def _read_known_hosts(path: Path) -> tuple[list[str], list[int]]:
     try:
         asyncssh.import_known_hosts("\n".join(lines))
     except ValueError:
-        odd = [number for number, line in enumerate(lines, 1) if not _readable_line(line)]
-        return [line for number, line in enumerate(lines, 1) if number not in {*odd}], odd
+        return _separate_odd_lines(lines)
     return lines, []
+
+
+def _separate_odd_lines(lines: Sequence[str]) -> tuple[list[str], list[int]]:
+    valid: list[str] = []
+    odd: list[int] = []
+    for number, line in enumerate(lines, 1):
+        if _readable_line(line):
+            valid.append(line)
+        else:
+            odd.append(number)
+    return valid, odd
 
 
 def _readable_line(line: str) -> bool:
@@ -807,17 +818,27 @@ def _readable_line(line: str) -> bool:
 
 def odd_lines(routes: Iterable[Route]) -> list[str]:
     """Return a warning for each known_hosts file of these routes that has ignored lines."""
-    files = {name: None for route in routes for name in _files_on(route)}
+    files: dict[str, None] = {}
+    for route in routes:
+        files.update(dict.fromkeys(_files_on(route)))
     notices = []
     for name in files:
-        with suppress(OSError):
-            if odd := _read_known_hosts(Path(name).expanduser())[1]:
-                several = ", ".join(map(str, odd[:5])) + (", …" if len(odd) > 5 else "")
-                words = "line" if len(odd) == 1 else "lines"
-                notices.append(
-                    f"{name}: {words} {several} cannot be parsed and {'is' if len(odd) == 1 else 'are'} ignored"
-                )
+        try:
+            _, odd = _read_known_hosts(Path(name).expanduser())
+        except OSError:
+            continue
+        if odd:
+            notices.append(_describe_odd_lines(name, odd))
     return notices
+
+
+def _describe_odd_lines(name: str, odd: Sequence[int]) -> str:
+    if len(odd) == 1:
+        return f"{name}: line {odd[0]} cannot be parsed and is ignored"
+    numbers = ", ".join(map(str, odd[:5]))
+    if len(odd) > 5:
+        numbers += ", …"
+    return f"{name}: lines {numbers} cannot be parsed and are ignored"
 
 
 def _files_on(route: Route | None) -> Iterator[str]:
@@ -852,19 +873,14 @@ def _explain_unverified(
 ) -> str:
     """Explain why a host key was not accepted, and how to verify and trust the key."""
     name = _known_as(route)
-    known = (
-        trusted[0]
-        if isinstance(trusted, tuple)
-        else trusted.match(route.alias or route.host, "", route.port if route.port != 22 else None)[
-            0
-        ]
-    )
+    known = _known_keys(route, trusted)
     if shown is None:
         return f"the host key of {name} is not accepted, and nothing was sent: {why}"
     shows = f"it shows {shown.get_algorithm()} {shown.get_fingerprint()}"
     check = f"On the machine itself, `ssh-keygen -lf /etc/ssh/ssh_host_{_kind(shown)}_key.pub` prints the real host key"
     if not known:
-        scan = f"ssh-keyscan -p {route.port} -t {_kind(shown)} {route.host} >> {route.known_hosts[0] if route.known_hosts else 'known_hosts'}"
+        file = route.known_hosts[0] if route.known_hosts else "known_hosts"
+        scan = f"ssh-keyscan -p {route.port} -t {_kind(shown)} {route.host} >> {file}"
         return f"the host key of {name} is not known here, and nothing was sent: {shows}.\n{check}; if the keys match, trust it with: {scan}"
     was = ", ".join(f"{key.get_algorithm()} {key.get_fingerprint()}" for key in known)
     forget = (
@@ -875,15 +891,26 @@ def _explain_unverified(
     return f"the host key of {name} has changed, and nothing was sent: {shows}; known is {was}.\n{check}; if the machine was reinstalled: {forget}"
 
 
+def _known_keys(route: Route, trusted: _Trusted) -> Sequence[asyncssh.SSHKey]:
+    """Return the host keys that are trusted for a route."""
+    if isinstance(trusted, tuple):
+        return trusted[0]
+    # Lines of known_hosts name the port only if it is not 22.
+    port = route.port if route.port != 22 else None
+    return trusted.match(route.alias or route.host, "", port)[0]
+
+
 def _kind(key: asyncssh.SSHKey) -> str:
     algorithm = key.get_algorithm()
     return "ecdsa" if algorithm.startswith("ecdsa") else algorithm.removeprefix("ssh-")
 
 
 def _not_let_in(route: Route) -> str:
-    tried = ", ".join(route.identity) or "the keys in ~/.ssh" + (
-        " and the keys of the agent" if route.agent else ""
-    )
+    tried = ", ".join(route.identity)
+    if not tried:
+        tried = "the keys in ~/.ssh"
+        if route.agent:
+            tried += " and the keys of the agent"
     return f"{route} rejected {tried}: add the public key to ~/.ssh/authorized_keys on that host, or set `identity` to another key"
 
 

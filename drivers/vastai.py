@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final, Literal
@@ -99,30 +99,31 @@ class Vastai(cloud.Deadman[VastaiClient]):
         for market in markets(wish.need.market):
             for ask in await harmless(self._search(market, disk, filters)):
                 offer = self._offer(ask, market, disk)
-                judged.append(
-                    (
-                        offer,
-                        cloud.priceless(offer)
-                        or _why_unsuited(ask, market, disk, self._bid)
-                        or cloud.why_excluded(offer, ask.traits, wish, filters),
-                    )
+                why = (
+                    cloud.priceless(offer)
+                    or _why_unsuited(ask, market, disk, self._bid)
+                    or cloud.why_excluded(offer, ask.traits, wish, filters)
                 )
+                judged.append((offer, why))
         return sorted(
             self._choose_fitting(judged),
             key=lambda offer: (offer.hourly, -(offer.reliability or 0.0), offer.id),
         )
 
     async def _search(self, market: Market, disk: int, filters: Filters) -> list[Ask]:
-        query: dict[str, object] = {
-            name: {"eq": value}
-            for name, value in (("rentable", True), ("rented", False), ("external", False))
+        # Without "verified" in the query, Vast.ai shows only verified machines.
+        verified = {"eq": True} if filters.verified else {"in": [True, False]}
+        query = {
+            "rentable": {"eq": True},
+            "rented": {"eq": False},
+            "external": {"eq": False},
+            "verified": verified,
+            "type": "bid" if market == "spot" else "ondemand",
+            "order": [["dph_total", "asc"]],
+            "limit": SEARCHED,
+            "allocated_storage": disk,
         }
-        query["verified"] = {"eq": True} if filters.verified else {"in": [True, False]}
-        kind = "bid" if market == "spot" else "ondemand"
-        order = [["dph_total", "asc"]]
-        return await self._wire.search(
-            {**query, "type": kind, "order": order, "limit": SEARCHED, "allocated_storage": disk}
-        )
+        return await self._wire.search(query)
 
     def _offer(self, ask: Ask, market: Market, disk: int) -> Offer:
         data = {"disk": str(disk)}
@@ -130,12 +131,25 @@ class Vastai(cloud.Deadman[VastaiClient]):
         if market == "spot":
             price = ask.least_bid and round(min(self._bid, ask.least_bid * OVER_BID), 4)
             data["bid"] = str(price)
-        whole = price + stored if price and ask.disk_price is not None else math.nan
+        # Without the price of the machine or of its disk, the whole price is unknown, not lower.
+        whole = math.nan
+        if price and ask.disk_price is not None:
+            whole = price + stored
         have = replace(ask.resources, disk=disk * 10**9)
         return Offer(
-            "vastai", ask.id, have, price=whole, region=ask.region, data=data, market=market, reliability=ask.reliability,
-            disk_price=stored, egress_price=ask.egress_price, longest=ask.longest or None, fetched=time.time(),
-        )  # fmt: skip
+            "vastai",
+            ask.id,
+            have,
+            price=whole,
+            region=ask.region,
+            data=data,
+            market=market,
+            reliability=ask.reliability,
+            disk_price=stored,
+            egress_price=ask.egress_price,
+            longest=ask.longest or None,
+            fetched=time.time(),
+        )
 
     # --- leases
 
@@ -146,20 +160,13 @@ class Vastai(cloud.Deadman[VastaiClient]):
         credit, Unsure if it is unknown whether a machine was rented.
         """
         offer = order.offer
-        script = cloud.boot(
-            self._installation, order, datetime.now(UTC), _itself(self._wire.web.api, order.keep)
-        )
-        wanted = {
-            "client_id": "me", "image": order.image or self._image, "disk": int(offer.data.get("disk", "32")),
-            "label": self._installation.mark(order.key),
-            "runtype": "ssh_direc ssh_proxy", "onstart": script, "env": {}, "cancel_unavail": True, "target_state": "running",
-            **({"price": float(offer.data["bid"])} if "bid" in offer.data else {}),
-        }  # fmt: skip
-        answer = await self._wire.create(offer.id, wanted)
+        answer = await self._wire.create(offer.id, self._body(order))
         made = int(number(answer.fields, "new_contract"))
+        # Errors hold the lease, too: a reply that looks like an error may have made a machine.
         lease = Lease("vastai", str(made), order.key, self._data) if made else None
         self._agreed[str(made)] = offer.price
-        if answer.status == 200 and answer.fields.get("success") is not False and lease is not None:
+        is_accepted = answer.status == 200 and answer.fields.get("success") is not False
+        if is_accepted and lease is not None:
             return lease
         if answer.status < 400:
             raise Unsure(
@@ -170,15 +177,34 @@ class Vastai(cloud.Deadman[VastaiClient]):
             raise NoCapacity(f"{offer.id} is no longer offered", lease=lease)
         if answer.code == "invalid_price":
             raise NoCapacity(f"the price of {offer.id} has risen: {answer.words}", lease=lease)
-        if any(
-            word in answer.words.lower() + answer.code
-            for word in ("credit", "billing", "spend_rate")
-        ):
+        said = answer.words.lower() + answer.code
+        if any(word in said for word in ("credit", "billing", "spend_rate")):
             raise Denied(
                 f"Vast.ai does not rent to this account: {answer.words} See https://cloud.vast.ai/billing/",
                 lease=lease,
             )
         raise Rejected(f"Vast.ai rejected the order of {offer.id}: {answer.words}", lease=lease)
+
+    def _body(self, order: Order) -> Mapping[str, object]:
+        """Return the body of the request that rents a machine."""
+        data = order.offer.data
+        script = cloud.boot(
+            self._installation, order, datetime.now(UTC), _itself(self._wire.web.api, order.keep)
+        )
+        wanted: dict[str, object] = {
+            "client_id": "me",
+            "image": order.image or self._image,
+            "disk": int(data.get("disk", "32")),
+            "label": self._installation.mark(order.key),
+            "runtype": "ssh_direc ssh_proxy",
+            "onstart": script,
+            "env": {},
+            "cancel_unavail": True,
+            "target_state": "running",
+        }
+        if "bid" in data:
+            wanted["price"] = float(data["bid"])
+        return wanted
 
     async def _open_machine(self, lease: Lease) -> SshHost | None:
         """Connect to the machine once it accepts the login key and the host key matches."""
@@ -202,9 +228,9 @@ class Vastai(cloud.Deadman[VastaiClient]):
         If others use its GPUs meanwhile, Vast.ai still accepts the request, but the machine does
         not start.  Raises HostLost if the machine no longer exists.
         """
-        if await self.stands(lease) != "runs" and not await harmless(
-            self._wire.become(lease.id, "running")
-        ):
+        if await self.stands(lease) == "runs":
+            return
+        if not await harmless(self._wire.become(lease.id, "running")):
             raise HostLost(f"the instance {lease.id} no longer exists at Vast.ai")
 
     async def stop(self, lease: Lease) -> bool:
@@ -217,24 +243,23 @@ class Vastai(cloud.Deadman[VastaiClient]):
     async def stands(self, lease: Lease) -> Literal["runs", "stopped", "gone"]:
         """Return the machine's status, as Vast.ai reports it."""
         found = await harmless(self._wire.show(lease.id))
-        return "gone" if found is None else "stopped" if found.is_stopped else "runs"
+        if found is None:
+            return "gone"
+        return "stopped" if found.is_stopped else "runs"
 
     async def leases(self) -> Sequence[Lease]:
-        found = await harmless(self._wire.listing())
-        return [
-            Lease("vastai", each.id, key, self._data, price=each.price or 0.0)
-            for each in found
-            if (key := self._installation.key(each.label)) is not None
-        ]
+        found: list[Lease] = []
+        for each in await harmless(self._wire.listing()):
+            key = self._installation.key(each.label)
+            if key is not None:
+                found.append(Lease("vastai", each.id, key, self._data, price=each.price or 0.0))
+        return found
 
     async def charges(self, lease: Lease, since: datetime) -> Sequence[Charge]:
         """Return Vast.ai's charges for a lease."""
         mark = self._installation.mark(lease.key)
-        return [
-            charge
-            for label, charge in await harmless(self._wire.charges(since.timestamp()))
-            if label == mark
-        ]
+        found = await harmless(self._wire.charges(since.timestamp()))
+        return [charge for label, charge in found if label == mark]
 
     def find_lack(self) -> str:
         return explain_missing_key(api_key)
@@ -243,17 +268,19 @@ class Vastai(cloud.Deadman[VastaiClient]):
         """Describe the account as names and texts. Changes nothing."""
         fields = await harmless(self._wire.user())
         credit = number(fields, "credit")
+        user = fields.get("username") or fields.get("id")
+        shown = f"${credit:.2f}"
+        if credit <= 0:
+            shown += EMPTY
         return [
-            (
-                "account",
-                f"{fields.get('username') or fields.get('id')}, by the key of {key_source()}",
-            ),
-            ("credit", f"${credit:.2f}" + ("" if credit > 0 else EMPTY)),
+            ("account", f"{user}, by the key of {key_source()}"),
+            ("credit", shown),
             self._clock(),
         ]
 
     async def solvent(self) -> None:
-        if (credit := number(await harmless(self._wire.user()), "credit")) <= 0:
+        credit = number(await harmless(self._wire.user()), "credit")
+        if credit <= 0:
             raise Denied(f"the account at Vast.ai has ${credit:.2f}{EMPTY}")
 
     # --- one machine
@@ -293,4 +320,6 @@ def _why_unsuited(ask: Ask, market: Market, disk: int, bid: float) -> str:
     """Explain why a machine cannot be rented with `disk` GB or for `bid`.  Empty if it can."""
     if (ask.resources.disk or 0) < disk * 10**9:
         return "too little disk"
-    return "above the highest bid" if market == "spot" and (ask.least_bid or 0.0) > bid else ""
+    if market == "spot" and (ask.least_bid or 0.0) > bid:
+        return "above the highest bid"
+    return ""

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -68,10 +69,11 @@ class VastaiInstance(NamedTuple):
         actual, intended, current, _next = self.states
         if actual == "exited" and (intended, current) == ("running", "running"):
             return True
-        return actual == "offline" or (
-            actual not in ("running", "loading", "")
-            and any(word in self.said.lower() for word in BROKEN)
-        )
+        if actual == "offline":
+            return True
+        if actual in ("running", "loading", ""):
+            return False
+        return any(word in self.said.lower() for word in BROKEN)
 
 
 class VastaiClient:
@@ -82,11 +84,12 @@ class VastaiClient:
 
     async def search(self, query: Fields) -> list[Ask]:
         answer = await self.ask("POST", "/api/v0/bundles/", query)
-        return [
-            found
-            for row in rows(_good(answer, "the search"), "offers", "Vast.ai")
-            if (found := _ask(row)) is not None
-        ]
+        found: list[Ask] = []
+        for row in rows(_good(answer, "the search"), "offers", "Vast.ai"):
+            ask = _ask(row)
+            if ask is not None:
+                found.append(ask)
+        return found
 
     async def create(self, ask: str, order: Fields) -> Answer:
         return await self.ask("PUT", f"/api/v0/asks/{ask}/", order)
@@ -157,27 +160,18 @@ class VastaiClient:
                 "day": {"gte": int(since), "lte": int(time.time()) + 86400},
                 "type": {"in": ["instance"]},
             }
-            query = {
-                "select_filters": json.dumps(days),
-                "limit": "500",
-                **({"after_token": token} if token else {}),
-            }
+            query = {"select_filters": json.dumps(days), "limit": "500"}
+            if token:
+                query["after_token"] = token
             fields = _good(await self.ask("GET", "/api/v0/charges/", query=query), "the charges")
             for row in rows(fields, "results", "Vast.ai"):
                 label = inner(row.get("metadata") or {}, "a charge", "Vast.ai").get("label")
-                found.append(
-                    (
-                        f"{label or ''}",
-                        Charge(
-                            number(row, "start"),
-                            number(row, "end"),
-                            parse_charge(row, "amount", "Vast.ai"),
-                        ),
-                    )
+                charge = Charge(
+                    number(row, "start"), number(row, "end"), parse_charge(row, "amount", "Vast.ai")
                 )
-            if not (
-                token := next_page(fields.get("next_token"), seen, "the list of Vast.ai's charges")
-            ):
+                found.append((f"{label or ''}", charge))
+            token = next_page(fields.get("next_token"), seen, "the list of Vast.ai's charges")
+            if not token:
                 return found
 
     async def user(self) -> Fields:
@@ -209,13 +203,13 @@ def api_key() -> str:
 
     Raises Denied with the searched locations if no key is found.
     """
-    if key := os.environ.get("VAST_API_KEY", "").strip():
+    key = os.environ.get("VAST_API_KEY", "").strip()
+    if key:
         return key
-    try:
-        if key := key_file().read_text("utf-8").strip():
-            return key
-    except (OSError, ValueError):
-        pass
+    with suppress(OSError, ValueError):
+        key = key_file().read_text("utf-8").strip()
+    if key:
+        return key
     raise Denied(
         f"no API key for Vast.ai in VAST_API_KEY or {key_file()}; create one at https://cloud.vast.ai/manage-keys/"
     )
@@ -231,11 +225,9 @@ def _check_answer(answer: Answer) -> Answer:
     if answer.status == 429:
         if answer.code == "search_quota_exceeded":
             at = answer.headers.get("x-ratelimit-reset", "")
-            when = (
-                f"{datetime.fromtimestamp(int(at), UTC):%Y-%m-%d %H:%M} UTC"
-                if at.isdigit()
-                else "midnight UTC"
-            )
+            when = "midnight UTC"
+            if at.isdigit():
+                when = f"{datetime.fromtimestamp(int(at), UTC):%Y-%m-%d %H:%M} UTC"
             raise Denied(f"Vast.ai allows no more searches until {when}")
         told = answer.headers.get("retry-after") or answer.words.rpartition("threshold=")[2]
         raise Throttled(f"too many requests to Vast.ai: {answer.words}", after=wait(told))
@@ -270,12 +262,24 @@ def _ask(row: Fields) -> Ask | None:
         gpu_memory=int(number(row, "gpu_ram")) * mib,
         disk=int(number(row, "disk_space") * 1e9),
     )
-    verified, hosting = row.get("verification") == "verified", row.get("hosting_type") == 1
+    traits = About(
+        verified=row.get("verification") == "verified",
+        datacenter=row.get("hosting_type") == 1,
+        inet=number(row, "inet_down"),
+        cuda=number(row, "cuda_max_good"),
+    )
     return Ask(
-        f"{int(number(row, 'id'))}", have, price(row.get("dph_base")), price(row.get("min_bid")), price(row.get("storage_cost"), 30 * 24),
-        price(row.get("inet_up_cost")) or 0.0, f"{row.get('geolocation') or ''}", min(1.0, number(row, "reliability2", "reliability")) or None,
-        number(row, "duration") / 3600, About(verified, hosting, number(row, "inet_down"), number(row, "cuda_max_good")),
-    )  # fmt: skip
+        id=f"{int(number(row, 'id'))}",
+        resources=have,
+        price=price(row.get("dph_base")),
+        least_bid=price(row.get("min_bid")),
+        disk_price=price(row.get("storage_cost"), 30 * 24),
+        egress_price=price(row.get("inet_up_cost")) or 0.0,
+        region=f"{row.get('geolocation') or ''}",
+        reliability=min(1.0, number(row, "reliability2", "reliability")) or None,
+        longest=number(row, "duration") / 3600,
+        traits=traits,
+    )
 
 
 def _instance(row: Fields) -> VastaiInstance:
@@ -283,15 +287,7 @@ def _instance(row: Fields) -> VastaiInstance:
         f"{row.get(name) or ''}"
         for name in ("actual_status", "intended_status", "cur_state", "next_state")
     )
-    address: tuple[str, int] | None = None
-    ports = row.get("ports")
-    mapped = ports.get("22/tcp") if isinstance(ports, dict) else None
-    if (
-        isinstance(mapped, list)
-        and mapped
-        and f"{(port := inner(mapped[0], 'a port', 'Vast.ai').get('HostPort'))}".isdigit()
-    ):
-        address = f"{row.get('public_ipaddr') or ''}".strip(), int(f"{port}")
+    address = _parse_address(row)
     return VastaiInstance(
         f"{int(number(row, 'id'))}",
         f"{row.get('label') or ''}",
@@ -300,3 +296,15 @@ def _instance(row: Fields) -> VastaiInstance:
         address,
         price(row.get("dph_total")),
     )
+
+
+def _parse_address(row: Fields) -> tuple[str, int] | None:
+    """Return an instance's public address and the port mapped to its SSH server, or None."""
+    ports = row.get("ports")
+    mapped = ports.get("22/tcp") if isinstance(ports, dict) else None
+    if not isinstance(mapped, list) or not mapped:
+        return None
+    port = f"{inner(mapped[0], 'a port', 'Vast.ai').get('HostPort')}"
+    if not port.isdigit():
+        return None
+    return f"{row.get('public_ipaddr') or ''}".strip(), int(port)

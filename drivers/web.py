@@ -59,12 +59,12 @@ class Answer(NamedTuple):
         error = self.fields.get("error", "")
         if not isinstance(error, dict):
             return f"{error}"
+        # Google's form, which has a list of causes.
         causes = error.get("errors")
-        return (
-            f"{causes[0].get('reason', '')}"
-            if isinstance(causes, list) and causes and isinstance(causes[0], dict)
-            else ""
-        )
+        if not isinstance(causes, list) or not causes:
+            return ""
+        first = causes[0]
+        return f"{first.get('reason', '')}" if isinstance(first, dict) else ""
 
     @property
     def words(self) -> str:
@@ -72,13 +72,10 @@ class Answer(NamedTuple):
 
         If the reply holds no text, this is the HTTP status.
         """
-        fields = error if isinstance(error := self.fields.get("error"), dict) else self.fields
-        return (
-            printable(
-                f"{fields.get('msg') or fields.get('message') or fields.get('detail') or self.text or self.code}"
-            )
-            or f"status {self.status}"
-        )
+        error = self.fields.get("error")
+        fields = error if isinstance(error, dict) else self.fields
+        told = fields.get("msg") or fields.get("message") or fields.get("detail")
+        return printable(f"{told or self.text or self.code}") or f"status {self.status}"
 
 
 class Web:
@@ -130,17 +127,18 @@ class Web:
             ) from error
         except httpx.HTTPError as error:
             raise Unsure(f"no reply from {self.api}: {error or type(error).__name__}") from error
-        if (
-            300 <= reply.status_code < 400
-        ):  # a redirect does not come from the provider, so its body is no reply of the API
+        # A redirect does not come from the provider, so its body is no reply of the API.
+        if 300 <= reply.status_code < 400:
             raise Unsure(f"{self.api} redirects ({reply.status_code}) instead of answering")
-        with suppress(TypeError, ValueError):
-            self.ahead = (
-                parsedate_to_datetime(reply.headers["date"]).timestamp() - time.time()
-                if "date" in reply.headers
-                else 0.0
-            )
+        self._compare_clocks(reply.headers)
         return read_answer(reply.status_code, bytes(text), reply.headers)
+
+    def _compare_clocks(self, headers: Mapping[str, str]) -> None:
+        if "date" not in headers:
+            self.ahead = 0.0
+            return
+        with suppress(TypeError, ValueError):
+            self.ahead = parsedate_to_datetime(headers["date"]).timestamp() - time.time()
 
     async def aclose(self) -> None:
         client, self._client = self._client, None
@@ -156,7 +154,11 @@ class Web:
 
 def printable(text: str) -> str:
     """Convert untrusted text to one printable line for a message."""
-    return "".join(letter if letter.isprintable() else " " for letter in text[:300]).strip()
+    return "".join(map(_replace_unprintable, text[:300])).strip()
+
+
+def _replace_unprintable(letter: str) -> str:
+    return letter if letter.isprintable() else " "
 
 
 def number(row: Fields, *names: str) -> float:
@@ -182,12 +184,20 @@ def price(value: object, hours: float = 1.0) -> float | None:
     """
     if isinstance(value, str):
         match = _PRICE.fullmatch(value.strip().lower())
-        if match is None or (match["sign"] and match["unit"]):
+        if match is None:
+            return None
+        # "$5 cents" is dollars by its sign and cents by its unit.
+        if match["sign"] and match["unit"]:
             return None
         if match["time"]:
             hours = _HOURS[match["time"]]
-        value = float(match["amount"]) / (100.0 if match["unit"] in _CENTS else 1.0)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < LIMIT:
+        value = float(match["amount"])
+        if match["unit"] in _CENTS:
+            value /= 100.0
+    # A bool is an int in Python, but no price.
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    if not 0 <= value < LIMIT:
         return None
     return value / hours
 
@@ -234,7 +244,8 @@ def next_page(token: object, seen: set[str], what: str) -> str:
     """
     if not token:
         return ""
-    if (text := f"{token}") in seen or len(seen) >= PAGES:
+    text = f"{token}"
+    if text in seen or len(seen) >= PAGES:
         raise Unreachable(f"{what}: pagination did not end (repeated or too many page tokens)")
     seen.add(text)
     return text

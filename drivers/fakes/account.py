@@ -94,27 +94,25 @@ class Account(Generic[M]):
         self._arrive()
         while self.now < now:
             rate = sum(sum(machine.rates.values()) for machine in self.machines.values())
-            empty = (
-                self.now + max(0.0, self.credit) / rate * 3600
-                if rate and not self._broke
-                else math.inf
-            )
+            empty = math.inf
+            if rate and not self._broke:
+                empty = self.now + max(0.0, self.credit) / rate * 3600
             due = self._due[0][0] if self._due else math.inf
             till = max(self.now, min(now, empty, due))
             self.credit -= rate * (till - self.now) / 3600
             self.now = till
             if empty <= till:
                 self._broke, self.credit = True, min(0.0, self.credit)
-                for machine in [*self.machines.values()]:
-                    if machine.gone is None and machine.up:
-                        self._halt(machine)
+                for machine in self._running():
+                    self._halt(machine)
             self._arrive()
 
     def _arrive(self) -> None:
         """Execute the machine transitions that are due."""
         while self._due and self._due[0][0] <= self.now:
             _, _, name, what = heapq.heappop(self._due)
-            if (found := self.machines.get(name)) is not None and found.gone is None:
+            found = self.find_living(name)
+            if found is not None:
                 self._happen(found, what)
 
     def later(self, machine: M, seconds: float, what: str) -> None:
@@ -133,11 +131,9 @@ class Account(Generic[M]):
             machine.listed += luck.random.uniform(
                 min(1.0, amount(self._faults, "late")), amount(self._faults, "late")
             )
-            machine.stuck, machine.fails, machine.impostor = (
-                luck.strikes("stuck"),
-                luck.strikes("failed"),
-                luck.strikes("impostor"),
-            )
+            machine.stuck = luck.strikes("stuck")
+            machine.fails = luck.strikes("failed")
+            machine.impostor = luck.strikes("impostor")
         return machine
 
     def boots(self, machine: M, share: float = 1.0, what: str = "up") -> None:
@@ -151,19 +147,20 @@ class Account(Generic[M]):
     def interruptible(self, machine: M, luck: Luck) -> None:
         """Make a machine preemptible, and schedule a preemption if the fault `preempted` is set."""
         machine.preemptible = True
-        if often := amount(self._faults, "preempted"):
+        often = amount(self._faults, "preempted")
+        if often:
             self.later(machine, luck.random.expovariate(often) * 3600, "preempted")
 
     def preempt(self) -> int:
         """Preempt every running preemptible machine, and return the number of machines."""
-        found = [machine for machine in self.alive() if machine.up and machine.preemptible]
+        found = [machine for machine in self._running() if machine.preemptible]
         for machine in found:
             self._happen(machine, "preempted")
         return len(found)
 
     def exit(self) -> int:
         """Make the containers of all machines exit, and return the number of stopped machines."""
-        found = [machine for machine in self.alive() if machine.up]
+        found = self._running()
         for machine in found:
             self._happen(machine, "exited")
         return sum(not machine.up for machine in found)
@@ -219,11 +216,16 @@ class Account(Generic[M]):
     def find_living(self, name: str) -> M | None:
         """Return the existing machine with this ID, or None if it is unknown or terminated."""
         found = self.machines.get(name)
-        return None if found is None or found.gone is not None else found
+        if found is None or found.gone is not None:
+            return None
+        return found
 
     def alive(self) -> list[M]:
         """Return the account's machines that still exist."""
         return [machine for machine in self.machines.values() if machine.gone is None]
+
+    def _running(self) -> list[M]:
+        return [machine for machine in self.alive() if machine.up]
 
     def list_machines(self) -> list[M]:
         """Return the machines that a listing currently shows, in creation order."""

@@ -70,7 +70,8 @@ class Cut(Response):
     """A response that closes the connection without sending a byte."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (transport := Connections.open.get(tuple(scope["client"]))) is not None:
+        transport = Connections.open.get(tuple(scope["client"]))
+        if transport is not None:
             transport.abort()
             while (await receive())["type"] != "http.disconnect":
                 pass
@@ -158,7 +159,8 @@ def application(world: World[Any], clock: Clock, real: bool = False) -> Starlett
 def _response(reply: Reply) -> Response:
     if reply.lost:
         return Cut()
-    headers = {name: value for name, value in reply.headers.items() if name != "content-type"}
+    headers = dict(reply.headers)
+    headers.pop("content-type", None)
     found = Response(reply.encode(), reply.status, headers)
     if reply.status != 204:
         found.headers["content-type"] = reply.kind
@@ -178,21 +180,16 @@ def run(
     clock = Clock(virtual)
     world = kind(seed, words.parse(faults, [route.operation for route in kind.routes]), clock.now())
     if real:
-        import_module(
-            "asyncssh"
-        )  # fail here if asyncssh is missing, not when the first machine starts
+        # Fail here if asyncssh is missing, not when the first machine starts.
+        import_module("asyncssh")
         world.key = token_hex(16)  # a client can execute programs as this user
         with socket.create_server(("127.0.0.1", 0)) as free:
             world.port = free.getsockname()[1]
     with socket.create_server(("127.0.0.1", port)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         known = {"url": url, "key": world.key or "fake", "port": world.port or 22}
-        ready(
-            "".join(
-                f"export {line.format(**known)}\n"
-                for line in (*kind.exports, "FAKE_PROVIDER={url}")
-            )
-        )
+        exports = (*kind.exports, "FAKE_PROVIDER={url}")
+        ready("".join(f"export {line.format(**known)}\n" for line in exports))
         config = uvicorn.Config(
             application(world, clock, real), http=Connections, log_level="error", access_log=False
         )

@@ -60,7 +60,9 @@ class Fault(NamedTuple):
     once: bool = False
 
     def __str__(self) -> str:
-        return f"{self.name}{'@' * bool(self.operation)}{self.operation}={'once' if self.once else f'{self.value:g}'}"
+        name = f"{self.name}@{self.operation}" if self.operation else self.name
+        value = "once" if self.once else f"{self.value:g}"
+        return f"{name}={value}"
 
 
 def parse(text: str, operations: Sequence[str] = ()) -> tuple[Fault, ...]:
@@ -68,7 +70,8 @@ def parse(text: str, operations: Sequence[str] = ()) -> tuple[Fault, ...]:
 
     `operations` are the known operations.  Raises ValueError with a message for the user.
     """
-    return tuple(_parse_fault(word.strip(), operations) for word in text.split(",") if word.strip())
+    words = [word.strip() for word in text.split(",")]
+    return tuple(_parse_fault(word, operations) for word in words if word)
 
 
 def _parse_fault(word: str, operations: Sequence[str]) -> Fault:
@@ -89,15 +92,10 @@ def _parse_fault(word: str, operations: Sequence[str]) -> Fault:
         number = float(value) if equals else 1.0
     except ValueError:
         number = math.nan
-    if not 0 <= number < math.inf or (name in CHANCES and number > 1):
-        raise ValueError(
-            f"{word}: "
-            + (
-                "write a chance from 0 to 1, or `once`"
-                if name in CHANCES
-                else "write a number of at least 0"
-            )
-        )
+    if name in CHANCES and not 0 <= number <= 1:
+        raise ValueError(f"{word}: write a chance from 0 to 1, or `once`")
+    if not 0 <= number < math.inf:
+        raise ValueError(f"{word}: write a number of at least 0")
     return Fault(name, number, operation)
 
 
@@ -129,12 +127,11 @@ class Luck:
     def strikes(self, name: str) -> bool:
         """Draw whether a fault happens now. A fault with `once` is removed after it happens."""
         for fault in self._faults:
-            if (
-                fault.name == name
-                and fault.operation in ("", self._operation)
-                and (fault.once or self.random.random() < fault.value)
-            ):
-                if fault.once:
-                    self._faults.remove(fault)
+            if fault.name != name or fault.operation not in ("", self._operation):
+                continue
+            if fault.once:
+                self._faults.remove(fault)
+                return True
+            if self.random.random() < fault.value:
                 return True
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import ClassVar, NamedTuple
 from uuid import UUID
@@ -29,10 +29,11 @@ from .gcp_instances import (
     holds,
     list_price,
     parse_order,
+    quota_metric,
     show_instance,
     whole,
 )
-from .world import Boot, Call, Document, Part, Refused, Reply, Route, World, document
+from .world import Boot, Call, Document, Part, Refused, Reply, Route, World, array, document
 
 
 class Operation(NamedTuple):
@@ -66,40 +67,30 @@ class Operations(Part["Gcp"]):
         seconds: float,
         failed: Mapping[str, object] | None = None,
     ) -> Operation:
-        name = f"operation-{int(self._world.account.now * 1000)}-{len(self._made):06x}"
-        link = (
-            f"{ROOT}/projects/fake/zones/{zone}/instances/{target.name}"
-            if isinstance(target, Instance)
-            else target
-        )
-        number_of = target.id if isinstance(target, Instance) else "0"
-        made = Operation(
-            name,
-            zone,
-            kind,
-            link,
-            number_of,
-            self._world.account.now,
-            self._world.account.now + seconds,
-        )
+        now = self._world.account.now
+        name = f"operation-{int(now * 1000)}-{len(self._made):06x}"
+        if isinstance(target, Instance):
+            link = f"{ROOT}/projects/fake/zones/{zone}/instances/{target.name}"
+            number_of = target.id
+        else:
+            link, number_of = target, "0"
+        made = Operation(name, zone, kind, link, number_of, asked=now, done=now + seconds)
         if failed:
             zones = failed.get("zones")
+            available = zones if isinstance(zones, tuple) else ()
             made = made._replace(
-                code=str(failed["code"]),
-                message=str(failed["message"]),
-                available=zones if isinstance(zones, tuple) else (),
+                code=str(failed["code"]), message=str(failed["message"]), available=available
             )
         self._made[name] = made
         return made
 
+    def _status_of(self, made: Operation) -> str:
+        if self._world.account.now >= made.done:
+            return "DONE"
+        return "RUNNING" if self._world.account.now >= made.asked + 1 else "PENDING"
+
     def _show(self, made: Operation) -> Document:
-        status = (
-            "DONE"
-            if self._world.account.now >= made.done
-            else "RUNNING"
-            if self._world.account.now >= made.asked + 1
-            else "PENDING"
-        )
+        status = self._status_of(made)
         where = f"zones/{made.zone}" if made.zone else "global"
         found: dict[str, object] = {
             "kind": "compute#operation", "id": str(5_000_000_000 + int(made.name.rpartition("-")[2], 16)), "name": made.name,
@@ -112,20 +103,8 @@ class Operations(Part["Gcp"]):
         if status == "DONE":
             found["endTime"] = date(made.done)
             if made.code:
-                info = {"reason": "resource_availability", "domain": "compute.googleapis.com"}
-                metadatas = {
-                    "zone": made.zone,
-                    "zonesAvailable": ",".join(made.available),
-                    "vmType": "",
-                    "attachment": "",
-                }
-                error = {
-                    "code": made.code,
-                    "message": made.message,
-                    "errorDetails": [{"errorInfo": {**info, "metadatas": metadatas}}],
-                }
                 found |= {
-                    "error": {"errors": [error]},
+                    "error": {"errors": [_show_error(made)]},
                     "httpErrorStatusCode": 503,
                     "httpErrorMessage": "SERVICE UNAVAILABLE",
                 }
@@ -143,27 +122,17 @@ class Operations(Part["Gcp"]):
         """Return an operation after it ends, or still running after a time limit."""
         reply = self.operation(call)
         made = self._made.get(call.names["operation"])
-        return (
-            reply._replace(hold=max(0.0, made.done - self._world.account.now))
-            if made is not None and reply.status == 200
-            else reply
-        )
+        if made is None or reply.status != 200:
+            return reply
+        return reply._replace(hold=max(0.0, made.done - self._world.account.now))
 
     def operations(self, call: Call) -> Reply:
         wanted = re.search(r'operationType\s*(?:=|eq)\s*"?([\w.]+)', call.query.get("filter", ""))
-        rows = [
-            made
-            for made in self._made.values()
-            if made.zone == call.names["zone"] and (not wanted or made.kind == wanted[1])
-        ]
-        return Reply(
-            200,
-            {
-                "kind": "compute#operationList",
-                "id": "operations",
-                "items": [self._show(made) for made in rows],
-            },
-        )
+        found = [made for made in self._made.values() if made.zone == call.names["zone"]]
+        if wanted:
+            found = [made for made in found if made.kind == wanted[1]]
+        items = [self._show(made) for made in found]
+        return Reply(200, {"kind": "compute#operationList", "id": "operations", "items": items})
 
     def replay(self, call: Call) -> Reply | None:
         """Return the operation of an earlier request with the same `requestId`; None if new.
@@ -187,9 +156,38 @@ class Operations(Part["Gcp"]):
         return None if known is None else Reply(200, self._show(self._made[known]))
 
     def accept(self, call: Call, made: Operation) -> Reply:
-        if wanted := call.query.get("requestId"):
+        wanted = call.query.get("requestId")
+        if wanted:
             self._requests[f"{call.operation}/{wanted}"] = made.name
         return Reply(200, self._show(made))
+
+
+def _show_error(made: Operation) -> Document:
+    """Return the error of a failed operation in the API's JSON form."""
+    metadatas = {
+        "zone": made.zone,
+        "zonesAvailable": ",".join(made.available),
+        "vmType": "",
+        "attachment": "",
+    }
+    info = {
+        "reason": "resource_availability",
+        "domain": "compute.googleapis.com",
+        "metadatas": metadatas,
+    }
+    return {"code": made.code, "message": made.message, "errorDetails": [{"errorInfo": info}]}
+
+
+def _show_scope(zone: str, name: str, rows: Sequence[Document]) -> Document:
+    """Return a zone's part of an aggregated listing: its rows, or a warning that it has none."""
+    if rows:
+        return {name: rows}
+    warning = {
+        "code": "NO_RESULTS_ON_PAGE",
+        "message": f"There are no results for scope 'zones/{zone}' on this page.",
+        "data": [],
+    }
+    return {"warning": warning}
 
 
 class Market(Part["Gcp"]):
@@ -198,22 +196,32 @@ class Market(Part["Gcp"]):
     def __init__(self, world: Gcp) -> None:
         super().__init__(world)
         luck = Random(f"{world.seed}/market")
-        self.stock = {(zone, gpu): luck.choice((0, 0, 4, 8, 16)) for zone in ZONES for gpu in GPUS}
+        self.stock: dict[tuple[str, str], int] = {}
+        for zone in ZONES:
+            for gpu in GPUS:
+                self.stock[zone, gpu] = luck.choice((0, 0, 4, 8, 16))
+        # However the luck falls, one GPU can be rented.
         self.stock[ZONES[0], "nvidia-l4"] = 8
 
+    def _holders(self) -> list[Instance]:
+        """Return the instances that occupy their GPUs."""
+        return [made for made in self._world.account.alive() if holds(made)]
+
     def left(self, zone: str, gpu: str) -> int:
-        return self.stock.get((zone, gpu), 0) - sum(
-            made.gpus
-            for made in self._world.account.alive()
-            if (made.zone, made.gpu) == (zone, gpu) and holds(made)
-        )
+        """Return the number of free GPUs of a type in a zone."""
+        taken = [made.gpus for made in self._holders() if (made.zone, made.gpu) == (zone, gpu)]
+        return self.stock.get((zone, gpu), 0) - sum(taken)
 
     def used(self, region: str, gpu: str, spot: bool) -> int:
-        return sum(
-            made.gpus
-            for made in self._world.account.alive()
-            if made.zone[:-2] == region and made.gpu == gpu and made.spot == spot and holds(made)
-        )
+        """Return the use of a region's quota for a GPU type and market."""
+        used = 0
+        for made in self._holders():
+            if (made.zone[:-2], made.gpu, made.spot) == (region, gpu, spot):
+                used += made.gpus
+        return used
+
+    def used_globally(self) -> int:
+        return sum(made.gpus for made in self._holders())
 
     def _accelerators(self, zone: str) -> list[Document]:
         return [
@@ -231,16 +239,8 @@ class Market(Part["Gcp"]):
     def all_accelerator_types(self, call: Call) -> Reply:
         items: dict[str, object] = {}
         for zone in ZONES:
-            empty = {
-                "code": "NO_RESULTS_ON_PAGE",
-                "message": f"There are no results for scope 'zones/{zone}' on this page.",
-                "data": [],
-            }
-            items[f"zones/{zone}"] = (
-                {"acceleratorTypes": here}
-                if (here := self._accelerators(zone))
-                else {"warning": empty}
-            )
+            rows = self._accelerators(zone)
+            items[f"zones/{zone}"] = _show_scope(zone, "acceleratorTypes", rows)
         return Reply(
             200,
             {
@@ -255,17 +255,30 @@ class Market(Part["Gcp"]):
         return 4 * self._world.amount("quota", QUOTA)
 
     def project(self, call: Call) -> Reply:
-        used = float(sum(made.gpus for made in self._world.account.alive() if holds(made)))
+        used = float(self.used_globally())
         quotas = [{"metric": "GPUS_ALL_REGIONS", "limit": self.global_quota(), "usage": used}]
         return Reply(200, {"kind": "compute#project", "id": "1", "name": "fake", "quotas": quotas})
 
     def machine_types(self, call: Call) -> Reply:
-        rows = [
-            {"kind": "compute#machineType", "id": str(20_000 + n), "name": name, "guestCpus": kind.cpus, "memoryMb": kind.memory,
-             "zone": call.names["zone"],
-             "accelerators": [{"guestAcceleratorType": kind.gpu, "guestAcceleratorCount": kind.gpus}] if kind.gpu else []}
-            for n, (name, kind) in enumerate(TYPES.items()) if not kind.gpu or self.stock.get((call.names["zone"], kind.gpu))
-        ]  # fmt: skip
+        zone = call.names["zone"]
+        rows: list[Document] = []
+        for n, (name, kind) in enumerate(TYPES.items()):
+            accelerators: list[Document] = []
+            if kind.gpu:
+                if not self.stock.get((zone, kind.gpu)):
+                    continue
+                gpu = {"guestAcceleratorType": kind.gpu, "guestAcceleratorCount": kind.gpus}
+                accelerators.append(gpu)
+            shown = {
+                "kind": "compute#machineType",
+                "id": str(20_000 + n),
+                "name": name,
+                "guestCpus": kind.cpus,
+                "memoryMb": kind.memory,
+                "zone": zone,
+                "accelerators": accelerators,
+            }
+            rows.append(shown)
         return Reply(200, {"kind": "compute#machineTypeList", "id": "machineTypes", "items": rows})
 
     def region(self, call: Call) -> Reply:
@@ -275,17 +288,11 @@ class Market(Part["Gcp"]):
             return self._world.problem(
                 404, "notFound", f"The resource 'projects/fake/regions/{region}' was not found"
             )
-        limit = self._world.amount("quota", QUOTA)
-        quotas = [
-            {
-                "metric": f"{'PREEMPTIBLE_' * spot}{metric}",
-                "limit": limit,
-                "usage": float(self.used(region, gpu, spot)),
-            }
-            for gpu, (_, _, metric) in CARDS.items()
-            for spot in (False, True)
-            if spot or metric != UNLISTED
-        ]
+        quotas: list[Document] = []
+        for gpu, card in CARDS.items():
+            if card.metric != UNLISTED:
+                quotas.append(self._show_quota(region, gpu, spot=False))
+            quotas.append(self._show_quota(region, gpu, spot=True))
         return Reply(
             200,
             {
@@ -297,6 +304,13 @@ class Market(Part["Gcp"]):
                 "quotas": quotas,
             },
         )
+
+    def _show_quota(self, region: str, gpu: str, spot: bool) -> Document:
+        return {
+            "metric": quota_metric(gpu, spot),
+            "limit": self._world.amount("quota", QUOTA),
+            "usage": float(self.used(region, gpu, spot)),
+        }
 
 
 class Firewalls(Part["Gcp"]):
@@ -330,11 +344,9 @@ class Firewalls(Part["Gcp"]):
 
     def firewall(self, call: Call) -> Reply:
         found = self._rules.get(call.names["name"])
-        return (
-            self._world.problem(404, "notFound", "The firewall was not found")
-            if found is None
-            else Reply(200, found)
-        )
+        if found is None:
+            return self._world.problem(404, "notFound", "The firewall was not found")
+        return Reply(200, found)
 
     def drop_firewall(self, call: Call) -> Reply:
         name = call.names["name"]
@@ -356,23 +368,23 @@ class Guests(Part["Gcp"]):
 
         With `wait_for_change`, the reply waits half a second for the notice.
         """
-        found = self._world.account.machines.get(call.names["id"])
-        if found is None or call.headers.get("metadata-flavor") != "Google":
+        found = self._find_caller(call)
+        if found is None:
             return Reply(403, "Forbidden")
-        return Reply(
-            200,
-            "TRUE" if found.noticed else "FALSE",
-            hold=0.0 if found.noticed or "wait_for_change" not in call.query else 0.5,
-        )
+        if found.noticed:
+            return Reply(200, "TRUE")
+        return Reply(200, "FALSE", hold=0.5 if "wait_for_change" in call.query else 0.0)
+
+    def _find_caller(self, call: Call) -> Instance | None:
+        """Return the instance that calls its metadata server, or None for any other request."""
+        if call.headers.get("metadata-flavor") != "Google":
+            return None
+        return self._world.account.machines.get(call.names["id"])
 
     def attest(self, call: Call) -> Reply:
         """Write a guest attribute of the calling instance, if `enable-guest-attributes` allows it."""
-        found = self._world.account.machines.get(call.names["id"])
-        if (
-            found is None
-            or call.headers.get("metadata-flavor") != "Google"
-            or found.item("enable-guest-attributes").upper() != "TRUE"
-        ):
+        found = self._find_caller(call)
+        if found is None or found.item("enable-guest-attributes").upper() != "TRUE":
             return Reply(403, "Forbidden")
         found.attributes[call.names["namespace"], call.names["key"]] = call.text("text")
         return Reply(200, "")
@@ -394,11 +406,10 @@ class Guests(Part["Gcp"]):
         """Return the guest attributes below `queryPath`, which is `NAMESPACE/` or `NAMESPACE/KEY`."""
         found = self._world.find_instance(call)
         where = call.query.get("queryPath", "")
-        rows = [
-            {"namespace": namespace, "key": key, "value": value}
-            for (namespace, key), value in sorted(found.attributes.items())
-            if where in ("", f"{namespace}/", f"{namespace}/{key}")
-        ]
+        rows: list[Document] = []
+        for (namespace, key), value in sorted(found.attributes.items()):
+            if where in ("", f"{namespace}/", f"{namespace}/{key}"):
+                rows.append({"namespace": namespace, "key": key, "value": value})
         if not rows:
             return self._world.problem(
                 404, "notFound", f"The resource '{where}' of type 'Guest Attribute' was not found."
@@ -428,64 +439,55 @@ class Lists(Part["Gcp"]):
                     400, "invalid", "Invalid value for field 'filter', 'maxResults' or 'pageToken'."
                 )
             ) from None
-        found = sorted(
-            (made for made in rows if test(made)), key=lambda made: (made.zone, made.name)
-        )
+        found = sorted(filter(test, rows), key=lambda made: (made.zone, made.name))
+        # Restless pages are counted, so instances that vanish meanwhile shift the later ones.
         if self._world.amount("restless"):
-            return found[begin : begin + size], str(begin + size) if begin + size < len(
-                found
-            ) else ""
+            end = begin + size
+            return found[begin:end], str(end) if end < len(found) else ""
         rest = [made for made in found if f"{made.zone}/{made.name}" > after]
         page = rest[:size]
-        return page, f"{page[-1].zone}/{page[-1].name}" if len(rest) > size and page else ""
+        if len(rest) <= size or not page:
+            return page, ""
+        return page, f"{page[-1].zone}/{page[-1].name}"
 
     def listing(self, call: Call) -> Reply:
         unreached = ZONES[0] if self._world.amount("unreachable") else ""
-        page, token = self._page(
-            call, [made for made in self._world.account.list_machines() if made.zone != unreached]
-        )
+        listed = self._world.account.list_machines()
+        page, token = self._page(call, [made for made in listed if made.zone != unreached])
         items: dict[str, object] = {}
         for zone in ZONES:
-            here = [
-                show_instance(made, self._world.address(made)) for made in page if made.zone == zone
-            ]
-            empty = {
-                "code": "NO_RESULTS_ON_PAGE",
-                "message": f"There are no results for scope 'zones/{zone}' on this page.",
-                "data": [],
-            }
-            items[f"zones/{zone}"] = {"instances": here} if here else {"warning": empty}
+            rows = [self._show(made) for made in page if made.zone == zone]
+            items[f"zones/{zone}"] = _show_scope(zone, "instances", rows)
         found: dict[str, object] = {
             "kind": "compute#instanceAggregatedList",
             "id": "projects/fake/aggregated/instances",
             "items": items,
         }
         if token:
-            found["nextPageToken"] = base64.urlsafe_b64encode(token.encode()).decode()
+            found["nextPageToken"] = _encode_token(token)
         if unreached:
             found["unreachables"] = [f"zones/{unreached}"]
             del items[f"zones/{unreached}"]
         return Reply(200, found)
 
     def zone_listing(self, call: Call) -> Reply:
-        page, token = self._page(
-            call,
-            [
-                made
-                for made in self._world.account.list_machines()
-                if made.zone == call.names["zone"]
-            ],
-        )
-        more = {"nextPageToken": base64.urlsafe_b64encode(token.encode()).decode()} if token else {}
-        return Reply(
-            200,
-            {
-                "kind": "compute#instanceList",
-                "id": "instances",
-                "items": [show_instance(made, self._world.address(made)) for made in page],
-                **more,
-            },
-        )
+        listed = self._world.account.list_machines()
+        page, token = self._page(call, [made for made in listed if made.zone == call.names["zone"]])
+        found: dict[str, object] = {
+            "kind": "compute#instanceList",
+            "id": "instances",
+            "items": [self._show(made) for made in page],
+        }
+        if token:
+            found["nextPageToken"] = _encode_token(token)
+        return Reply(200, found)
+
+    def _show(self, made: Instance) -> Document:
+        return show_instance(made, self._world.address(made))
+
+
+def _encode_token(token: str) -> str:
+    return base64.urlsafe_b64encode(token.encode()).decode()
 
 
 class Changes(Part["Gcp"]):
@@ -525,8 +527,7 @@ class Changes(Part["Gcp"]):
         if kind == "setLabels":
             found.labels = call.inner("labels")
         else:
-            items = call.fields.get("items")
-            found.items = [document(item) for item in items] if isinstance(items, list) else []
+            found.items = [document(item) for item in array(call.fields.get("items"))]
         return self._world.asked.accept(call, self._world.asked.begin(found.zone, kind, found, 1))
 
     def set_metadata(self, call: Call) -> Reply:
@@ -657,12 +658,10 @@ class Gcp(World[Instance]):
             if machine.fails:
                 self._stop_machine(machine, "failed")
                 return
-            machine.status, machine.up, machine.began, machine.noticed = (
-                "RUNNING",
-                True,
-                self.account.now,
-                False,
-            )
+            machine.status = "RUNNING"
+            machine.up = True
+            machine.began = self.account.now
+            machine.noticed = False
             self._rates(machine)
             self.account.note("started", machine)
             self._end_at_limit(machine)
@@ -685,7 +684,8 @@ class Gcp(World[Instance]):
 
     def _end_at_limit(self, machine: Instance) -> None:
         """Schedule the termination of an instance that has a `maxRunDuration`."""
-        if longest := whole(document(machine.scheduling.get("maxRunDuration")).get("seconds")):
+        longest = whole(document(machine.scheduling.get("maxRunDuration")).get("seconds"))
+        if longest:
             self.account.later(machine, longest, f"expired {machine.life}")
 
     def _end(self, machine: Instance) -> None:
@@ -734,14 +734,14 @@ class Gcp(World[Instance]):
         return f"127.{digits[0] or 1}.{digits[1]}.{digits[2] or 1}"
 
     def _rates(self, machine: Instance) -> None:
-        self.account.bill(
-            machine, gpu=list_price(machine) if machine.up else 0.0, disk=machine.disk * DISK
-        )
+        gpu = list_price(machine) if machine.up else 0.0
+        self.account.bill(machine, gpu=gpu, disk=machine.disk * DISK)
 
     # -- instances ---------------------------------------------------------------------------------
 
     def create(self, call: Call) -> Reply:
-        if (before := self.asked.replay(call)) is not None:
+        before = self.asked.replay(call)
+        if before is not None:
             return before
         zone, name = call.names["zone"], call.text("name")
         kind, gpu, gpus, wrong = parse_order(call.fields)
@@ -762,54 +762,48 @@ class Gcp(World[Instance]):
                 f"The resource 'projects/fake/zones/{zone}/instances/{name}' already exists",
             )
         spot = document(call.fields.get("scheduling")).get("provisioningModel") == "SPOT"
-        if gpus and self.market.used(zone.rpartition("-")[0], gpu, spot) + gpus > self.amount(
-            "quota", QUOTA
-        ):
-            metric = f"{'PREEMPTIBLE_' * spot}{CARDS[gpu].metric}"
-            return self.problem(
-                403,
-                "quotaExceeded",
-                f"Quota '{metric}' exceeded.  Limit: {self.amount('quota', QUOTA)} in region {zone[:-2]}.",
-            )
-        if (
-            gpus
-            and sum(made.gpus for made in self.account.alive() if holds(made)) + gpus
-            > self.market.global_quota()
-        ):
-            return self.problem(
-                403,
-                "quotaExceeded",
-                f"Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: {self.market.global_quota()} globally.",
-            )
-        link = f"{ROOT}/projects/fake/zones/{zone}/instances/{name}"
-        if call.luck.strikes("taken") or (gpus and self.market.left(zone, gpu) < gpus):
-            return self.asked.accept(
-                call,
-                self.asked.begin(
-                    zone, "insert", link, self.takes, self._exhausted_error(zone, gpu, gpus)
-                ),
-            )
+        if gpus:
+            exceeded = self._find_exceeded_quota(zone[:-2], gpu, gpus, spot)
+            if exceeded:
+                return self.problem(403, "quotaExceeded", exceeded)
+        if call.luck.strikes("taken") or self._lacks(zone, gpu, gpus):
+            link = f"{ROOT}/projects/fake/zones/{zone}/instances/{name}"
+            error = self._exhausted_error(zone, gpu, gpus)
+            operation = self.asked.begin(zone, "insert", link, self.takes, error)
+            return self.asked.accept(call, operation)
         made = self._make_instance(name, zone, call.fields, call.by, kind, gpu, gpus, call)
         if call.luck.strikes("fewer") and made.gpus > 1:
             made.gpus -= 1
         return self.asked.accept(call, self.asked.begin(zone, "insert", made, self.takes))
 
+    def _find_exceeded_quota(self, region: str, gpu: str, gpus: int, spot: bool) -> str:
+        """Return the message about a quota that does not allow `gpus` more GPUs, or ""."""
+        limit = self.amount("quota", QUOTA)
+        if self.market.used(region, gpu, spot) + gpus > limit:
+            metric = quota_metric(gpu, spot)
+            return f"Quota '{metric}' exceeded.  Limit: {limit} in region {region}."
+        if self.market.used_globally() + gpus > self.market.global_quota():
+            return (
+                f"Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: {self.market.global_quota()} globally."
+            )
+        return ""
+
+    def _lacks(self, zone: str, gpu: str, gpus: int) -> bool:
+        """Return True if a zone has fewer than `gpus` free GPUs of a type."""
+        return gpus > 0 and self.market.left(zone, gpu) < gpus
+
     def _exhausted_error(self, zone: str, gpu: str, gpus: int) -> Mapping[str, object]:
-        others = tuple(
-            other
-            for other in ZONES
-            if other != zone
-            and other[:-2] == zone[:-2]
-            and (not gpu or self.market.left(other, gpu) >= gpus)
-        )
+        others: list[str] = []
+        for other in ZONES:
+            if other == zone or other[:-2] != zone[:-2]:
+                continue
+            if not gpu or self.market.left(other, gpu) >= gpus:
+                others.append(other)
+        code = "ZONE_RESOURCE_POOL_EXHAUSTED"
+        if self.calls % 2:  # Google has both codes
+            code += "_WITH_DETAILS"
         message = f"The zone 'projects/fake/zones/{zone}' does not have enough resources available to fulfill the request."
-        return {
-            "code": "ZONE_RESOURCE_POOL_EXHAUSTED_WITH_DETAILS"
-            if self.calls % 2
-            else "ZONE_RESOURCE_POOL_EXHAUSTED",
-            "message": message,
-            "zones": others,
-        }
+        return {"code": code, "message": message, "zones": tuple(others)}
 
     def _make_instance(
         self,
@@ -822,13 +816,22 @@ class Gcp(World[Instance]):
         gpus: int,
         call: Call | None = None,
     ) -> Instance:
-        items = document(body.get("metadata")).get("items")
+        items = [document(item) for item in array(document(body.get("metadata")).get("items"))]
+        host = call.headers.get("host", "") if call else ""
         made = Instance(
-            id=str(4_000_000_000_000_000_000 + len(self.account.machines) * 7919), mark=name, by=by or "anonymous",
-            name=name, zone=zone, body=body, type=kind, gpu=gpu, gpus=gpus, labels=document(body.get("labels")),
-            items=[document(item) for item in items] if isinstance(items, list) else [],
-            host=call.headers.get("host", "") if call else "",
-        )  # fmt: skip
+            id=str(4_000_000_000_000_000_000 + len(self.account.machines) * 7919),
+            mark=name,
+            by=by or "anonymous",
+            name=name,
+            zone=zone,
+            body=body,
+            type=kind,
+            gpu=gpu,
+            gpus=gpus,
+            labels=document(body.get("labels")),
+            items=items,
+            host=host,
+        )
         self.account.enter(made, call.luck if call else None)
         self._rates(made)
         self.account.later(made, self.takes / 2, "staging")
@@ -838,13 +841,15 @@ class Gcp(World[Instance]):
         return made
 
     def at(self, zone: str, name: str) -> Instance | None:
-        return next(
-            (made for made in self.account.alive() if made.zone == zone and made.name == name), None
-        )
+        for made in self.account.alive():
+            if made.zone == zone and made.name == name:
+                return made
+        return None
 
     def find_instance(self, call: Call) -> Instance:
         """Return the instance named in a request. Raises Refused if it does not exist."""
-        if (found := self.at(call.names["zone"], call.names["name"])) is None:
+        found = self.at(call.names["zone"], call.names["name"])
+        if found is None:
             where = f"projects/{call.names['project']}/zones/{call.names['zone']}/instances/{call.names['name']}"
             raise Refused(self.problem(404, "notFound", f"The resource '{where}' was not found"))
         return found
@@ -854,7 +859,8 @@ class Gcp(World[Instance]):
         return Reply(200, show_instance(found, self.address(found)))
 
     def destroy(self, call: Call) -> Reply:
-        if (before := self.asked.replay(call)) is not None:
+        before = self.asked.replay(call)
+        if before is not None:
             return before
         found = self.find_instance(call)
         if self.account.is_held(found) or found.body.get("deletionProtection") is True:
@@ -891,9 +897,7 @@ class Gcp(World[Instance]):
             )
         failed = None
         if found.status == "TERMINATED":
-            if call.luck.strikes("taken") or (
-                found.gpus and self.market.left(found.zone, found.gpu) < found.gpus
-            ):
+            if call.luck.strikes("taken") or self._lacks(found.zone, found.gpu, found.gpus):
                 failed = self._exhausted_error(found.zone, found.gpu, found.gpus)
             else:
                 found.status = "STAGING"

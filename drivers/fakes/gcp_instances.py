@@ -11,7 +11,7 @@ from typing import Final
 
 from ..gcp_prices import CARDS, SHAPES, SHIPPED, T4, V100, Shape
 from .account import Machine
-from .world import Document, document, number
+from .world import Document, array, document, number, parse_digits
 
 ROOT: Final = "https://www.googleapis.com/compute/v1"
 NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -27,11 +27,9 @@ FOREIGN: Final = "somebody"
 """Owner of the machines that exist from the start (fault `foreign`).  These accept no logins."""
 
 
-TYPES: Final[Mapping[str, Shape]] = {
-    "e2-standard-4": Shape(4, 16_384),
-    **{f"n1-standard-{cpus}": Shape(cpus, cpus * 3840) for cpus in (8, 16, 32)},
-    **{name: shape for name, shape in SHAPES.items() if not shape.attached},
-}
+_N1: Final = {f"n1-standard-{cpus}": Shape(cpus, cpus * 3840) for cpus in (8, 16, 32)}
+_WITH_GPUS: Final = {name: shape for name, shape in SHAPES.items() if not shape.attached}
+TYPES: Final[Mapping[str, Shape]] = {"e2-standard-4": Shape(4, 16_384), **_N1, **_WITH_GPUS}
 """Machine type -> CPUs, memory and included GPUs."""
 BARE: Final = 0.05
 """US dollars per hour and CPU, for machines without GPUs."""
@@ -60,9 +58,10 @@ class Instance(Machine):
 
     def item(self, key: str) -> str:
         """Return a metadata value of the instance, or "" if missing."""
-        return next(
-            (f"{each.get('value', '')}" for each in self.items if each.get("key") == key), ""
-        )
+        for each in self.items:
+            if each.get("key") == key:
+                return f"{each.get('value', '')}"
+        return ""
 
     @property
     def scheduling(self) -> Document:
@@ -77,26 +76,28 @@ class Instance(Machine):
 
     @property
     def disk(self) -> float:
-        disks = self.body.get("disks")
-        rows = disks if isinstance(disks, list) else []
-        sizes = [
-            whole(document(document(disk).get("initializeParams")).get("diskSizeGb") or 10)
-            for disk in rows
-        ]
+        sizes: list[float] = []
+        for disk in array(self.body.get("disks")):
+            parameters = document(document(disk).get("initializeParams"))
+            sizes.append(whole(parameters.get("diskSizeGb") or 10))
         return sum(sizes) or 10.0
 
 
 def list_price(made: Instance) -> float:
     """Return the hourly price of a running instance without disks, in US dollars."""
-    kind = last(made.body.get("machineType"))
-    rate = (
-        SHIPPED.price(
-            made.zone[:-2], f"{kind}+{made.gpus}x{made.gpu}" if kind.startswith("n1-") else kind
-        )
-        if made.gpus
-        else None
-    )
-    return made.type.cpus * BARE if rate is None else rate.spot if made.spot else rate.on_demand
+    name = last(made.body.get("machineType"))
+    if name.startswith("n1-"):
+        name = f"{name}+{made.gpus}x{made.gpu}"
+    rate = SHIPPED.price(made.zone[:-2], name) if made.gpus else None
+    if rate is None:
+        return made.type.cpus * BARE
+    return rate.spot if made.spot else rate.on_demand
+
+
+def quota_metric(gpu: str, spot: bool) -> str:
+    """Return the name of a region's quota for a GPU type."""
+    metric = CARDS[gpu].metric
+    return f"PREEMPTIBLE_{metric}" if spot else metric
 
 
 def show_instance(made: Instance, address: str) -> Document:
@@ -148,11 +149,8 @@ def holds(made: Instance) -> bool:
 
 def whole(value: object) -> float:
     """Parse an int64, which the API writes as text."""
-    return (
-        float(value)
-        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 16
-        else number(value)
-    )
+    digits = parse_digits(value, 15) if isinstance(value, str) else None
+    return number(value) if digits is None else float(digits)
 
 
 def last(value: object) -> str:
@@ -169,32 +167,25 @@ def parse_order(body: Document) -> tuple[Shape | None, str, int, str]:
     if kind is None:
         return None, "", 0, "machineType"
     gpu, gpus = kind.gpu, kind.gpus
-    extra = body.get("guestAccelerators")
-    for each in extra if isinstance(extra, list) else []:
-        gpu, gpus = (
-            last(document(each).get("acceleratorType")),
-            int(number(document(each).get("acceleratorCount"), 1)),
-        )
-        if (
-            gpu not in (T4, V100)
-            or not last(body.get("machineType")).startswith("n1-")
-            or not 1 <= gpus <= 8
-        ):
+    takes_gpus = last(body.get("machineType")).startswith("n1-")
+    for each in map(document, array(body.get("guestAccelerators"))):
+        gpu = last(each.get("acceleratorType"))
+        gpus = int(number(each.get("acceleratorCount"), 1))
+        if not takes_gpus or gpu not in (T4, V100):
+            return None, "", 0, "guestAccelerators"
+        if not 1 <= gpus <= 8:
             return None, "", 0, "guestAccelerators"
     scheduling = document(body.get("scheduling"))
     if gpus and scheduling.get("onHostMaintenance") != "TERMINATE":
         return None, "", 0, "scheduling.onHostMaintenance"
-    if scheduling.get("maxRunDuration") is not None and scheduling.get(
-        "instanceTerminationAction"
-    ) not in ("STOP", "DELETE"):
+    action = scheduling.get("instanceTerminationAction")
+    if scheduling.get("maxRunDuration") is not None and action not in ("STOP", "DELETE"):
         return None, "", 0, "scheduling.instanceTerminationAction"
-    labels = document(body.get("labels"))
-    if not all(
-        re.fullmatch(r"[a-z][-_a-z0-9]{0,62}", key)
-        and re.fullmatch(r"[-_a-z0-9]{0,63}", str(value))
-        for key, value in labels.items()
-    ):
-        return None, "", 0, "labels"
+    for key, value in document(body.get("labels")).items():
+        if not re.fullmatch(r"[a-z][-_a-z0-9]{0,62}", key):
+            return None, "", 0, "labels"
+        if not re.fullmatch(r"[-_a-z0-9]{0,63}", str(value)):
+            return None, "", 0, "labels"
     disks = body.get("disks", [])
     if not isinstance(disks, list) or not disks:
         return None, "", 0, "disks"
@@ -207,7 +198,8 @@ def compile_filter(text: str) -> Callable[[Instance], bool]:
     Supports `labels.KEY=VALUE`, `labels.KEY:*`, `name=VALUE` and `status=VALUE`, joined by AND.
     """
     tests: list[tuple[str, str]] = []
-    for part in re.split(r"\s+AND\s+|(?<=\))\s*(?=\()", text.strip()) if text.strip() else []:
+    parts = re.split(r"\s+AND\s+|(?<=\))\s*(?=\()", text.strip()) if text.strip() else []
+    for part in parts:
         found = re.fullmatch(
             r"\(?\s*(labels\.[-_a-z0-9]+|name|status)\s*(?:=|:|\beq\b)\s*\"?([-\w*]+)\"?\s*\)?",
             part,
@@ -217,13 +209,14 @@ def compile_filter(text: str) -> Callable[[Instance], bool]:
         tests.append((found[1], found[2]))
 
     def passes(made: Instance) -> bool:
-        values = {
-            "name": made.name,
-            "status": made.status,
-            **{f"labels.{key}": str(value) for key, value in made.labels.items()},
-        }
-        return all(
-            name in values and (wanted == "*" or values[name] == wanted) for name, wanted in tests
-        )
+        values = {"name": made.name, "status": made.status}
+        for key, value in made.labels.items():
+            values[f"labels.{key}"] = str(value)
+        for name, wanted in tests:
+            if name not in values:
+                return False
+            if wanted not in ("*", values[name]):
+                return False
+        return True
 
     return passes

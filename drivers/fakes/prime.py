@@ -8,7 +8,20 @@ from random import Random
 from typing import ClassVar, Final, NamedTuple
 
 from .account import Machine
-from .world import Boot, Call, Document, Part, Refused, Reply, Route, World, date, document, number
+from .world import (
+    Boot,
+    Call,
+    Document,
+    Part,
+    Refused,
+    Reply,
+    Route,
+    World,
+    date,
+    document,
+    number,
+    parse_digits,
+)
 
 GPUS: Final = (  # type, socket, GB, $/h for one
     ("RTX4090_24GB", "PCIe", 24, 0.37),
@@ -69,9 +82,14 @@ class Offers(Part["Prime"]):
         self.market[0] = self.market[0]._replace(stock=16, nodes=1, spot=False)
 
     def left(self, offer: Offer) -> int:
-        return offer.stock - sum(
-            pod.offer.cloud == offer.cloud for pod in self._world.account.alive()
-        )
+        taken = sum(pod.offer.cloud == offer.cloud for pod in self._world.account.alive())
+        return offer.stock - taken
+
+    def find(self, cloud: object, gpu: object, count: int) -> Offer | None:
+        for offer in self.market:
+            if (offer.cloud, offer.gpu, offer.gpus) == (cloud, gpu, count):
+                return offer
+        return None
 
     def offers(self, call: Call) -> Reply:
         return self._page(call, [offer for offer in self.market if offer.nodes == 1])
@@ -81,59 +99,68 @@ class Offers(Part["Prime"]):
 
     def _page(self, call: Call, rows: list[Offer]) -> Reply:
         count, kind = call.query.get("gpu_count"), call.query.get("gpu_type")
-        kept = [
-            offer
-            for offer in rows
-            if count in (None, str(offer.gpus)) and kind in (None, offer.gpu)
-        ]
-        size, page = (
-            _whole(call.query.get("page_size", ""), PAGE),
-            _whole(call.query.get("page", ""), 1),
-        )
+        kept = rows
+        if count is not None:
+            kept = [offer for offer in kept if count == str(offer.gpus)]
+        if kind is not None:
+            kept = [offer for offer in kept if kind == offer.gpu]
+        size = _whole(call.query.get("page_size", ""), PAGE)
+        page = _whole(call.query.get("page", ""), 1)
         if not 1 <= size <= PAGE or page < 1:
             return self._world.unfit(["query", "page_size"], f"Input should be from 1 to {PAGE}")
-        items = [
-            {**each, "prices": self._prices(each, call)}
-            for each in map(self._show_offer, kept[(page - 1) * size : page * size])
-        ]
+        items: list[Document] = []
+        for offer in kept[(page - 1) * size : page * size]:
+            shown = self._show_offer(offer)
+            items.append({**shown, "prices": _distort_prices(document(shown["prices"]), call)})
         return Reply(200, {"items": items, "totalCount": len(kept)})
 
-    def _prices(self, shown: Document, call: Call) -> Document:
-        return {
-            name: call.luck.price(usd) if isinstance(usd, float) else usd
-            for name, usd in document(shown["prices"]).items()
-        }
-
     def _show_offer(self, offer: Offer) -> Document:
-        left = self.left(offer)
         units = {
             "pricePerUnit": 0.0,
             "step": 1,
             "defaultIncludedInPrice": True,
             "additionalInfo": None,
         }
+        prices = {
+            "onDemand": offer.price if offer.secure else None,
+            "communityPrice": None if offer.secure else offer.price,
+            "isVariable": False,
+            "currency": "USD",
+        }
+        security = "secure_cloud" if offer.secure else "community_cloud"
         return {
             "cloudId": offer.cloud, "gpuType": offer.gpu, "socket": offer.socket, "provider": offer.provider, "dataCenter": offer.center,
             "country": offer.country, "gpuCount": offer.gpus, "gpuMemory": offer.memory, "internetSpeed": 1000.0, "interconnect": None,
             "disk": {"minCount": 80, "defaultCount": 250, "maxCount": 1000, **units}, "interconnectType": None, "provisioningTime": 5,
             "vcpu": {"minCount": None, "defaultCount": 16 * offer.gpus, "maxCount": None, **units},
             "memory": {"minCount": None, "defaultCount": 64 * offer.gpus, "maxCount": None, **units},
-            "stockStatus": "Unavailable" if left <= 0 else "Low" if left < 3 else "Medium" if left < 8 else "High",
-            "security": "secure_cloud" if offer.secure else "community_cloud", "images": list(IMAGES), "isSpot": offer.spot, "prepaidTime": None,
-            "prices": {"onDemand": offer.price if offer.secure else None, "communityPrice": None if offer.secure else offer.price,
-                       "isVariable": False,
-                       "currency": "USD"},
+            "stockStatus": _describe_stock(self.left(offer)),
+            "security": security, "images": list(IMAGES), "isSpot": offer.spot, "prepaidTime": None,
+            "prices": prices,
         }  # fmt: skip
 
     def summary(self, call: Call) -> Reply:
-        kinds = dict.fromkeys(offer.gpu for offer in self.market)
-        return Reply(
-            200,
-            {
-                kind: [self._show_offer(offer) for offer in self.market if offer.gpu == kind]
-                for kind in kinds
-            },
-        )
+        shown: dict[str, list[Document]] = {}
+        for offer in self.market:
+            shown.setdefault(offer.gpu, []).append(self._show_offer(offer))
+        return Reply(200, shown)
+
+
+def _distort_prices(prices: Document, call: Call) -> Document:
+    """Return prices as the faults of a request show them."""
+    shown = dict(prices)
+    for name, usd in prices.items():
+        if isinstance(usd, float):
+            shown[name] = call.luck.price(usd)
+    return shown
+
+
+def _describe_stock(left: int) -> str:
+    if left <= 0:
+        return "Unavailable"
+    if left < 3:
+        return "Low"
+    return "Medium" if left < 8 else "High"
 
 
 class Prime(World[Pod]):
@@ -206,19 +233,13 @@ class Prime(World[Pod]):
 
     def create(self, call: Call) -> Reply:
         body, provider = call.inner("pod"), document(call.fields.get("provider")).get("type")
-        if missing := [name for name in NEEDED if not body.get(name)]:
-            return self.unfit(["body", "pod", missing[0]], "Field required")
+        missing = next((name for name in NEEDED if not body.get(name)), None)
+        if missing is not None:
+            return self.unfit(["body", "pod", missing], "Field required")
         if self.amount("team") and not document(call.fields.get("team")).get("teamId"):
             return self.problem(403, "forbidden", "This key is of a team: give its teamId.")
         cloud, kind, count = body["cloudId"], body["gpuType"], int(number(body["gpuCount"]))
-        offer = next(
-            (
-                each
-                for each in self.shop.market
-                if (each.cloud, each.gpu, each.gpus) == (cloud, kind, count)
-            ),
-            None,
-        )
+        offer = self.shop.find(cloud, kind, count)
         if offer is None or provider not in (None, offer.provider):
             return self.problem(404, "not_found", f"No offer {cloud} of {kind} at {provider}.")
         if self.account.credit <= 0:
@@ -230,9 +251,9 @@ class Prime(World[Pod]):
                 "The selected provider has no capacity for this configuration: out of stock.",
             )
         if call.luck.strikes("dearer"):
-            self.shop.market[self.shop.market.index(offer)] = offer = offer._replace(
-                price=round(offer.price * 1.1, 4)
-            )
+            place = self.shop.market.index(offer)
+            offer = offer._replace(price=round(offer.price * 1.1, 4))
+            self.shop.market[place] = offer
         if 0 < number(body.get("maxPrice")) < offer.price:
             return self.problem(400, "max_price", f"The price is {offer.price}, above maxPrice.")
         return Reply(200, self._show_pod(self._make_pod(offer, body, call.by, call)))
@@ -240,9 +261,14 @@ class Prime(World[Pod]):
     def _make_pod(self, offer: Offer, body: Document, by: str, call: Call | None) -> Pod:
         name = hashlib.sha256(f"{self.seed}/{len(self.account.machines)}".encode()).hexdigest()[:32]
         made = Pod(
-            id=name, mark=str(body.get("name") or ""), by=by,  offer=offer, body=body,
-            count=offer.gpus, price=offer.price,
-        )  # fmt: skip
+            id=name,
+            mark=str(body.get("name") or ""),
+            by=by,
+            offer=offer,
+            body=body,
+            count=offer.gpus,
+            price=offer.price,
+        )
         self.account.enter(made, call.luck if call else None)
         if call is not None and made.count > 1 and call.luck.strikes("fewer"):
             made.count -= 1
@@ -254,7 +280,8 @@ class Prime(World[Pod]):
 
     def _find_pod(self, call: Call) -> Pod:
         """Return the pod named in a request. Raises Refused if it does not exist."""
-        if (found := self.account.find_living(call.names["id"])) is None:
+        found = self.account.find_living(call.names["id"])
+        if found is None:
             raise Refused(self.problem(404, "not_found", "Pod not found"))
         return found
 
@@ -262,10 +289,8 @@ class Prime(World[Pod]):
         return self._page(call, [self._show_pod(pod) for pod in self.account.list_machines()])
 
     def _page(self, call: Call, rows: list[Document]) -> Reply:
-        offset, limit = (
-            _whole(call.query.get("offset", ""), 0),
-            _whole(call.query.get("limit", ""), PAGE),
-        )
+        offset = _whole(call.query.get("offset", ""), 0)
+        limit = _whole(call.query.get("limit", ""), PAGE)
         if offset < 0 or not 1 <= limit <= PAGE:
             return self.unfit(["query", "limit"], f"Input should be from 1 to {PAGE}")
         return Reply(
@@ -284,11 +309,6 @@ class Prime(World[Pod]):
 
     def status(self, call: Call) -> Reply:
         """Return the statuses of the requested pods. Pods that no longer exist are left out."""
-        pods = [
-            pod
-            for name in call.values("pod_ids")
-            if (pod := self.account.find_living(name)) is not None
-        ]
         fields = (
             "providerType",
             "status",
@@ -299,15 +319,13 @@ class Prime(World[Pod]):
             "installationFailure",
             "installationProgress",
         )
-        return Reply(
-            200,
-            {
-                "data": [
-                    {"podId": pod.id, **{name: self._show_pod(pod)[name] for name in fields}}
-                    for pod in pods
-                ]
-            },
-        )
+        rows: list[Document] = []
+        for id in call.values("pod_ids"):
+            pod = self.account.find_living(id)
+            if pod is not None:
+                shown = self._show_pod(pod)
+                rows.append({"podId": pod.id, **{name: shown[name] for name in fields}})
+        return Reply(200, {"data": rows})
 
     def destroy(self, call: Call) -> Reply:
         pod = self._find_pod(call)
@@ -319,20 +337,26 @@ class Prime(World[Pod]):
             self._end(pod, call.by)
         return Reply(200, {"success": True})
 
+    def _addresses(self, pod: Pod) -> tuple[list[str], int]:
+        """Return the addresses of a pod's nodes and their SSH port. No addresses: unknown yet."""
+        if not pod.up:
+            return [], 22
+        if self.ports is not None:
+            if pod.id not in self.ports:
+                return [], 0
+            return ["127.0.0.1"], self.ports[pod.id]
+        first = int(pod.id[:6], 16)
+        return [f"203.0.113.{(first + node) % 250}" for node in range(pod.offer.nodes)], 22
+
     def _show_pod(self, pod: Pod) -> Document:
         offer = pod.offer
-        addresses = (
-            [f"203.0.113.{(int(pod.id[:6], 16) + node) % 250}" for node in range(offer.nodes)]
-            if pod.up
-            else [None]
-        )
-        port_of = 22
-        if self.ports is not None and addresses[0] is not None:
-            addresses, port_of = (
-                ["127.0.0.1"] if pod.id in self.ports else [None],
-                self.ports.get(pod.id, 0),
-            )
-        logins = [address and f"root@{address} -p {port_of}" for address in addresses]
+        known, port_of = self._addresses(pod)
+        addresses: list[str | None] = [*known] or [None]
+        logins: list[str | None] = [f"root@{address} -p {port_of}" for address in known] or [None]
+        # A pod of one node has a single address, but a list while it is starting.
+        is_list = offer.nodes > 1 or not pod.up
+        connection = logins if is_list else logins[0]
+        ip = addresses if is_list else addresses[0]
         port = {
             "internal": "22",
             "external": str(port_of),
@@ -344,10 +368,10 @@ class Prime(World[Pod]):
             "id": pod.id, "name": pod.mark or None, "gpuName": offer.gpu, "gpuCount": pod.count, "status": pod.status,
             "createdAt": date(pod.created), "updatedAt": date(self.account.now), "providerType": offer.provider, "installationFailure": pod.failure,
             "installationProgress": pod.progress,
-            "installationStatus": "FINISHED" if pod.progress == 100 else "ERROR" if pod.failure else "INSTALLING" if pod.up else "PENDING",
+            "installationStatus": _describe_installation(pod),
             "teamId": None, "resources": {}, "attachedResources": [], "primePortMapping": [port] if pod.up else [],
-            "sshConnection": logins if offer.nodes > 1 or not pod.up else logins[0],
-            "ip": addresses if offer.nodes > 1 or not pod.up else addresses[0],
+            "sshConnection": connection,
+            "ip": ip,
             "priceHr": pod.price, "stoppedPriceHr": 0.0, "provisioningPriceHr": 0.0, "basePriceHr": pod.price, "baseCurrency": "USD",
             "environmentType": pod.body.get("image") or IMAGES[0], "socket": offer.socket, "type": "HOSTED",
             "userId": "user-1", "walletId": "wallet-1",
@@ -355,18 +379,22 @@ class Prime(World[Pod]):
         }  # fmt: skip
 
     def history(self, call: Call) -> Reply:
-        ended = [pod for pod in self.account.machines.values() if pod.gone is not None]
-        rows: list[Document] = [
-            {
+        rows: list[Document] = []
+        for pod in self.account.machines.values():
+            if pod.gone is None:
+                continue
+            rows.append({
                 "id": pod.id, "name": pod.mark, "providerType": pod.offer.provider, "provisionedBy": None, "type": "HOSTED",
                 "createdAt": date(pod.created),
                 "terminatedAt": date(pod.gone or self.account.now), "gpuName": pod.offer.gpu, "gpuCount": pod.count, "socket": pod.offer.socket,
                 "priceHr": pod.price, "userId": "user-1", "teamId": None,
-                "totalBilledPrice": sum(entry.usd for entry in self.account.settle() if entry.machine == pod.id),
-            }
-            for pod in ended
-        ]  # fmt: skip
+                "totalBilledPrice": self._sum_bills(pod),
+            })  # fmt: skip
         return self._page(call, rows)
+
+    def _sum_bills(self, pod: Pod) -> float:
+        """Return the costs of a pod up to now in US dollars."""
+        return sum(entry.usd for entry in self.account.settle() if entry.machine == pod.id)
 
     # -- keys, money -------------------------------------------------------------------------------
 
@@ -386,31 +414,33 @@ class Prime(World[Pod]):
         return Reply(200, key)
 
     def wallet(self, call: Call) -> Reply:
-        pods = [
-            (pod, sum(entry.usd for entry in self.account.settle() if entry.machine == pod.id))
-            for pod in self.account.machines.values()
-        ]
-        rows: list[Document] = [
-            {"id": f"billing-{pod.id}", "created_at": date(pod.created), "updated_at": date(self.account.now), "last_billed_at": date(pod.billed),
-             "amount_usd": usd, "currency": "USD", "resource_type": "pod", "resource_id": pod.id}
-            for pod, usd in pods if usd
-        ]  # fmt: skip
+        rows: list[Document] = []
+        for pod in self.account.machines.values():
+            usd = self._sum_bills(pod)
+            if not usd:
+                continue
+            rows.append({
+                "id": f"billing-{pod.id}", "created_at": date(pod.created), "updated_at": date(self.account.now), "last_billed_at": date(pod.billed),
+                "amount_usd": usd, "currency": "USD", "resource_type": "pod", "resource_id": pod.id,
+            })  # fmt: skip
+        limit = max(1, min(PAGE, _whole(call.query.get("limit", ""), 20)))
         shown = {
             "wallet_id": "wallet-1",
             "team_id": None,
             "balance_usd": self.account.credit,
             "currency": "USD",
             "total_billings": len(rows),
+            "recent_billings": rows[-limit:],
         }
-        return Reply(
-            200,
-            {
-                **shown,
-                "recent_billings": rows[
-                    -max(1, min(PAGE, _whole(call.query.get("limit", ""), 20))) :
-                ],
-            },
-        )
+        return Reply(200, shown)
+
+
+def _describe_installation(pod: Pod) -> str:
+    if pod.progress == 100:
+        return "FINISHED"
+    if pod.failure:
+        return "ERROR"
+    return "INSTALLING" if pod.up else "PENDING"
 
 
 def _offer(luck: Random, name: int) -> Offer:
@@ -440,10 +470,7 @@ def _offer(luck: Random, name: int) -> Offer:
 
 def _whole(text: str, default: int) -> int:
     """Parse a number in a query. Returns `default` if empty, or -1 if invalid."""
-    return (
-        default
-        if not text
-        else int(text)
-        if text.isascii() and text.isdigit() and len(text) < 9
-        else -1
-    )
+    if not text:
+        return default
+    found = parse_digits(text, 8)
+    return -1 if found is None else found

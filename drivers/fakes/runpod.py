@@ -5,14 +5,28 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import ClassVar, Final, NamedTuple
 
 from ..runpod_wire import HOME
-from .account import BOOT, Machine
-from .world import Boot, Call, Document, Part, Refused, Reply, Route, World, date, document, number
+from .account import BOOT, Entry, Machine
+from .world import (
+    Boot,
+    Call,
+    Document,
+    Part,
+    Refused,
+    Reply,
+    Route,
+    World,
+    array,
+    date,
+    document,
+    number,
+    parse_digits,
+)
 
 MONTH: Final = 30 * 24  # hours
 DISK: Final = 0.10
@@ -22,6 +36,8 @@ FOREIGN: Final = "somebody"
 SSH: Final = 6.0
 """Seconds from RUNNING until the public SSH port is known."""
 KEY: Final = re.compile(r"(ssh|ecdsa|sk)-\S+ \S+([ \t][^\n\r]*)?")
+PORT: Final = re.compile(r"\d{1,5}/(tcp|http)")
+CUDA_VERSIONS: Final = ("12.4", "12.8", "13.0")
 PROBLEM: Final[Mapping[str, str]] = {"content-type": "application/problem+json"}
 ACTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "PROVISIONING": ("stop", "terminate"),
@@ -108,39 +124,47 @@ class Catalog(Part["Runpod"]):
         return Reply(200, {"gpus": shown})
 
     def one_gpu(self, call: Call) -> Reply:
-        found = next(
-            (gpu for gpu in self.stock if gpu.id == call.names["id"].replace("%20", " ")), None
-        )
-        return (
-            self._world.problem(404, "not_found", "there is no such GPU type")
-            if found is None
-            else Reply(200, self._type(found, call))
-        )
+        found = self.find(call.names["id"].replace("%20", " "))
+        if found is None:
+            return self._world.problem(404, "not_found", "there is no such GPU type")
+        return Reply(200, self._type(found, call))
+
+    def find(self, name: object) -> Gpu | None:
+        return next((gpu for gpu in self.stock if gpu.id == name), None)
 
     def _type(self, gpu: Gpu, call: Call) -> Document:
-        text = call.query.get("count", "")
-        count = max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < 6 else 1
-        left = self.free(gpu) // count
-        level = (
-            "NONE"
-            if left <= 0 or count > gpu.most
-            else "LOW"
-            if left < 3
-            else "MEDIUM"
-            if left < 9
-            else "HIGH"
-        )
+        count = max(1, parse_digits(call.query.get("count", ""), 5) or 1)
+        level = self._describe_stock(gpu, count)
         shown: dict[str, object] = {
             "id": gpu.id, "name": gpu.name, "pool": None, "manufacturer": "NVIDIA", "memory": gpu.memory, "secure": True, "community": True,
             "price": {"secure": call.luck.price(gpu.secure), "community": call.luck.price(gpu.community)},
             "maxCount": {"secure": gpu.most, "community": gpu.most},
         }  # fmt: skip
         if call.query.get("include") == "AVAILABILITY":
-            shown |= {
-                "availability": level, "dataCenters": [{"id": name, "name": name, "availability": level} for name, _ in CENTERS],
-                "cudaVersions": [{"version": version, "available": level != "NONE"} for version in ("12.4", "12.8", "13.0")],
-            }  # fmt: skip
+            is_there = level != "NONE"
+            shown["availability"] = level
+            shown["dataCenters"] = [
+                {"id": name, "name": name, "availability": level} for name, _ in CENTERS
+            ]
+            shown["cudaVersions"] = [
+                {"version": version, "available": is_there} for version in CUDA_VERSIONS
+            ]
         return shown
+
+    def _describe_stock(self, gpu: Gpu, count: int) -> str:
+        """Return the availability of pods with `count` GPUs of a type."""
+        left = self.free(gpu) // count
+        if left <= 0 or count > gpu.most:
+            return "NONE"
+        if left < 3:
+            return "LOW"
+        return "MEDIUM" if left < 9 else "HIGH"
+
+    def raise_price(self, gpu: Gpu) -> Gpu:
+        place = self.stock.index(gpu)
+        secure, community = round(gpu.secure * 1.1, 4), round(gpu.community * 1.1, 4)
+        self.stock[place] = gpu._replace(secure=secure, community=community)
+        return self.stock[place]
 
     def centers(self, call: Call) -> Reply:
         rows = [
@@ -157,11 +181,11 @@ class Catalog(Part["Runpod"]):
         return Reply(200, {"dataCenters": rows})
 
     def free(self, gpu: Gpu) -> int:
-        return gpu.stock - sum(
-            pod.has
-            for pod in self._world.account.alive()
-            if pod.gpu is not None and pod.gpu.id == gpu.id
-        )
+        taken = 0
+        for pod in self._world.account.alive():
+            if pod.gpu is not None and pod.gpu.id == gpu.id:
+                taken += pod.has
+        return gpu.stock - taken
 
 
 class Keys(Part["Runpod"]):
@@ -177,13 +201,9 @@ class Keys(Part["Runpod"]):
     def replace_keys(self, call: Call) -> Reply:
         """Replace all SSH keys of the account."""
         keys = call.fields.get("keys")
-        if (
-            call.fields.keys() != {"keys"}
-            or not isinstance(keys, list)
-            or not all(isinstance(key, str) and KEY.fullmatch(key) for key in keys)
-        ):
+        if call.fields.keys() != {"keys"} or not _are_texts(keys, KEY):
             return self._world.unfit(["keys: must be a list of public keys"])
-        self._keys = [str(key) for key in keys]
+        self._keys = [str(key) for key in array(keys)]
         return Reply(200, {"keys": self._keys})
 
 
@@ -196,21 +216,14 @@ class Logs(Part["Runpod"]):
     def logs(self, call: Call) -> Reply:
         """Return a pod log as a finite event stream. A client resumes after its last event ID."""
         pod = self._world.find_pod(call)
-        source, after = (
-            call.query.get("source"),
-            call.headers.get("last-event-id") or call.query.get("since", ""),
-        )
-        rows = [
-            (date(at), where, line)
-            for at, where, line in pod.log
-            if source in (None, where) and date(at) > after
-        ]
-        tail = call.query.get("tail", "")
-        rows = (
-            rows[-min(5000, int(tail)) :]
-            if tail.isascii() and tail.isdigit() and len(tail) < 9 and int(tail)
-            else rows[-100:]
-        )
+        source = call.query.get("source")
+        after = call.headers.get("last-event-id") or call.query.get("since", "")
+        rows: list[tuple[str, str, str]] = []
+        for at, where, line in pod.log:
+            if source in (None, where) and date(at) > after:
+                rows.append((date(at), where, line))
+        tail = parse_digits(call.query.get("tail", ""), 8) or 100
+        rows = rows[-min(5000, tail) :]
         events = [
             f"id: {at}\ndata: {json.dumps({'source': where, 'line': line, 'ts': at})}\n\n"
             for at, where, line in rows
@@ -223,33 +236,24 @@ class Bills(Part["Runpod"]):
 
     def billing(self, call: Call) -> Reply:
         wanted = call.query.get("podId")
-        billed = [
-            entry
-            for entry in self._world.account.settle()
-            if entry.event == "billed" and wanted in (None, entry.machine)
-        ]
-        records: list[dict[str, object]] = []
-        for name in dict.fromkeys(entry.machine for entry in billed):
-            of = [entry for entry in billed if entry.machine == name]
-            sums = {
-                what: sum(entry.usd for entry in of if entry.what == what)
-                for what in ("gpu", "disk")
-            }
-            records.append({
-                "startTime": date(of[0].since), "endTime": date(of[-1].at), "podId": name, "totalAmount": sum(sums.values()),
-                "gpuAmount": sums["gpu"],
-                "cpuAmount": 0.0, "diskAmount": sums["disk"],
-            })  # fmt: skip
-        totals = {
-            what: sum(number(record[what]) for record in records)
-            for what in ("totalAmount", "gpuAmount", "cpuAmount", "diskAmount")
-        }
+        billed: list[Entry] = []
+        by_pod: dict[str, list[Entry]] = {}
+        for entry in self._world.account.settle():
+            if entry.event == "billed" and wanted in (None, entry.machine):
+                billed.append(entry)
+                by_pod.setdefault(entry.machine, []).append(entry)
+        records = [_sum_pod(name, entries) for name, entries in by_pod.items()]
+        totals: dict[str, float] = {}
+        for what in ("totalAmount", "gpuAmount", "cpuAmount", "diskAmount"):
+            totals[what] = sum(number(record[what]) for record in records)
         first = min((entry.since for entry in billed), default=self._world.account.now)
         size = call.query.get("bucketSize", "day")
+        if size not in SIZES:
+            size = "day"
         query = {
             "startTime": date(first),
             "endTime": date(self._world.account.now),
-            "bucketSize": size if size in SIZES else "day",
+            "bucketSize": size,
             "podId": wanted,
         }
         meta = {
@@ -259,6 +263,21 @@ class Bills(Part["Runpod"]):
             "totals": totals,
         }
         return Reply(200, {"records": records, "metadata": meta})
+
+
+def _sum_pod(name: str, billed: Sequence[Entry]) -> Document:
+    """Return the billing record of one pod."""
+    gpu = sum(entry.usd for entry in billed if entry.what == "gpu")
+    disk = sum(entry.usd for entry in billed if entry.what == "disk")
+    return {
+        "startTime": date(billed[0].since),
+        "endTime": date(billed[-1].at),
+        "podId": name,
+        "totalAmount": gpu + disk,
+        "gpuAmount": gpu,
+        "cpuAmount": 0.0,
+        "diskAmount": disk,
+    }
 
 
 class Runpod(World[Pod]):
@@ -363,12 +382,10 @@ class Runpod(World[Pod]):
         }
         keys = (given["PUBLIC_KEY"],) if "PUBLIC_KEY" in given else ()
         gpu = machine.gpu or self.catalog.stock[0]
-        path = str(
-            document(document(machine.body.get("mounts")).get("persistent")).get("path") or ""
-        )
-        kept = (
-            (path.removeprefix(f"{HOME}/"),) if path.startswith(f"{HOME}/") else ()
-        )  # a mount outside the home has no counterpart in a directory
+        mount = document(document(machine.body.get("mounts")).get("persistent"))
+        path = str(mount.get("path") or "")
+        # A mount outside the home has no counterpart in a directory.
+        kept = (path.removeprefix(f"{HOME}/"),) if path.startswith(f"{HOME}/") else ()
         args = str(machine.body.get("args") or "")
         return Boot(
             keys,
@@ -392,37 +409,36 @@ class Runpod(World[Pod]):
     # -- pods --------------------------------------------------------------------------------------
 
     def create(self, call: Call) -> Reply:
-        if wrong := _bad_pod(call.fields):
+        wrong = _bad_pod(call.fields)
+        if wrong:
             return self.unfit(wrong)
         asked = document(call.fields.get("gpu"))
-        gpu = next((each for each in self.catalog.stock if each.id == asked.get("id")), None)
+        gpu = self.catalog.find(asked.get("id"))
         count = int(number(asked.get("count"), 1))
         if call.fields.get("gpu") is not None and gpu is None:
             return self.unfit([f"gpu.id: {asked.get('id')!r} is no GPU type"])
-        community = call.fields.get("cloud") == "COMMUNITY"
         if gpu is not None and call.luck.strikes("dearer"):
-            self.catalog.stock[self.catalog.stock.index(gpu)] = gpu = gpu._replace(
-                secure=round(gpu.secure * 1.1, 4), community=round(gpu.community * 1.1, 4)
-            )
-        price = 0.08 if gpu is None else (gpu.community if community else gpu.secure) * count
+            gpu = self.catalog.raise_price(gpu)
+        if gpu is None:
+            price = 0.08
+        elif call.fields.get("cloud") == "COMMUNITY":
+            price = gpu.community * count
+        else:
+            price = gpu.secure * count
         if self.account.credit < price:
             return self.problem(
                 402, "payment_required", "Your balance must cover at least one hour of this pod."
             )
-        if gpu is not None and (
-            count > gpu.most or self.catalog.free(gpu) < count or call.luck.strikes("taken")
-        ):
-            return self.problem(
-                400,
-                "bad_request",
-                "There are no instances currently available with the requested specifications.",
-            )
-        wanted = call.fields.get("dataCenterIds")
-        if (
-            isinstance(wanted, list)
-            and wanted
-            and not {name for name, _ in CENTERS} & {str(each) for each in wanted}
-        ):
+        if gpu is not None:
+            is_stocked = count <= gpu.most and self.catalog.free(gpu) >= count
+            if not is_stocked or call.luck.strikes("taken"):
+                return self.problem(
+                    400,
+                    "bad_request",
+                    "There are no instances currently available with the requested specifications.",
+                )
+        wanted = array(call.fields.get("dataCenterIds"))
+        if wanted and _choose_center(wanted) is None:
             return self.problem(400, "bad_request", "None of the data centers exists.")
         made = self._make_pod(gpu, count, call.fields, call.by, call)
         made.price = price
@@ -437,18 +453,21 @@ class Runpod(World[Pod]):
         self, gpu: Gpu | None, count: int, body: Document, by: str, call: Call | None
     ) -> Pod:
         name = hashlib.sha256(f"{self.seed}/{len(self.account.machines)}".encode()).hexdigest()[:14]
-        centers = body.get("dataCenterIds")
-        center = (
-            next((str(each) for each in centers if each in dict(CENTERS)), CENTERS[0][0])
-            if isinstance(centers, list)
-            else CENTERS[0][0]
-        )
+        center = _choose_center(array(body.get("dataCenterIds"))) or CENTERS[0][0]
         made = Pod(
-            id=name, mark=str(body.get("name", "")), by=by,  gpu=gpu, count=count, price=0.0,
-            body=body, center=center,
-        )  # fmt: skip
+            id=name,
+            mark=str(body.get("name", "")),
+            by=by,
+            gpu=gpu,
+            count=count,
+            price=0.0,
+            body=body,
+            center=center,
+        )
         self.account.enter(made, call.luck if call else None)
-        made.has = count - (1 if call and count > 1 and call.luck.strikes("fewer") else 0)
+        made.has = count
+        if call is not None and count > 1 and call.luck.strikes("fewer"):
+            made.has -= 1
         self.account.later(made, 2, "starting")
         self.account.boots(made)
         return made
@@ -464,7 +483,8 @@ class Runpod(World[Pod]):
 
     def find_pod(self, call: Call) -> Pod:
         """Return the pod named in a request. Raises Refused if it does not exist."""
-        if (found := self.account.find_living(call.names["id"])) is None:
+        found = self.account.find_living(call.names["id"])
+        if found is None:
             raise Refused(self.problem(404, "not_found", f"pod {call.names['id']} was not found"))
         return found
 
@@ -474,11 +494,9 @@ class Runpod(World[Pod]):
 
     def update(self, call: Call) -> Reply:
         pod = self.find_pod(call)
-        if wrong := _check_fields(
-            call.fields,
-            {*KNOWN, "locked"}
-            - {"gpu", "cpu", "cloud", "dataCenterIds", "startJupyter", "startSsh"},
-        ):
+        fixed = {"gpu", "cpu", "cloud", "dataCenterIds", "startJupyter", "startSsh"}
+        wrong = _check_fields(call.fields, {*KNOWN, "locked"} - fixed)
+        if wrong:
             return self.unfit(wrong)
         pod.body = {**pod.body, **call.fields}
         pod.mark = str(pod.body.get("name", ""))
@@ -502,12 +520,8 @@ class Runpod(World[Pod]):
     def action(self, call: Call) -> Reply:
         pod = self.find_pod(call)
         wanted = call.fields.get("action")
-        if call.fields.keys() != {"action"} or wanted not in (
-            "start",
-            "stop",
-            "restart",
-            "terminate",
-        ):
+        known = ("start", "stop", "restart", "terminate")
+        if call.fields.keys() != {"action"} or wanted not in known:
             return self.unfit(["action: must be one of start, stop, restart, terminate"])
         if wanted not in ACTIONS[pod.status]:
             return self.problem(409, "conflict", f"A pod that is {pod.status} cannot {wanted}.")
@@ -516,9 +530,10 @@ class Runpod(World[Pod]):
         if wanted == "start":
             if self.account.credit <= 0:
                 return self.problem(402, "payment_required", "Your balance is empty.")
-            pod.has = (
-                min(pod.count, max(0, self.catalog.free(pod.gpu))) if pod.gpu is not None else 0
-            )
+            # Other pods may have taken its GPUs meanwhile.
+            pod.has = 0
+            if pod.gpu is not None:
+                pod.has = min(pod.count, max(0, self.catalog.free(pod.gpu)))
             if call.luck.strikes("fewer"):
                 pod.has = 0
             pod.status = "STARTING"
@@ -557,29 +572,67 @@ class Runpod(World[Pod]):
         }
         asked = body.get("ports")
         ports = [str(each) for each in asked] if isinstance(asked, list) else ["22/tcp"]
+        uptime = 0 if pod.started is None else int(self.account.now - pod.started)
         runtime = {
-            "uptime": int(self.account.now - pod.started) if pod.started is not None else 0, "gpus": [{"util": 0, "memoryUtil": 0}] * pod.has,
-            "cpu": {"util": 0}, "memory": {"util": 0},
-            "ports": [
-                {"private": int(each.partition("/")[0]), "public": port, "type": each.partition("/")[2], "ip": host} for each in ports
-            ],
-        }  # fmt: skip
-        shown = {
-            "id": pod.id, "name": pod.mark, "status": pod.status, "actions": list(ACTIONS[pod.status]), "image": body.get("image") or "runpod/base",
-            "args": body.get("args") or "", "disk": int(pod.disk), "mounts": document(body.get("mounts")), "ports": ports,
-            "env": document(body.get("env")), "registry": body.get("registry"), "cloud": body.get("cloud") or "SECURE", "dataCenterId": pod.center,
-            "cudaVersion": pod.cuda if pod.gpu else None,
-            "ssh": {"proxy": proxy if running else None, "direct": direct if port is not None and "22/tcp" in ports else None},
-            "template": body.get("templateId"), "cost": pod.price if running else 0.0, "locked": body.get("locked") is True,
-            "globalNetworking": {"enabled": body.get("globalNetworking") is True}, "runtime": runtime if running else None,
-            "createdAt": date(pod.created), "startedAt": None if pod.started is None else date(pod.started),
-        }  # fmt: skip
-        if pod.gpu is not None and (pod.has or not running):
-            shown["gpu"] = {"id": pod.gpu.id, "count": pod.has or pod.count}
-        if pod.gpu is None and (cpu := document(body.get("cpu"))):
+            "uptime": uptime,
+            "gpus": [{"util": 0, "memoryUtil": 0}] * pod.has,
+            "cpu": {"util": 0},
+            "memory": {"util": 0},
+            "ports": [_show_port(each, port, host) for each in ports],
+        }
+        # The public port is known some seconds after the pod runs.
+        has_direct = port is not None and "22/tcp" in ports
+        ssh: dict[str, object] = {"proxy": proxy if running else None, "direct": None}
+        if has_direct:
+            ssh["direct"] = direct
+        cuda = pod.cuda if pod.gpu else None
+        started = None if pod.started is None else date(pod.started)
+        shown: dict[str, object] = {
+            "id": pod.id,
+            "name": pod.mark,
+            "status": pod.status,
+            "actions": list(ACTIONS[pod.status]),
+            "image": body.get("image") or "runpod/base",
+            "args": body.get("args") or "",
+            "disk": int(pod.disk),
+            "mounts": document(body.get("mounts")),
+            "ports": ports,
+            "env": document(body.get("env")),
+            "registry": body.get("registry"),
+            "cloud": body.get("cloud") or "SECURE",
+            "dataCenterId": pod.center,
+            "cudaVersion": cuda,
+            "ssh": ssh,
+            "template": body.get("templateId"),
+            "cost": 0.0,
+            "locked": body.get("locked") is True,
+            "globalNetworking": {"enabled": body.get("globalNetworking") is True},
+            "runtime": None,
+            "createdAt": date(pod.created),
+            "startedAt": started,
+        }
+        if running:
+            shown["cost"], shown["runtime"] = pod.price, runtime
+        cpu = document(body.get("cpu"))
+        if pod.gpu is not None:
+            if pod.has or not running:
+                shown["gpu"] = {"id": pod.gpu.id, "count": pod.has or pod.count}
+        elif cpu:
             cores = int(number(cpu.get("vcpuCount"), 2))
             shown["cpu"] = {"id": cpu["id"], "vcpuCount": cores, "memory": cores * 2}
         return shown
+
+
+def _show_port(port: str, public: int | None, host: str) -> Document:
+    """Return one of a pod's ports, which is written as in `22/tcp`."""
+    private, _, kind = port.partition("/")
+    return {"private": int(private), "public": public, "type": kind, "ip": host}
+
+
+def _choose_center(wanted: Sequence[object]) -> str | None:
+    """Return the first of the wanted data centers that exists."""
+    known = [name for name, _ in CENTERS]
+    return next((str(each) for each in wanted if each in known), None)
 
 
 SIZES: Final = ("hour", "day", "week", "month", "year")
@@ -597,55 +650,57 @@ def _bad_pod(body: Document) -> list[str]:
     if body.get("cloud", "SECURE") not in ("SECURE", "COMMUNITY"):
         found.append("cloud: must be one of SECURE, COMMUNITY")
     gpu, cpu = document(body.get("gpu")), document(body.get("cpu"))
-    if body.get("cpu") is not None and not (
-        isinstance(cpu.get("id"), str)
-        and cpu.keys() <= {"id", "vcpuCount"}
-        and _is_whole_number(cpu.get("vcpuCount", 2), 1)
-    ):
+    if body.get("cpu") is not None and not _is_cpu(cpu):
         found.append("cpu: is not valid")
-    if body.get("gpu") is not None and not (
-        isinstance(gpu.get("id"), str)
-        and gpu.keys() <= {"id", "count", "allowedCudaVersions", "minCudaVersion"}
-        and _is_whole_number(gpu.get("count", 1), 1)
-    ):
+    if body.get("gpu") is not None and not _is_gpu(gpu):
         found.append("gpu: is not valid")
     if "allowedCudaVersions" in gpu and "minCudaVersion" in gpu:
         found.append("gpu: give allowedCudaVersions or minCudaVersion")
     return found
 
 
+def _is_cpu(cpu: Document) -> bool:
+    if not isinstance(cpu.get("id"), str) or not cpu.keys() <= {"id", "vcpuCount"}:
+        return False
+    return _is_whole_number(cpu.get("vcpuCount", 2), 1)
+
+
+def _is_gpu(gpu: Document) -> bool:
+    known = {"id", "count", "allowedCudaVersions", "minCudaVersion"}
+    if not isinstance(gpu.get("id"), str) or not gpu.keys() <= known:
+        return False
+    return _is_whole_number(gpu.get("count", 1), 1)
+
+
 def _check_fields(body: Document, known: frozenset[str] | set[str]) -> list[str]:
     """Return the errors for unknown fields and for fields of the wrong type."""
     found = [f"{name}: is not known" for name in body if name not in known]
-    texts = ("name", "image", "args", "registry", "templateId")
-    found += [
-        f"{name}: must be text"
-        for name in texts
-        if name in body and not isinstance(body[name], str)
-    ]
-    found += [
-        f"{name}: must not be empty"
-        for name in ("name", "image", "templateId")
-        if body.get(name) == ""
-    ]
-    found += [
-        f"{name}: must be true or false"
-        for name in ("startSsh", "startJupyter", "globalNetworking", "locked")
-        if not isinstance(body.get(name, True), bool)
-    ]
+    for name in ("name", "image", "args", "registry", "templateId"):
+        if not isinstance(body.get(name, ""), str):
+            found.append(f"{name}: must be text")
+    for name in ("name", "image", "templateId"):
+        if body.get(name) == "":
+            found.append(f"{name}: must not be empty")
+    for name in ("startSsh", "startJupyter", "globalNetworking", "locked"):
+        if not isinstance(body.get(name, True), bool):
+            found.append(f"{name}: must be true or false")
     env = body.get("env", {})
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
         found.append("env: must be an object of texts")
     if not _is_whole_number(body.get("disk", 1), 1):
         found.append("disk: must be a whole number of at least 1")
-    ports = body.get("ports", [])
-    if not isinstance(ports, list) or not all(
-        isinstance(each, str) and re.fullmatch(r"\d{1,5}/(tcp|http)", each) for each in ports
-    ):
+    if not _are_texts(body.get("ports", []), PORT):
         found.append("ports: must be a list such as 22/tcp")
     if not isinstance(body.get("dataCenterIds", []), list):
         found.append("dataCenterIds: must be a list")
     return found + _check_mounts(body.get("mounts", {}))
+
+
+def _are_texts(value: object, pattern: re.Pattern[str]) -> bool:
+    """Return True for a list of texts that all match a pattern."""
+    if not isinstance(value, list):
+        return False
+    return all(isinstance(each, str) and pattern.fullmatch(each) for each in value)
 
 
 def _check_mounts(mounts: object) -> list[str]:

@@ -41,15 +41,17 @@ class _Door(asyncssh.SSHServer):
 
     def validate_public_key(self, username: str, key: asyncssh.SSHKey) -> bool:
         known = [line.split()[:2] for line in _keys(self._place)]
-        return (
-            username == environment(self._place)["USER"]
-            and key.export_public_key().split()[:2] in known
-        )
+        if username != environment(self._place)["USER"]:
+            return False
+        return key.export_public_key().split()[:2] in known
 
 
 def _keys(place: Path) -> list[bytes]:
-    files = (place / "keys", place / "home" / ".ssh" / "authorized_keys")
-    return [line for path in files if path.exists() for line in path.read_bytes().splitlines()]
+    found: list[bytes] = []
+    for path in (place / "keys", place / "home" / ".ssh" / "authorized_keys"):
+        if path.exists():
+            found += path.read_bytes().splitlines()
+    return found
 
 
 def environment(place: Path) -> dict[str, str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from types import NoneType
 from typing import ClassVar, Final
 
-from .account import Machine
-from .vastai_offers import DAY, SEARCHED, Ask, draw, hardware, passes, row, search
+from .account import Entry, Machine
+from .vastai_offers import DAY, SEARCHED, Ask, draw, hardware, passes_all, row, search
 from .world import (
     Boot,
     Call,
@@ -21,9 +21,11 @@ from .world import (
     Reply,
     Route,
     World,
+    array,
     document,
     json_value,
     number,
+    parse_digits,
 )
 
 PAGE: Final = 25
@@ -134,42 +136,38 @@ class Lists(Part["Vastai"]):
         rows = [self.show_instance(machine) for machine in self._world.account.list_machines()]
         try:
             filters = document(json_value(call.query.get("select_filters", "")))
-            kept = [
-                row
-                for row in rows
-                if all(passes(row, name, document(tests)) for name, tests in filters.items())
-            ]
+            kept = [row for row in rows if passes_all(row, filters)]
             after = _token(call.query.get("after_token", ""))
-        except (TypeError, KeyError, ValueError) as error:
-            return Reply(
-                400,
-                {
-                    "error": "invalid_token"
-                    if isinstance(error, ValueError)
-                    else "invalid_request",
-                    "msg": str(error),
-                },
-            )
-        order = json_value(call.query.get("order_by", ""))
-        down = isinstance(order, list) and bool(order) and document(order[0]).get("dir") == "desc"
+        except (TypeError, KeyError) as error:
+            return Reply(400, {"error": "invalid_request", "msg": str(error)})
+        except ValueError as error:
+            return Reply(400, {"error": "invalid_token", "msg": str(error)})
+        order = array(json_value(call.query.get("order_by", "")))
+        down = bool(order) and document(order[0]).get("dir") == "desc"
         kept.sort(key=lambda row: number(row["id"]), reverse=down)
-        rest = (
-            kept[int(number(after["skip"])) :]
-            if "skip" in after
-            else [row for row in kept if _beyond(number(row["id"]), after.get("id"), down)]
-        )
-        page, more = rest[:size], len(rest) > size
-        position = (
-            {"skip": int(number(after.get("skip"))) + size}
-            if self._world.amount("restless")
-            else {"id": page[-1]["id"] if page else 0}
-        )
+        if "skip" in after:
+            rest = kept[int(number(after["skip"])) :]
+        else:
+            rest = [row for row in kept if _beyond(number(row["id"]), after.get("id"), down)]
+        page = rest[:size]
+        token = None
+        if len(rest) > size:
+            token = self._next_token(page, after, size)
         labels = [str(row["label"] or "") for row in kept]
-        token = base64.urlsafe_b64encode(json.dumps(position).encode()).decode() if more else None
         return Reply(200, {
             "success": True, "instances_found": len(page), "total_instances": len(kept), "instances": page, "next_token": token,
             "label_counts": {label: labels.count(label) for label in labels},
         })  # fmt: skip
+
+    def _next_token(self, page: list[Document], after: Document, size: int) -> str:
+        """Return the token of the page after `page`, which itself came after the token `after`."""
+        position: Document
+        # Restless pages are counted, so instances that vanish meanwhile shift the later ones.
+        if self._world.amount("restless"):
+            position = {"skip": int(number(after.get("skip"))) + size}
+        else:
+            position = {"id": page[-1]["id"]}
+        return base64.urlsafe_b64encode(json.dumps(position).encode()).decode()
 
     def old_list(self, call: Call) -> Reply:
         return self._world.problem(410, "gone", "This endpoint is gone; use /api/v1/instances/")
@@ -184,10 +182,8 @@ class Lists(Part["Vastai"]):
 
     def show_instance(self, made: Instance) -> Document:
         ask, direct = made.ask, "direc" in made.runtype
-        address, proxy = (
-            f"203.0.113.{int(made.id) % 250}",
-            f"ssh{int(made.id) % 9 + 1}.vast.example",
-        )
+        address = f"203.0.113.{int(made.id) % 250}"
+        proxy = f"ssh{int(made.id) % 9 + 1}.vast.example"
         port = 20_000 + int(made.id) % 20_000
         listens, beside = made.up, port - 1000
         if self._world.ports is not None:
@@ -203,6 +199,18 @@ class Lists(Part["Vastai"]):
             "discountTotalHour": 0,
             "discountedTotalPerHour": total,
         }
+        current = {
+            **costs,
+            "gpuCostPerHour": made.rates.get("gpu", 0.0),
+            "totalHour": sum(made.rates.values()),
+        }
+        ports: dict[str, object] = {}
+        if listens and direct:
+            ports["22/tcp"] = [{"HostIp": "0.0.0.0", "HostPort": str(port)}]
+        uptime = None
+        if made.started is not None:
+            uptime = (self._world.account.now - made.started) / 60
+        use, heat = (0.0, 41.0) if made.up else (None, None)
         return {
             **hardware(ask, made.gpus), "id": int(made.id), "actual_status": made.actual, "intended_status": made.wanted, "cur_state": made.current,
             "next_state": made.coming, "label": made.mark or None, "template_id": None, "template_hash_id": None, "template_name": None,
@@ -212,13 +220,13 @@ class Lists(Part["Vastai"]):
             "public_ipaddr": f"{address}\n",
             "ssh_host": proxy, "ssh_idx": str(int(made.id) % 9 + 1), "ssh_port": beside,
             "machine_dir_ssh_port": port - 2000, "start_date": made.created, "end_date": made.created + ask.longest, "duration": ask.longest,
-            "uptime_mins": None if made.started is None else (self._world.account.now - made.started) / 60, "cpu_util": 0.0,
+            "uptime_mins": uptime, "cpu_util": 0.0,
             "mem_limit": None, "mem_usage": None,
-            "vmem_usage": None, "gpu_totalram": ask.vram * made.gpus, "gpu_util": 0.0 if made.up else None, "gpu_temp": 41.0 if made.up else None,
+            "vmem_usage": None, "gpu_totalram": ask.vram * made.gpus, "gpu_util": use, "gpu_temp": heat,
             "disk_space": made.disk, "disk_util": -1.0, "disk_usage": -1.0, "direct_port_start": -1, "direct_port_end": -1,
-            "ports": {"22/tcp": [{"HostIp": "0.0.0.0", "HostPort": str(port)}]} if listens and direct else {},
+            "ports": ports,
             "rentable": True, "is_bid": made.interruptible, "dph_base": made.price, "dph_total": total,
-            "search": costs, "instance": {**costs, "gpuCostPerHour": made.rates.get("gpu", 0.0), "totalHour": sum(made.rates.values())},
+            "search": costs, "instance": current,
             "storage_total_cost": stored, "credit_balance": None, "credit_discount": None, "client_run_time": 1.1, "host_run_time": 2_592_000.0,
             "external": False, "time_remaining": "", "time_remaining_isbid": "", "country_code": ask.place[-2:], "volume_info": [],
         }  # fmt: skip
@@ -256,29 +264,13 @@ class Money(Part["Vastai"]):
     def charges(self, call: Call) -> Reply:
         day = document(document(json_value(call.query.get("select_filters", ""))).get("day"))
         since, till = number(day.get("gte"), 0.0), number(day.get("lte"), self._world.account.now)
-        billed = [
-            entry
-            for entry in self._world.account.settle()
-            if entry.event == "billed" and since <= entry.at <= till and entry.by != FOREIGN
-        ]
-        rows: list[Document] = []
-        for name in dict.fromkeys(entry.machine for entry in billed):
-            of = [entry for entry in billed if entry.machine == name]
-            items: list[Document] = [
-                {
-                    "start": int(entry.since),
-                    "end": int(entry.at),
-                    "type": entry.what,
-                    "source": None,
-                    "amount": entry.usd,
-                    "metadata": {},
-                    "items": [],
-                }
-                for entry in of
-            ]
-            total = sum(entry.usd for entry in of)
-            rows.append({"start": int(of[0].since), "end": int(of[-1].at), "type": "instance", "source": f"instance-{name}", "amount": total,
-                         "metadata": {"label": of[0].mark}, "items": items})  # fmt: skip
+        by_instance: dict[str, list[Entry]] = {}
+        for entry in self._world.account.settle():
+            if entry.event != "billed" or entry.by == FOREIGN:
+                continue
+            if since <= entry.at <= till:
+                by_instance.setdefault(entry.machine, []).append(entry)
+        rows = [_show_charge(name, billed) for name, billed in by_instance.items()]
         return Reply(
             200,
             {
@@ -289,6 +281,31 @@ class Money(Part["Vastai"]):
                 "results": rows,
             },
         )
+
+
+def _show_charge(name: str, billed: Sequence[Entry]) -> Document:
+    """Return the charge of one instance with its items."""
+    items: list[Document] = []
+    for entry in billed:
+        item = {
+            "start": int(entry.since),
+            "end": int(entry.at),
+            "type": entry.what,
+            "source": None,
+            "amount": entry.usd,
+            "metadata": {},
+            "items": [],
+        }
+        items.append(item)
+    return {
+        "start": int(billed[0].since),
+        "end": int(billed[-1].at),
+        "type": "instance",
+        "source": f"instance-{name}",
+        "amount": sum(entry.usd for entry in billed),
+        "metadata": {"label": billed[0].mark},
+        "items": items,
+    }
 
 
 class Vastai(World[Instance]):
@@ -329,18 +346,16 @@ class Vastai(World[Instance]):
         self.money = Money(self)
         self.parts = [self.logins, self.lists, self.said, self.money]
         luck = Random(f"{self.seed}/market")
-        self.asks = {ask.id: ask for ask in (draw(luck, 7_000_000 + n * 131) for n in range(48))}
+        drawn = [draw(luck, 7_000_000 + n * 131) for n in range(48)]
+        self.asks = {ask.id: ask for ask in drawn}
         self.holders: dict[int, str] = {}
         self.last_id = 31_000_000
         self._searches: dict[int, int] = {}
         for n in range(int(self.amount("foreign"))):
             ask = [*self.asks.values()][n % len(self.asks)]
             if ask.id not in self.holders:
-                self._rent(
-                    ask,
-                    self._body(ask, {"image": "somebody/else", "disk": 20, "label": f"theirs-{n}"}),
-                    by=FOREIGN,
-                )
+                fields = {"image": "somebody/else", "disk": 20, "label": f"theirs-{n}"}
+                self._rent(ask, self._body(ask, fields), by=FOREIGN)
 
     # -- its own words -----------------------------------------------------------------------------
 
@@ -358,29 +373,9 @@ class Vastai(World[Instance]):
         return Reply(429, {"detail": f"API requests too frequent endpoint threshold={route.gap:g}"})
 
     def happen(self, machine: Instance, what: str) -> None:
-        if (
-            what == "up"
-            and machine.wanted == "running"
-            and self.holders.get(machine.ask.id) == machine.id
-        ):
-            if machine.fails:
-                machine.actual, machine.message = (
-                    "created",
-                    "Error response from daemon: OCI runtime create failed: exec format error",
-                )
-                self.account.note("failed", machine)
-                return
-            machine.actual, machine.current, machine.message, machine.up = (
-                "running",
-                "running",
-                f"success, running {machine.image}",
-                True,
-            )
-            machine.started = self.account.now
-            self.account.bill(
-                machine, gpu=machine.price, disk=machine.ask.storage_price(machine.disk)
-            )
-            self.account.note("started", machine)
+        if what == "up" and machine.wanted == "running":
+            if self.holders.get(machine.ask.id) == machine.id:
+                self._up(machine)
         elif what == "loading" and machine.actual is None:
             machine.actual, machine.message = "loading", f"{machine.image}: Pulling from library"
         elif what == "preempted" and machine.up:
@@ -389,25 +384,32 @@ class Vastai(World[Instance]):
             machine.actual, machine.up = "exited", False
             self.account.note("exited", machine)
 
+    def _up(self, machine: Instance) -> None:
+        if machine.fails:
+            machine.actual = "created"
+            machine.message = (
+                "Error response from daemon: OCI runtime create failed: exec format error"
+            )
+            self.account.note("failed", machine)
+            return
+        machine.actual = machine.current = "running"
+        machine.message = f"success, running {machine.image}"
+        machine.up = True
+        machine.started = self.account.now
+        self.account.bill(machine, gpu=machine.price, disk=machine.ask.storage_price(machine.disk))
+        self.account.note("started", machine)
+
     def halt(self, machine: Instance) -> None:
         self._stop(machine, "stopped")
 
     def boot(self, machine: Instance) -> Boot | None:
         if machine.by == FOREIGN:
             return None
-        keys = (
-            (*self.logins.account_keys.values(), *machine.keys.values())
-            if "ssh" in machine.runtype
-            else ()
-        )
+        keys: tuple[str, ...] = ()
+        if "ssh" in machine.runtype:
+            keys = (*self.logins.account_keys.values(), *machine.keys.values())
         env = [(name, value) for name, value in machine.env if not name.startswith("-")]
         own = (("CONTAINER_ID", machine.id), ("CONTAINER_API_KEY", f"instance-{machine.id}"))
-        after = self.amount("swept")
-        swept = (
-            bool(after)
-            and machine.started is not None
-            and self.account.now >= machine.started + after
-        )
         return Boot(
             keys,
             (*env, *own),
@@ -415,8 +417,15 @@ class Vastai(World[Instance]):
             f"NVIDIA {machine.ask.gpu}",
             machine.gpus,
             machine.ask.vram,
-            swept,
+            self._is_swept(machine),
         )
+
+    def _is_swept(self, machine: Instance) -> bool:
+        """Return True if a machine has run long enough to lose the keys that it wrote itself."""
+        after = self.amount("swept")
+        if not after or machine.started is None:
+            return False
+        return self.account.now >= machine.started + after
 
     def own_keys(self, machine: str) -> tuple[str, ...]:
         return (f"instance-{machine}",) if machine in self.account.machines else ()
@@ -427,14 +436,13 @@ class Vastai(World[Instance]):
         asked = call.inner("q") if "q" in call.fields else call.fields
         day = int(self.account.now // DAY)
         self._searches[day] = self._searches.get(day, 0) + 1
-        if (most := self.amount("quota")) and self._searches[day] > most:
+        most = self.amount("quota")
+        if most and self._searches[day] > most:
             reset = {"x-ratelimit-reset": str(int((day + 1) * DAY))}
-            return self.problem(
-                429, "search_quota_exceeded", "Daily search quota exceeded"
-            )._replace(headers=reset)
-        kind = {"on-demand": "ondemand", "interruptible": "bid"}.get(
-            str(asked.get("type", "ondemand")), str(asked.get("type", "ondemand"))
-        )
+            reply = self.problem(429, "search_quota_exceeded", "Daily search quota exceeded")
+            return reply._replace(headers=reset)
+        kind = str(asked.get("type", "ondemand"))
+        kind = {"on-demand": "ondemand", "interruptible": "bid"}.get(kind, kind)
         if kind not in ("ondemand", "bid", "reserved"):
             return self.problem(400, "invalid_args", f"type {kind} is not known")
         disk = number(asked.get("allocated_storage"), 8.0)
@@ -447,12 +455,11 @@ class Vastai(World[Instance]):
         except (TypeError, KeyError) as error:
             return self.problem(400, "invalid_args", f"invalid filter: {error}")
         if call.luck.strikes("loose") and len(kept) < len(rows):
-            kept.append(next(each for each in rows if each not in kept))
+            excluded = [each for each in rows if each not in kept]
+            kept.append(excluded[0])
         priced = "min_bid" if kind == "bid" else "dph_base"
-        shown = [
-            {**each, priced: call.luck.price(number(each[priced]))}
-            for each in kept[: max(0, int(number(asked.get("limit"), SEARCHED)))]
-        ]
+        limit = max(0, int(number(asked.get("limit"), SEARCHED)))
+        shown = [{**each, priced: call.luck.price(number(each[priced]))} for each in kept[:limit]]
         return Reply(200, {"offers": shown})
 
     # -- instances ---------------------------------------------------------------------------------
@@ -468,7 +475,8 @@ class Vastai(World[Instance]):
                 ask_id=number_of,
             )
         price = call.fields.get("price")
-        if wrong := _check_order(call):
+        wrong = _check_order(call)
+        if wrong:
             return self.problem(400, "invalid_args", wrong, ask_id=ask.id)
         if price is not None and not 0.001 <= number(price) <= 128:
             return self.problem(
@@ -513,15 +521,25 @@ class Vastai(World[Instance]):
 
     def _body(self, ask: Ask, fields: Document) -> Instance:
         """Create the instance of an order, without an ID yet."""
-        env, price = document(fields.get("env")), fields.get("price")
-        arguments = fields.get("args")
+        bid, onstart = fields.get("price"), fields.get("onstart")
+        env = [[str(name), str(value)] for name, value in document(fields.get("env")).items()]
+        price = ask.price if bid is None else number(bid)
+        script = str(onstart) if onstart else None
         return Instance(
-            id="", mark=str(fields.get("label") or ""), by="", ask=ask, gpus=ask.gpus,
-            disk=number(fields.get("disk"), 10.0), price=ask.price if price is None else number(price), interruptible=price is not None,
-            image=str(fields.get("image") or "vastai/base-image"), runtype=str(fields.get("runtype") or "ssh"),
-            env=[[str(name), str(value)] for name, value in env.items()], onstart=str(fields["onstart"]) if fields.get("onstart") else None,
-            arguments=[str(word) for word in arguments] if isinstance(arguments, list) else [],
-        )  # fmt: skip
+            id="",
+            mark=str(fields.get("label") or ""),
+            by="",
+            ask=ask,
+            gpus=ask.gpus,
+            disk=number(fields.get("disk"), 10.0),
+            price=price,
+            interruptible=bid is not None,
+            image=str(fields.get("image") or "vastai/base-image"),
+            runtype=str(fields.get("runtype") or "ssh"),
+            env=env,
+            onstart=script,
+            arguments=list(map(str, array(fields.get("args")))),
+        )
 
     def _rent(
         self,
@@ -532,10 +550,9 @@ class Vastai(World[Instance]):
         idle: bool = False,
     ) -> Instance:
         self.last_id += 17
-        made = self.account.enter(
-            replace(ordered, id=str(self.last_id), by=call.by if call else by),
-            call.luck if call else None,
-        )
+        owner, luck = (call.by, call.luck) if call else (by, None)
+        made = replace(ordered, id=str(self.last_id), by=owner)
+        self.account.enter(made, luck)
         self.account.bill(made, disk=ask.storage_price(made.disk))
         if call is not None and ask.gpus > 1 and call.luck.strikes("fewer"):
             made.gpus -= 1
@@ -564,7 +581,8 @@ class Vastai(World[Instance]):
 
     def find_instance(self, name: str) -> Instance:
         """Return the instance with this id.  Raises Refused if it does not exist."""
-        if (found := self.account.find_living(name)) is None:
+        found = self.account.find_living(name)
+        if found is None:
             raise Refused(self.problem(404, "no_such_instance", f"Instance {name} not found."))
         return found
 
@@ -617,7 +635,8 @@ class Vastai(World[Instance]):
         if not isinstance(names, list):
             return self.problem(400, "invalid_args", f"{field} must be a list")
         for name in names:
-            if (reply := do(self.find_instance(str(name)))).status != 200:
+            reply = do(self.find_instance(str(name)))
+            if reply.status != 200:
                 return reply
         return Reply(200, {"success": True})
 
@@ -665,7 +684,8 @@ def _count_start_characters(call: Call) -> int:
 
 def _id(text: str) -> int:
     """Parse a numeric path component, or return -1 if invalid."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else -1
+    found = parse_digits(text, 15)
+    return -1 if found is None else found
 
 
 def _token(text: str) -> Document:
@@ -677,4 +697,6 @@ def _token(text: str) -> Document:
 
 
 def _beyond(name: float, after: object, down: bool) -> bool:
-    return after is None or (name < number(after) if down else name > number(after))
+    if after is None:
+        return True
+    return name < number(after) if down else name > number(after)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from random import Random
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -138,30 +139,31 @@ def search(rows: list[Document], asked: Document) -> list[Document]:
 
     Raises KeyError or TypeError for an invalid filter.
     """
-    filters = {
-        **DEFAULTS,
-        **{name: document(tests) for name, tests in asked.items() if name not in CONTROLS},
-    }
-    kept = [
-        each for each in rows if all(passes(each, name, tests) for name, tests in filters.items())
-    ]
+    filters: dict[str, object] = dict(DEFAULTS)
+    for name, tests in asked.items():
+        if name not in CONTROLS:
+            filters[name] = tests
+    kept = [each for each in rows if passes_all(each, filters)]
     order = asked.get("order")
-    for pair in reversed(order if isinstance(order, list) else [["score", "desc"]]):
+    if not isinstance(order, list):
+        order = [["score", "desc"]]
+    for pair in reversed(order):
         if isinstance(pair, list) and len(pair) == 2:
-            kept.sort(
-                key=lambda each: _sortable(each.get(ALIASES.get(pair[0], pair[0]))),
-                reverse=pair[1] == "desc",
-            )
+            kept.sort(key=partial(_sort_key, pair[0]), reverse=pair[1] == "desc")
     return kept
 
 
-def passes(row: Document, name: str, tests: Document) -> bool:
-    """Return True if an offer passes one filter.
+def passes_all(row: Document, filters: Document) -> bool:
+    """Return True if an offer passes all filters.
 
     Raises KeyError for an unknown operator, TypeError for values that cannot be compared.
     """
+    return all(_passes(row, name, document(tests)) for name, tests in filters.items())
+
+
+def _passes(row: Document, name: str, tests: Document) -> bool:
     value = _value(row, name)
-    return all(_OPERATORS[operator](value, wanted) for operator, wanted in tests.items())
+    return all(_compare(operator, value, wanted) for operator, wanted in tests.items())
 
 
 def _value(row: Document, name: str) -> object:
@@ -182,15 +184,14 @@ def _same(value: object, wanted: object) -> bool:
     A two-letter country code also matches every place in that country.
     """
     if isinstance(value, (int, float)) and isinstance(wanted, str):
-        return str(value).lower() == wanted.lower() or (
-            not isinstance(value, bool) and value == _number(wanted)
-        )
-    return value == wanted or (
-        isinstance(value, str)
-        and isinstance(wanted, str)
-        and len(wanted) == 2
-        and value.endswith(f", {wanted}")
-    )
+        if str(value).lower() == wanted.lower():
+            return True
+        return not isinstance(value, bool) and value == _number(wanted)
+    if value == wanted:
+        return True
+    if not isinstance(value, str) or not isinstance(wanted, str):
+        return False
+    return len(wanted) == 2 and value.endswith(f", {wanted}")
 
 
 def _number(value: object) -> float:
@@ -205,17 +206,27 @@ def _among(value: object, wanted: object) -> bool:
     return isinstance(wanted, list) and any(_same(value, each) for each in wanted)
 
 
-_OPERATORS: Final[Mapping[str, Callable[[object, object], bool]]] = MappingProxyType({
-    "eq": _same,
-    "neq": lambda value, wanted: not _same(value, wanted),
-    "gt": lambda value, wanted: _number(value) > _number(wanted),
-    "gte": lambda value, wanted: _number(value) >= _number(wanted),
-    "lt": lambda value, wanted: _number(value) < _number(wanted),
-    "lte": lambda value, wanted: _number(value) <= _number(wanted),
-    "in": _among,
-    "notin": lambda value, wanted: not _among(value, wanted),
-})  # fmt: skip
+def _compare(operator: str, value: object, wanted: object) -> bool:
+    match operator:
+        case "eq":
+            return _same(value, wanted)
+        case "neq":
+            return not _same(value, wanted)
+        case "gt":
+            return _number(value) > _number(wanted)
+        case "gte":
+            return _number(value) >= _number(wanted)
+        case "lt":
+            return _number(value) < _number(wanted)
+        case "lte":
+            return _number(value) <= _number(wanted)
+        case "in":
+            return _among(value, wanted)
+        case "notin":
+            return not _among(value, wanted)
+    raise KeyError(operator)
 
 
-def _sortable(value: object) -> tuple[bool, float, str]:
+def _sort_key(name: str, row: Document) -> tuple[bool, float, str]:
+    value = row.get(ALIASES.get(name, name))
     return value is not None, number(value), value if isinstance(value, str) else ""

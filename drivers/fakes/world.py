@@ -57,14 +57,14 @@ class Reply(NamedTuple):
         """Return the reply body as bytes."""
         if self.status == 204:
             return b""
-        return self.body.encode() if isinstance(self.body, str) else json.dumps(self.body).encode()
+        text = self.body if isinstance(self.body, str) else json.dumps(self.body)
+        return text.encode()
 
     @property
     def kind(self) -> str:
         """Content-Type of the reply."""
-        return self.headers.get("content-type") or (
-            "text/plain; charset=utf-8" if isinstance(self.body, str) else "application/json"
-        )
+        usual = "text/plain; charset=utf-8" if isinstance(self.body, str) else "application/json"
+        return self.headers.get("content-type") or usual
 
 
 class Refused(Exception):
@@ -220,19 +220,19 @@ class World(ABC, Generic[M]):
     def handle(self, request: Request, now: float) -> Reply:
         """Answer one request at Unix time `now`. Time never goes backwards."""
         self.account.advance(now)
-        found = [
-            (route, match)
-            for route, path in _compile_routes(self.routes)
-            if (match := path.fullmatch(request.path))
-        ]
+        found: list[tuple[Route, re.Match[str]]] = []
+        for route, path in _compile_routes(self.routes):
+            match = path.fullmatch(request.path)
+            if match:
+                found.append((route, match))
         if not found:
             return self.decorate(self.problem(404, "not_found", f"there is no {request.path}"))
-        here = [(route, match) for route, match in found if route.method == request.method]
-        if not here:
+        here = next((pair for pair in found if pair[0].method == request.method), None)
+        if here is None:
             return self.decorate(
                 self.problem(405, "method_not_allowed", f"{request.path} takes no {request.method}")
             )
-        route, match = here[0]
+        route, match = here
         self.calls += 1
         luck = Luck(self.faults, f"{self.seed}/{self.calls}", route.operation)
         if luck.strikes("cut"):
@@ -242,32 +242,27 @@ class World(ABC, Generic[M]):
     def _answer(
         self, route: Route, names: Mapping[str, str], request: Request, luck: Luck
     ) -> Reply:
-        fields = (
-            {"text": request.body.decode("utf-8", "replace")}
-            if route.plain
-            else parse_body(request.body)
-        )
+        fields: Document | None
+        if route.plain:
+            fields = {"text": request.body.decode("utf-8", "replace")}
+        else:
+            fields = parse_body(request.body)
         pairs = parse_qsl(request.query, keep_blank_values=True)
         query = dict(pairs)
         by = _who(request.headers, query)
-        known = not self.key or by == _digest(self.key) or self.is_own(by, names.get("id", ""))
         call = Call(route.operation, names, query, pairs, fields or {}, request.headers, by, luck)
-        if (
-            (not by and not self.anonymous(route.operation))
-            or (by and not known)
-            or luck.strikes("denied")
-        ):
+        # A caller without a key does not use up a fault that happens once.
+        if not self._lets_in(call) or luck.strikes("denied"):
             return self.refusal(call)
-        if luck.strikes("throttled") or self.account.now - self._last.get(
-            route.operation, -math.inf
-        ) < route.gap * self.amount("pace"):
+        if luck.strikes("throttled") or self._comes_too_soon(route):
             return self.throttle_reply(route)
         self._last[route.operation] = self.account.now
         if luck.strikes("broken"):
             return self.problem(502, "bad_gateway", "Bad Gateway")
         if fields is None:
             return self.malformed_reply()
-        part = next(part for part in (self, *self.parts) if hasattr(part, route.operation))
+        parts = (self, *self.parts)
+        part = next(part for part in parts if hasattr(part, route.operation))
         try:
             reply: Reply = getattr(part, route.operation)(call)
         except Refused as refused:
@@ -275,6 +270,19 @@ class World(ABC, Generic[M]):
         if luck.strikes("crashed"):
             reply = self.problem(500, "internal_error", "Internal Server Error")
         return reply._replace(lost=luck.strikes("lost"))
+
+    def _lets_in(self, call: Call) -> bool:
+        """Return True if the caller's API key is valid, or missing where none is needed."""
+        if not call.by:
+            return self.anonymous(call.operation)
+        if not self.key or call.by == _digest(self.key):
+            return True
+        return self.is_own(call.by, call.names.get("id", ""))
+
+    def _comes_too_soon(self, route: Route) -> bool:
+        """Return True if the last call of this API operation was less than its gap ago."""
+        last = self._last.get(route.operation, -math.inf)
+        return self.account.now - last < route.gap * self.amount("pace")
 
     def anonymous(self, operation: str) -> bool:
         """Return True if an API operation needs no key."""
@@ -312,13 +320,23 @@ def document(value: object) -> Document:
     return value if isinstance(value, dict) else {}
 
 
+def array(value: object) -> list[object]:
+    """Return a JSON array, or [] for any other value."""
+    return value if isinstance(value, list) else []
+
+
 def number(value: object, default: float = 0.0) -> float:
     """Return a finite JSON number, or `default` for any other value."""
-    return (
-        float(value)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
-        else default
-    )
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return default
+    return float(value) if abs(value) < 1e300 else default
+
+
+def parse_digits(text: str, most: int) -> int | None:
+    """Parse a whole number of at most `most` ASCII digits. None for any other text."""
+    if not text.isascii() or not text.isdigit():
+        return None
+    return int(text) if len(text) <= most else None
 
 
 def parse_body(body: bytes) -> Document | None:
