@@ -159,7 +159,9 @@ def _are_comparable(name: str, left: frozenset[str], right: frozenset[str]) -> b
     if name in ("eq", "ne"):
         return True
     if name in ("in", "notin"):
-        return bool(right & {LIST, MAPPING}) or (TEXT in right and TEXT in left)
+        if right & {LIST, MAPPING}:
+            return True
+        return TEXT in right and TEXT in left
     return any(left & kinds and right & kinds for kinds in _ORDERED_TYPES)
 
 
@@ -279,7 +281,8 @@ def _parent(path: str) -> str:
     head = head.rstrip("/")
     if head:
         return head
-    return "/" if slash or path.startswith("/") else "."
+    is_absolute = slash or path.startswith("/")
+    return "/" if is_absolute else "."
 
 
 _PATH_FILTERS: dict[str, Callable[[str], str]] = {
