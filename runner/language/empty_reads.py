@@ -29,7 +29,8 @@ def warnings(recipe: Recipe) -> Iterator[Problem]:
     for name in recipe.inputs:
         yield from _of_part(recipe, None, ("inputs", name, "default"), {})
     for step in recipe.steps.values():
-        known = {path: value for path, value in _certain_values(step).items() if value in EMPTY}
+        certain = _certain_values(step)
+        known = {path: value for path, value in certain.items() if value in EMPTY}
         for part in _PARTS:
             yield from _of_part(recipe, step, (*step.origin, part), known)
 

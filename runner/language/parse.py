@@ -122,9 +122,8 @@ def _read(source: Source) -> Recipe:
     _check_file_name(source, name, version)
     inputs = {id: inputs_reader.input(id, item) for id, item in raw.get("inputs", {}).items()}
     inputs_reader.check_defaults(inputs)
-    presets = {
-        id: inputs_reader.preset(id, item, inputs) for id, item in raw.get("presets", {}).items()
-    }
+    raw_presets = raw.get("presets", {}).items()
+    presets = {id: inputs_reader.preset(id, item, inputs) for id, item in raw_presets}
     steps = {id: steps_reader.step(id, item) for id, item in raw.get("steps", {}).items()}
     return Recipe(
         name=name,

@@ -225,11 +225,8 @@ class StepsReader:
 
     def _outputs(self, id: str, raw: Any, path: Where) -> Iterator[Output]:
         """Yield the outputs of a step. Outputs in a plain list are named by their paths."""
-        is_named = isinstance(raw, dict)
-        named = raw.items() if is_named else [(item, item) for item in raw]
         name_of_path: dict[str, str] = {}
-        for index, (name, item) in enumerate(named):
-            key = name if is_named else index
+        for key, name, item in _outputs_in(raw):
             where: Where = (*path, "outputs", key)
             long = item if isinstance(item, dict) else {"path": item}
             text = long["path"]
@@ -301,6 +298,16 @@ class StepsReader:
                 fix = "name the group: loss (?P<loss>[0-9.]+)"
                 self._source.problem("bad-pattern", message, where, fix)
         return Metrics(raw.get("file"), raw.get("pattern"))
+
+
+def _outputs_in(raw: Any) -> Iterator[tuple[str | int, str, Any]]:
+    """Yield the key, the name and the value of each output in a mapping or list."""
+    if isinstance(raw, dict):
+        for name, item in raw.items():
+            yield name, name, item
+    else:
+        for index, item in enumerate(raw):
+            yield index, item, item
 
 
 def _sandbox(raw: Any) -> str:

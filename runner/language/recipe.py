@@ -245,7 +245,11 @@ class Step:
     @property
     def reads(self) -> list[str]:
         """Paths and glob patterns in `deps`, without exclusion patterns."""
-        return [dep if isinstance(dep, str) else dep.pattern for dep in self.deps]
+        return [_pattern_of(dep) for dep in self.deps]
+
+
+def _pattern_of(dep: str | Glob) -> str:
+    return dep if isinstance(dep, str) else dep.pattern
 
 
 @dataclass(frozen=True, slots=True)

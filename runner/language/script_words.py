@@ -227,7 +227,9 @@ class _Words:
         """Suggest a known option for an unknown option."""
         known: list[str] = []
         for option in self._takes.options:
-            known += [each for each in option.flags if each.startswith("--") and each != "--help"]
+            for each in option.flags:
+                if each.startswith("--") and each != "--help":
+                    known.append(each)
         fix = did_you_mean(flag, known)
         if fix or not known:
             return fix

@@ -48,6 +48,15 @@ _DIVISIONS = ("/", "//", "%")
 _JOINABLE = frozenset({TEXT, LIST})
 """Types of which `+` joins two values."""
 
+
+def _is_in(left: Any, right: Any) -> bool:
+    return left in right
+
+
+def _is_not_in(left: Any, right: Any) -> bool:
+    return left not in right
+
+
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "eq": operator.eq,
     "ne": operator.ne,
@@ -55,8 +64,8 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "lteq": operator.le,
     "gt": operator.gt,
     "gteq": operator.ge,
-    "in": lambda left, right: left in right,
-    "notin": lambda left, right: left not in right,
+    "in": _is_in,
+    "notin": _is_not_in,
 }
 
 _MOST_NUMBERS = 100_000

@@ -232,6 +232,7 @@ class YamlReader:
         level = self._level
         keys = cast("dict[str, int]", level.keys)
         is_merge = value == "<<" and not event.style
+        # One condition, because it is checked for every key of a file.
         if type(value) is str and value not in keys and not event.anchor and not is_merge:
             keys[value] = start
             level.key = self._names.setdefault(value, value)
