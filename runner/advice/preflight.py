@@ -11,7 +11,7 @@ import fnmatch
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +20,7 @@ from ..hosts.interpreters import CURRENT, choose_python
 from ..language.template import StatePath
 from ..planning.judge import RESTORE
 from ..planning.patterns import decode_pattern
-from ..planning.step import StepSpec
+from ..planning.step import ResourceSpec, StepSpec
 from ..storage import checkpoints
 from ..storage.git_checkout import is_fetched
 from ..survey.explain import preimage_of
@@ -71,25 +71,23 @@ def check(
         return RuleFindings()
     library = rule_files.load(rule_files.find_homes(found))
     known = {rule.id for rule in library.rules}
-    if strange := sorted(allowed - known):
-        raise NotFound(
-            f'there is no rule "{strange[0]}"',
-            fix=did_you_mean(strange[0], known) or "see the rules in docs/preflight.md",
-        )
+    strange = sorted(allowed - known)
+    if strange:
+        fix = did_you_mean(strange[0], known) or "see the rules in docs/preflight.md"
+        raise NotFound(f'there is no rule "{strange[0]}"', fix=fix)
     applied = [rule for rule in library.rules if rule.id not in allowed]
     looks = _FactGatherer(ws, found, library, driver, host, python)
     verdicts = []
     for n in numbers:
         facts, trains = looks.gather(n)
         about = ("training", "step") if trains else ("step",)
-        verdicts.append(
-            rules.judge(
-                [rule for rule in applied if rule.about in about], facts, found.plan.nodes[n].id
-            )
-        )
-    whole = [rule for rule in applied if rule.about == "recipe"]
-    if whole:
-        verdicts.append(rules.judge(whole, looks.gather(numbers[0])[0]))
+        of_step = [rule for rule in applied if rule.about in about]
+        verdicts.append(rules.judge(of_step, facts, found.plan.nodes[n].id))
+    of_recipe = [rule for rule in applied if rule.about == "recipe"]
+    if of_recipe:
+        # Every step knows the facts of its recipe.
+        facts, _ = looks.gather(numbers[0])
+        verdicts.append(rules.judge(of_recipe, facts))
     return rules.merge(verdicts)
 
 
@@ -122,30 +120,31 @@ class _FactGatherer:
         takes = self._input_addresses(node.prefix)
         line = [_resolve_word(word, takes) for word in words(spec, scope)]
         inputs = {name: _resolve_address(value, takes) for name, value in spec.names.inputs.items()}
-        configs, broken = self._read_configs(
-            n, [*(word.text for word in line if word.text), *map(str, inputs.values())]
-        )
+        named_files = [word.text for word in line if word.text]
+        named_files += map(str, inputs.values())
+        configs, broken = self._read_configs(n, named_files)
         given = list(of_words(line))
         for tree, file, found_at in configs:
             given += of_tree(tree, scope, file, found_at)
-        imports: list[list[str]] = []
 
-        def code() -> dict[str, object]:
-            if not imports:
-                imports.extend(program.read_code(self._found, n))
-            return {"imports": imports[0], "keywords": imports[1]}
+        @cache
+        def code() -> dict[str, list[str]]:
+            imports, keywords = program.read_code(self._found, n)
+            return {"imports": imports, "keywords": keywords}
 
         plainly = [word.text for word in line if word.text is not None]
         named = program.is_named_training([node.id, *plainly[:8]])
-        likely = bool(spec.accelerate or spec.state or named)
-        tools = rules.find_tools(plainly, code()["imports"] if likely else (), self._library.tools)  # type: ignore[arg-type]
-        trains = bool(spec.accelerate or spec.state or (named and (tools or spec.resources.gpus)))
+        # The code of other steps is read only if a rule asks for it.
+        is_likely = named or bool(spec.accelerate or spec.state)
+        imports = code()["imports"] if is_likely else ()
+        tools = rules.find_tools(plainly, imports, self._library.tools)
+        tools_of_command = rules.find_tools(plainly, (), self._library.tools)
         known = Declarations(
             self._library.names,
             self._input_types_of(spec.recipe),
             tools,
-            bool(rules.find_tools(plainly, (), self._library.tools)),
-            spec.accelerate is not None,
+            commanded=bool(tools_of_command),
+            launched=spec.accelerate is not None,
         )
         settings = self._merge_settings(known, given, inputs)
         step = self._step_facts(n, plainly, tools, configs, broken, code)
@@ -165,7 +164,7 @@ class _FactGatherer:
         facts["memory"] = RuleFacts(
             {}, rules.NEEDS["memory"], partial(_memory_facts, self._ws, self._found, n, facts)
         )
-        return facts, trains
+        return facts, _trains(spec, named, tools)
 
     def _merge_settings(
         self, known: Declarations, given: Sequence[Setting], inputs: Mapping[str, object]
@@ -192,15 +191,17 @@ class _FactGatherer:
     def _input_addresses(self, prefix: str) -> dict[str, str]:
         """Return the address behind each path below `inputs/`, for all steps of one recipe."""
         if prefix not in self._sources:
-            nodes = [node for node in self._found.plan.nodes if node.prefix == prefix]
-            self._sources[prefix] = {
-                source.name: source.address for node in nodes for source in node.takes
-            }
+            addresses: dict[str, str] = {}
+            for node in self._found.plan.nodes:
+                if node.prefix == prefix:
+                    addresses.update((source.name, source.address) for source in node.takes)
+            self._sources[prefix] = addresses
         return self._sources[prefix]
 
     def _recipe_facts(self) -> dict[str, object]:
         limit = self._found.plan.settings.limits.time
-        return {"id": self._found.plan.recipe, "hours": limit / 3600 if limit else None}
+        hours = limit / 3600 if limit else None
+        return {"id": self._found.plan.recipe, "hours": hours}
 
     def _step_facts(
         self,
@@ -212,64 +213,66 @@ class _FactGatherer:
         code: Callable[[], Mapping[str, object]],
     ) -> RuleFacts:
         spec, node = self._found.plan.specs()[n], self._found.plan.nodes[n]
-        wants = spec.resources
         launcher = program.find_launcher(line, tools)
-        gpus = wants.gpus
-        block = spec.accelerate or {}
-        processes: object = (gpus or 1) * spec.node_count
-        if isinstance(block.get("processes"), int):
-            processes = block["processes"]
-        given = {secret.source for secret in spec.secrets if self._ws.environ.get(secret.source)}
-        trees = [tree for tree, _, _ in configs if isinstance(tree, Mapping)]
-        sections = [key for tree in trees for key in tree]
-        passed = {
-            name: self._ws.environ[name] for name in spec.pass_env if name in self._ws.environ
-        }
-        env = passed | {name: value for name, value in spec.env.items() if value is not None}
+        secrets = {secret.source for secret in spec.secrets if self._ws.environ.get(secret.source)}
+        is_here = self._driver in _HERE
+        # The credentials of this machine are not in a container.
+        logins = program.find_logins() if is_here and not spec.image else []
         return RuleFacts(
             {
                 "id": node.id,
                 "tools": list(tools),
                 "launcher": launcher,
                 "method": program.find_method(line),
-                "gpus": gpus,
-                "gpu": wants.gpu,
-                "gpu_memory": wants.gpu_memory / GB if wants.gpu_memory and gpus else None,
-                "processes": processes if launcher == "accelerate" or tools else 1,
+                "gpus": spec.resources.gpus,
+                "gpu": spec.resources.gpu,
+                "gpu_memory": _gpu_memory_in_gb(spec.resources),
+                "processes": _count_processes(spec, launcher, tools),
                 "nodes": spec.node_count,
                 "state": bool(spec.state),
                 "retries": spec.options.retries,
-                "env": RuleFacts({name: value for name, value in env.items()}),
-                "secrets": sorted(given),
-                "logins": program.find_logins() if self._driver in _HERE and not spec.image else [],
+                "env": RuleFacts(self._environment_of(spec)),
+                "secrets": sorted(secrets),
+                "logins": logins,
                 "image": spec.image,
-                "git": [each for each in spec.git],
-                "to_fetch": [
-                    each.url
-                    for each in spec.git
-                    if "://" in each.url and not is_fetched(self._ws, each.url, each.commit)
-                ],
-                "remote": self._driver not in _HERE,
-                "config_sections": sections,
-                "config_kind": "rl" if {"trainer", "orchestrator"} & set(sections) else "",
-                "config_faults": list(broken),
-                "config_mistyped": [
-                    words for tree in trees for words in prime_rl.find_mistyped(tree)
-                ],
-                "config_slips": [
-                    words for tree in trees for words in prime_rl.find_near_misses(tree)
-                ],
-                "missing": {}
-                if self._found.verdicts[n].answer == RESTORE or spec.select is not None
-                else dict(missing_inputs.find_missing(self._ws, self._found, n)),
-                "members": [
-                    each._asdict()
-                    for each in missing_inputs.find_members(self._ws, self._found, n)
-                    if not each.wrong
-                ],
+                "git": list(spec.git),
+                "to_fetch": self._find_unfetched(spec),
+                "remote": not is_here,
+                **_config_facts(configs, broken),
+                "missing": self._find_missing(n),
+                "members": self._find_members(n),
             },
             gather=code,
         )
+
+    def _environment_of(self, spec: StepSpec) -> dict[str, object]:
+        """Return the variables that a step passes on or sets."""
+        environ = self._ws.environ
+        env: dict[str, object] = {name: environ[name] for name in spec.pass_env if name in environ}
+        for name, value in spec.env.items():
+            if value is not None:
+                env[name] = value
+        return env
+
+    def _find_unfetched(self, spec: StepSpec) -> list[str]:
+        """Return the addresses of a step's Git repositories that a run must fetch."""
+        found: list[str] = []
+        for each in spec.git:
+            is_remote = "://" in each.url
+            if is_remote and not is_fetched(self._ws, each.url, each.commit):
+                found.append(each.url)
+        return found
+
+    def _find_missing(self, n: int) -> dict[str, object]:
+        """Return the missing inputs of a step, or none for a step that does not run."""
+        is_select = self._found.plan.specs()[n].select is not None
+        if is_select or self._found.verdicts[n].answer == RESTORE:
+            return {}
+        return dict(missing_inputs.find_missing(self._ws, self._found, n))
+
+    def _find_members(self, n: int) -> list[dict[str, object]]:
+        found = missing_inputs.find_members(self._ws, self._found, n)
+        return [each._asdict() for each in found if not each.wrong]
 
     def _read_configs(
         self, n: int, named: Sequence[str]
@@ -299,7 +302,9 @@ class _FactGatherer:
         visible = self._visible_files(n)
         for name in dict.fromkeys(named):
             is_config = name.endswith(program.CONFIGS) and not name.startswith("-")
-            file = _find_file(name, visible) if is_config and name not in spec.files else None
+            if not is_config or name in spec.files:
+                continue
+            file = _find_file(name, visible)
             if file is not None:
                 add(name, file[1], str(file[0]))
         return found, broken
@@ -315,23 +320,13 @@ class _FactGatherer:
         ]
 
     def _model_facts(self, settings: ToolSettings) -> RuleFacts:
-        found = settings.setting("base")
-        address = found.value if found is not None else None
+        address = _value_of(settings, "base")
         if not isinstance(address, str):
-            return RuleFacts({}, "the model's name" if address is None else rules.NEEDS["model"])
-        template = settings.setting("chat_template")
-        file = (
-            self._ws.absolute(template.value)
-            if template is not None and isinstance(template.value, str)
-            else None
-        )
-        tuned = settings.setting("model")
-        put = (
-            self._ws.absolute(tuned.value)
-            if tuned is not None and isinstance(tuned.value, str) and tuned.value != address
-            else None
-        )
-        adapter = put if put is not None and (put / "adapter_config.json").is_file() else None
+            needs = "the model's name" if address is None else rules.NEEDS["model"]
+            return RuleFacts({}, needs)
+        template = _value_of(settings, "chat_template")
+        file = self._ws.absolute(template) if isinstance(template, str) else None
+        adapter = self._find_adapter(settings, address)
         if (address, file, adapter) not in self._models:
             gather = partial(
                 model.facts, self._ws.absolute(model.bare(address)), address, file, adapter
@@ -341,29 +336,27 @@ class _FactGatherer:
             )
         return self._models[address, file, adapter]
 
+    def _find_adapter(self, settings: ToolSettings, base: str) -> Path | None:
+        """Return the folder of the LoRA adapter that a step loads besides its base model."""
+        address = _value_of(settings, "model")
+        if not isinstance(address, str) or address == base:
+            return None
+        folder = self._ws.absolute(address)
+        return folder if (folder / "adapter_config.json").is_file() else None
+
     def _data_facts(self, settings: ToolSettings, step: RuleFacts) -> RuleFacts:
-        found = settings.setting("dataset")
-        address = found.value if found is not None else None
+        address = _value_of(settings, "dataset")
         if not isinstance(address, str) or "://" in address:
             return RuleFacts({}, rules.NEEDS["data"])
-        longest = settings.setting("max_length")
-        limit = (
-            longest.value
-            if longest is not None
-            else _DEFAULT
-            if step["launcher"] == "trl"
-            else None
-        )
-        base = settings.setting("base")
-        key = (address, limit, str(base.value) if base is not None else "")
+        limit = _value_of(settings, "max_length")
+        if limit is None and step["launcher"] == "trl":
+            limit = _DEFAULT
+        base = _value_of(settings, "base")
+        key = (address, limit, "" if base is None else str(base))
         if key not in self._data:
-            tokenizer = self._ws.absolute(model.bare(str(base.value))) if base is not None else None
-            gather = partial(
-                data.facts,
-                self._ws.absolute(address),
-                limit if isinstance(limit, int) else None,
-                tokenizer,
-            )
+            most = limit if isinstance(limit, int) else None
+            tokenizer = None if base is None else self._ws.absolute(model.bare(str(base)))
+            gather = partial(data.facts, self._ws.absolute(address), most, tokenizer)
             self._data[key] = RuleFacts({}, rules.NEEDS["data"], gather)
         return self._data[key]
 
@@ -372,19 +365,16 @@ class _FactGatherer:
         unknown = rules.NEEDS["environment"]
         if node.lock and not self._current_python:
             path = Path(self._found.plan.homes[node.home]) / node.lock
-            return (
-                RuleFacts({}, gather=partial(packages.read_lock, path))
-                if path.is_file()
-                else RuleFacts({}, unknown)
-            )
-        if self._found.plan.specs()[n].image:
+            if path.is_file():
+                return RuleFacts({}, gather=partial(packages.read_lock, path))
             return RuleFacts({}, unknown)
-        if self._driver in _HERE:
-            where = packages.find_folders(
-                choose_python(self._python, self._ws.root, self._ws.environ)
-            )
-            return RuleFacts({}, unknown) if where is None else packages.InstalledPackages(where)
-        return RuleFacts({}, unknown)
+        if self._found.plan.specs()[n].image or self._driver not in _HERE:
+            return RuleFacts({}, unknown)
+        python = choose_python(self._python, self._ws.root, self._ws.environ)
+        folders = packages.find_folders(python)
+        if folders is None:
+            return RuleFacts({}, unknown)
+        return packages.InstalledPackages(folders)
 
     def _kept_facts(self, n: int) -> dict[str, object]:
         """Return facts about earlier attempts of a step.
@@ -399,7 +389,10 @@ class _FactGatherer:
         row = self._ws.store.runs.latest_attempts(plan.recipe, [node.id]).get(node.id)
         if row is not None and row.outcome not in ("done", ""):
             kept["said"] = _read_log_tail(self._ws.kept_path(row.run, node.id, row.n, ".log"))
-        if not spec.state or (image := preimage_of(self._found, n)) is None:
+        if not spec.state:
+            return kept
+        image = preimage_of(self._found, n)
+        if image is None:
             return kept
         found = checkpoints.made_under(
             self._ws.home / "states" / checkpoints.key(spec, image["world"], node.id)
@@ -443,9 +436,8 @@ def _covers(pattern: str, name: str) -> bool:
 def _find_torch_release(state: Path) -> list[int] | None:
     """Return the PyTorch release in the model card of a checkpoint; None without a card."""
     for card in (state / "README.md", *sorted(state.glob("*/README.md"), reverse=True)[:3]):
-        if found := re.search(
-            rb"^- Pytorch:? (\d+)\.(\d+)\.(\d+)", contents(card, LARGE) or b"", re.MULTILINE
-        ):
+        text = contents(card, LARGE) or b""
+        if found := re.search(rb"^- Pytorch:? (\d+)\.(\d+)\.(\d+)", text, re.MULTILINE):
             return [int(part) for part in found.groups()]
     return None
 
@@ -470,11 +462,66 @@ def _scope(spec: StepSpec, id: str) -> dict[str, object]:
 
 
 def _resolve_word(word: Word, takes: Mapping[str, str]) -> Word:
-    return Word(str(_resolve_address(word.text, takes)), word.leaf) if word.text in takes else word
+    if word.text is None or word.text not in takes:
+        return word
+    return Word(takes[word.text], word.leaf)
 
 
 def _resolve_address(value: object, takes: Mapping[str, str]) -> object:
-    return takes[value] if isinstance(value, str) and value in takes else value
+    if isinstance(value, str) and value in takes:
+        return takes[value]
+    return value
+
+
+def _value_of(settings: ToolSettings, name: str) -> object:
+    """Return the value of a setting, None if it is unset, or UnknownSetting."""
+    found = settings.setting(name)
+    return None if found is None else found.value
+
+
+def _trains(spec: StepSpec, named: bool, tools: Sequence[str]) -> bool:
+    """Return True if a step trains. A name alone is not enough: `train_tokenizer.py` may not."""
+    if spec.accelerate or spec.state:
+        return True
+    return named and bool(tools or spec.resources.gpus)
+
+
+def _gpu_memory_in_gb(resources: ResourceSpec) -> float | None:
+    if not resources.gpu_memory or not resources.gpus:
+        return None
+    return resources.gpu_memory / GB
+
+
+def _count_processes(spec: StepSpec, launcher: str, tools: Sequence[str]) -> object:
+    """Return the number of processes that a step starts: by default, a tool starts one per GPU."""
+    if launcher != "accelerate" and not tools:
+        return 1
+    block = spec.accelerate or {}
+    if isinstance(block.get("processes"), int):
+        return block["processes"]
+    return (spec.resources.gpus or 1) * spec.node_count
+
+
+def _config_facts(
+    configs: Iterable[tuple[object, str, str]], broken: Iterable[str]
+) -> dict[str, object]:
+    """Return the facts about a step's configuration files. `broken` are errors of unreadable ones."""
+    sections: list[str] = []
+    mistyped: list[str] = []
+    slips: list[str] = []
+    for tree, _, _ in configs:
+        if isinstance(tree, Mapping):
+            sections += tree
+            mistyped += prime_rl.find_mistyped(tree)
+            slips += prime_rl.find_near_misses(tree)
+    is_prime_rl = not {"trainer", "orchestrator"}.isdisjoint(sections)
+    return {
+        "config_sections": sections,
+        "config_kind": "rl" if is_prime_rl else "",
+        "config_faults": list(broken),
+        "config_mistyped": mistyped,
+        "config_slips": slips,
+    }
 
 
 def _memory_facts(
@@ -503,14 +550,12 @@ def _memory_facts(
     usable = round(there * GB) - RESERVED if there is not None else estimated.usable
     if usable is None:
         raise UnknownSetting("the GPU memory: set `gpu_memory` or `gpu` in `resources`")
+    largest = estimates.find_largest_terms(estimated.found)
     return {
         "verdict": estimated.found.verdict(usable),
         "low": round(estimated.found.low / GB, 1),
         "high": round(estimated.found.high / GB, 1),
         "usable": round(usable / GB, 1),
         "gpu": estimated.gpu,
-        "terms": ", ".join(
-            f"{name} {size / GB:.1f}"
-            for name, size in estimates.find_largest_terms(estimated.found)
-        ),
+        "terms": ", ".join(f"{name} {size / GB:.1f}" for name, size in largest),
     }

@@ -31,7 +31,9 @@ NOUNS: dict[str, str] = {
 def kind_of(address: str) -> Kind:
     """Return the scheme of an address, or `path` for a local path."""
     found = _SCHEME.match(address)
-    return next((scheme for scheme in _SCHEMES if found and found[1] == scheme), "path")
+    if found is None:
+        return "path"
+    return next((scheme for scheme in _SCHEMES if scheme == found[1]), "path")
 
 
 def split_secrets(address: str) -> tuple[str, tuple[str, ...]]:
@@ -44,10 +46,13 @@ def split_secrets(address: str) -> tuple[str, tuple[str, ...]]:
     if found is None:
         return address, ()
     login, place, query = found[1] or "", found[2], found[3] or ""
-    values = (pair.partition("=")[2] for pair in query.split("&"))
-    signatures = (value for value in values if len(value) >= _SHORTEST_SIGNATURE)
-    secrets = tuple(part for part in (login, query, *signatures) if part)
-    return f"https://{place}", secrets
+    secrets = [part for part in (login, query) if part]
+    for pair in query.split("&"):
+        # Servers may print the value of a parameter alone, for example the signature.
+        _, _, value = pair.partition("=")
+        if len(value) >= _SHORTEST_SIGNATURE:
+            secrets.append(value)
+    return f"https://{place}", tuple(secrets)
 
 
 def normalize(kind: AddressType, value: object) -> str:
@@ -77,8 +82,10 @@ def normalize(kind: AddressType, value: object) -> str:
     bucket, _, key = value[found.end() :].partition("/")
     in_bucket = scheme in ("s3", "gs")
     # A key may have spaces within.
-    white = _WHITE_SPACE.search(bucket + key.replace(" ", "") if in_bucket else value)
-    if len(value) == found.end() or white or value != value.strip():
+    without_spaces = bucket + key.replace(" ", "") if in_bucket else value
+    is_padded = value != value.strip()
+    has_white_space = is_padded or _WHITE_SPACE.search(without_spaces)
+    if has_white_space or len(value) == found.end():
         raise BadValue("not-allowed", f"is an incomplete address or has spaces: {show(value)}")
     if in_bucket:
         _check_key(key)
@@ -87,7 +94,10 @@ def normalize(kind: AddressType, value: object) -> str:
 
 def _check_key(key: str) -> None:
     """Raise BadValue for an object key that is not a valid path."""
-    if any(part in ("", ".", "..") for part in key.removesuffix("/").split("/") if key):
+    if not key:
+        return  # the address of a whole bucket
+    parts = key.removesuffix("/").split("/")
+    if any(part in ("", ".", "..") for part in parts):
         message = f'has an empty name, "." or ".." in its key: {show(key)}'
         raise BadValue(
             "not-allowed", message, "copy the object to a key without them, and use that key"
@@ -100,9 +110,9 @@ def _wrong_type(kind: AddressType, value: object) -> BadValue:
 
 def _normalize_path(kind: AddressType, value: str) -> str:
     """Convert a model name `org/name` to a Hub address, and return other paths unchanged."""
-    if kind == "model" and value[0] not in "./~" and _HUB.fullmatch(value):
-        return f"hf://{value}"
-    return value
+    if kind != "model" or value[0] in "./~":
+        return value
+    return f"hf://{value}" if _HUB.fullmatch(value) else value
 
 
 def _check_scheme(kind: AddressType, scheme: str) -> None:

@@ -24,8 +24,7 @@ def text_of(value: object) -> str:
 def show(value: object) -> str:
     """Format a value for a message: the first line cut to 60 characters, or the type."""
     if isinstance(value, str):
-        line = value.partition("\n")[0]
-        return f'"{line if len(line) <= 60 else line[:57] + "..."}"'
+        return f'"{shorten(value)}"'
     if isinstance(value, (list, tuple)):
         return "a list"
     if isinstance(value, Mapping):
@@ -35,6 +34,12 @@ def show(value: object) -> str:
     if isinstance(value, (bool, int, float)):
         return text_of(value)
     return f"a {type(value).__name__}"
+
+
+def shorten(value: object) -> str:
+    """Return the first line of a value's text, cut to 60 characters."""
+    line = str(value).partition("\n")[0]
+    return line if len(line) <= 60 else line[:57] + "..."
 
 
 def join_or(words: Sequence[str]) -> str:

@@ -110,10 +110,10 @@ class Document:
     def warnings(self) -> tuple[Problem, ...]:
         """Warnings about valid YAML scalars that are probably mistakes."""
         found = islice(find_doubtful_scalars(self.text, self._places), MAX_PROBLEMS)
-        return tuple(
-            Problem(code, message, self._at(start, end), fix, "warning")
-            for code, message, start, end, fix in found
-        )
+        problems: list[Problem] = []
+        for code, message, start, end, fix in found:
+            problems.append(Problem(code, message, self._at(start, end), fix, "warning"))
+        return tuple(problems)
 
 
 def read(path: Path) -> Document:
@@ -160,7 +160,8 @@ def parse(text: str | bytes, name: str) -> Document:
 def _limit_problem(limit: LimitError, name: str, text: str) -> Problem:
     """Return the problem of an exceeded size limit, without scanning the remaining lines."""
     end_of_line = text.find("\n", limit.index) + 1
-    lines = LineTable(name, text[:end_of_line] if end_of_line else text)
+    known = text[:end_of_line] if end_of_line else text
+    lines = LineTable(name, known)
     where = lines.location(limit.index, limit.index + 1)
     return Problem(limit.code, limit.message, where, limit.fix)
 
@@ -202,8 +203,9 @@ def _refuse_control_characters(text: str, locate: Locate) -> None:
         return
     code = ord(found.group())
     name = f"the control character U+{code:04X}" if code else "a NUL byte"
-    is_surrogate = 0xD800 <= code <= 0xDFFF
-    fix = "" if is_surrogate or not code else f'write it in double quotes as "\\u{code:04x}"'
+    # Half of a surrogate pair is no character, and a NUL byte cannot be in a command or a path.
+    is_useless = code == 0 or 0xD800 <= code <= 0xDFFF
+    fix = "" if is_useless else f'write it in double quotes as "\\u{code:04x}"'
     where = locate(found.start(), found.end())
     raise Invalid(
         [Problem("control-character", f"{name} is not allowed in a recipe file", where, fix)]

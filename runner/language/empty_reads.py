@@ -29,7 +29,8 @@ def warnings(recipe: Recipe) -> Iterator[Problem]:
     for name in recipe.inputs:
         yield from _of_part(recipe, None, ("inputs", name, "default"), {})
     for step in recipe.steps.values():
-        known = {path: value for path, value in _certain_values(step).items() if value in EMPTY}
+        certain = _certain_values(step)
+        known = {path: value for path, value in certain.items() if value in EMPTY}
         for part in _PARTS:
             yield from _of_part(recipe, step, (*step.origin, part), known)
 
@@ -51,11 +52,7 @@ def _of_part(recipe: Recipe, step: Step | None, where: Where, known: Facts) -> I
         if not known and " if " not in leaf:
             continue
         try:
-            found = [
-                each
-                for start, end in find_expressions(leaf)
-                for each in empty_reads_of(leaf, start, end, known)
-            ]
+            found = list(_find_empty_reads(leaf, known))
         except TemplateError:
             continue  # said elsewhere
         for reference, value in found:
@@ -69,6 +66,12 @@ def _of_part(recipe: Recipe, step: Step | None, where: Where, known: Facts) -> I
                 length=reference.length,
                 severity="warning",
             )
+
+
+def _find_empty_reads(leaf: str, known: Facts) -> Iterator[tuple[Reference, object]]:
+    """Yield each name in a text that has an empty value, with the value. Raises TemplateError."""
+    for start, end in find_expressions(leaf):
+        yield from empty_reads_of(leaf, start, end, known)
 
 
 def _describe_read(

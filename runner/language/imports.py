@@ -87,7 +87,10 @@ def find_starts(
 
 def _started_by_script(run: str) -> Iterator[EntryPoint]:
     for module, script in _WORD.findall(_EXPRESSION.sub("\0", run)):
-        yield EntryPoint("module", module) if module else EntryPoint("script", script)
+        if module:
+            yield EntryPoint("module", module)
+        else:
+            yield EntryPoint("script", script)
 
 
 def _started_by_arguments(run: Sequence[Tree]) -> Iterator[EntryPoint]:

@@ -43,16 +43,23 @@ def find_dependents(
     """Return `names` and all inputs whose presets or defaults depend on them."""
     found = set(names)
     while True:
-        more = {
-            name
-            for name in recipe.inputs
-            if name not in given
-            and name not in found
-            and _reads_any(_value_in_recipe(recipe, preset, name), found)
-        }
+        more = _find_readers(recipe, given, preset, found)
         if not more:
             return found
         found |= more
+
+
+def _find_readers(
+    recipe: Recipe, given: Collection[str], preset: str | None, names: Collection[str]
+) -> set[str]:
+    """Return the inputs without a given value whose presets or defaults read one of `names`."""
+    readers = set()
+    for name in recipe.inputs:
+        if name not in given and name not in names:
+            tree = _value_in_recipe(recipe, preset, name)
+            if _reads_any(tree, names):
+                readers.add(name)
+    return readers
 
 
 def _value_in_recipe(recipe: Recipe, preset: str | None, name: str) -> Tree:

@@ -60,7 +60,9 @@ def convert(spec: Input, value: object) -> Tree:
 
 def _is_null(spec: Input, value: object) -> bool:
     """Return True if a value is null. The text `null` counts, except for text inputs."""
-    return value is None or (value == "null" and spec.type not in ("string", "choice"))
+    if value == "null":
+        return spec.type not in ("string", "choice")
+    return value is None
 
 
 def _check_null(spec: Input) -> None:
@@ -121,7 +123,8 @@ def _convert_integer(value: object) -> int:
     number = number_of(value)
     if isinstance(number, int):
         return number
-    raise _wrong_type("integer", value, "" if number is None else "use a whole number")
+    fix = "" if number is None else "use a whole number"
+    raise _wrong_type("integer", value, fix)
 
 
 def _convert_number(value: object) -> int | float:
@@ -142,7 +145,7 @@ def number_of(value: object) -> int | float | None:
         if not _NUMBER.fullmatch(value):
             return None
         value = float(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):
+    if not is_number(value) or not is_finite(value):
         return None
     is_exact = value == int(value) and abs(value) < _FIRST_INEXACT
     return int(value) if is_exact else plain_number(value)
@@ -178,7 +181,9 @@ def _wrong_choice(choices: Sequence[Tree], value: object) -> BadValue:
 
 def _spells(text: str, choice: Tree) -> bool:
     """Return True if a text spells a choice. Numbers may be spelled in any form."""
-    return text_of(choice) == text or (is_number(choice) and number_of(text) == choice)
+    if text_of(choice) == text:
+        return True
+    return is_number(choice) and number_of(text) == choice
 
 
 def _convert_list(spec: Input, value: object) -> list[Tree]:
@@ -189,7 +194,10 @@ def _convert_list(spec: Input, value: object) -> list[Tree]:
     items: list[Tree] = []
     for number, item in enumerate(value, 1):
         try:
-            items.append(_convert(spec.items, spec, item) if spec.items else plain_tree(item))
+            if spec.items:
+                items.append(_convert(spec.items, spec, item))
+            else:
+                items.append(plain_tree(item))
         except BadValue as wrong:
             message = f"{wrong.message} (item {number})"
             raise BadValue(wrong.code, message, wrong.fix) from None

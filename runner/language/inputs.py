@@ -120,8 +120,10 @@ def provenance(
             origin = origins.get(name, "given")
         else:
             origin = f"preset {chosen}" if chosen else "default"
-        parts = [part for part in given if part != name and _input_of(part) == name]
-        found[name] = origin + "".join(f", {part} {origins.get(part, 'given')}" for part in parts)
+        for part in given:
+            if part != name and _input_of(part) == name:
+                origin += f", {part} {origins.get(part, 'given')}"
+        found[name] = origin
     return found
 
 
@@ -202,10 +204,16 @@ class _Binder:
 
     def bind(self) -> dict[str, Tree]:
         """Return all values that can be bound, in recipe order."""
-        inputs = {name: spec for name, spec in self.recipe.inputs.items() if spec.type != "secret"}
+        inputs: dict[str, Input] = {}
+        secrets: list[Input] = []
+        for name, spec in self.recipe.inputs.items():
+            if spec.type == "secret":
+                secrets.append(spec)
+            else:
+                inputs[name] = spec
         self._bind_inputs(inputs)
-        for spec in self.recipe.inputs.values():
-            if spec.type == "secret" and spec.name in self.given:
+        for spec in secrets:
+            if spec.name in self.given:
                 self._check_secret(spec)
         return {name: self.values[name] for name in inputs if name in self.values}
 
@@ -241,8 +249,10 @@ class _Binder:
             self._convert(spec, self.given[spec.name], ())
             return
         tree, path = self._value_in_recipe(spec.name)
-        has_value = path[0] == "presets" or spec.has_default or spec.name in self.parts
-        if has_value:
+        # Parts alone make an object; the rest of it is empty.
+        has_parts = spec.name in self.parts
+        has_own_value = path[0] == "presets" or spec.has_default
+        if has_own_value or has_parts:
             self._convert(spec, tree, path)
         elif not spec.required:
             self.values[spec.name] = None

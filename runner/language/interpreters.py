@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 # Marks in the text of a word: a value, and a value of a command inside that word.
@@ -166,7 +166,9 @@ def parse_assignment(word: CommandWord) -> tuple[str, Role | None] | None:
     name = found[1]
     if name in EXPANDED:
         return name, "code"
-    return name, "number" if name in _NUMBERS else None
+    if name in _NUMBERS:
+        return name, "number"
+    return name, None
 
 
 def find_evaluated(words: Sequence[CommandWord]) -> Iterator[str]:
@@ -192,11 +194,12 @@ def declares(words: Sequence[CommandWord], name: str, arrays: Container[str]) ->
     command = _strip_prefixes(words)
     if not command or command[0].text not in _DECLARING:
         return False
-    return (
-        name in arrays
-        or not {"a", "A"}.isdisjoint(_option_letters(command))
-        or any(word.text[:1] in ("$", "`", VALUE, INNER) for word in command[1:])
-    )
+    if name in arrays:
+        return True
+    if not {"a", "A"}.isdisjoint(_option_letters(command)):
+        return True
+    # A word that begins with an expansion may become the option `-a`.
+    return any(word.text[:1] in ("$", "`", VALUE, INNER) for word in command[1:])
 
 
 # -- the shell's own commands --
@@ -265,15 +268,16 @@ def _restrict_names(command: Sequence[CommandWord], takes: str) -> Iterator[Valu
 def _role_of_name(before: str, word: CommandWord, takes: str, options: str) -> Role | None:
     """Return the role of a template value in an operand, or None if any text is allowed."""
     found = parse_assignment(word)
-    if found is None:
-        is_option = takes and (
-            re.fullmatch(f"-[A-Za-z]*[{takes}]", before)
-            or re.match(f"-[A-Za-z]*[{takes}]", word.text)
-        )
-        return None if is_option else "name"
-    if "i" in options:
-        return "number"
-    return "name" if "n" in options else found[1]
+    if found is not None:
+        if "i" in options:
+            return "number"
+        return "name" if "n" in options else found[1]
+    if takes:
+        option = f"-[A-Za-z]*[{takes}]"
+        # The argument of an option: the next word, or the rest of the option's word.
+        if re.fullmatch(option, before) or re.match(option, word.text):
+            return None
+    return "name"
 
 
 def _restrict_option_value(
@@ -301,12 +305,14 @@ def _restrict_test(command: Sequence[CommandWord]) -> Iterator[ValueRestriction]
     for at, word in enumerate(command[1:], 1):
         before = command[at - 1].text
         after = command[at + 1].text if at + 1 < len(command) else "]"
+        # `[[` parses its words before it expands them, `[` afterwards.
+        may_be_operator = head != "[[" and word.text.startswith(VALUE)
         yield ValueRestriction("one", word.start, word.end, head)
         if before in ("-v", "-R"):
             yield ValueRestriction("name", word.start, word.end, head)
         elif before in COMPARES_NUMBERS or after in COMPARES_NUMBERS:
             yield ValueRestriction("number", word.start, word.end, head)
-        elif head != "[[" and after not in _BETWEEN and word.text.startswith(VALUE):
+        elif may_be_operator and after not in _BETWEEN:
             yield ValueRestriction("operand", word.start, word.end, head)
 
 
@@ -328,7 +334,8 @@ def find_source(words: Sequence[CommandWord]) -> SourceWords:
         if program is None:
             continue
         read = _read_arguments(command[at + 1 :], program)
-        if is_waiting or (at == 0 and not is_variable):
+        is_head = at == 0 and not is_variable
+        if is_waiting or is_head:
             own = _values_of_env(command[:at]) if head == "env" else []
             found = _merge(
                 found, SourceWords(_base_name(word.text), [*own, *read.words], read.input)
@@ -357,10 +364,13 @@ def _merge(found: SourceWords, more: SourceWords) -> SourceWords:
 
 def _values_of_env(command: Sequence[CommandWord]) -> list[CommandWord]:
     """Return the words of `env` before its command that are or may become options."""
-    own = takewhile(
-        lambda word: word.text.startswith((VALUE, "-")) or "=" in word.text, command[1:]
-    )
-    return [word for word in own if word.text.startswith((VALUE, "-"))]
+    found: list[CommandWord] = []
+    for word in command[1:]:
+        if word.text.startswith((VALUE, "-")):
+            found.append(word)
+        elif "=" not in word.text:
+            break
+    return found
 
 
 def _read_arguments(arguments: Sequence[CommandWord], program: _Program) -> SourceWords:
@@ -375,7 +385,9 @@ def _read_arguments(arguments: Sequence[CommandWord], program: _Program) -> Sour
         if _reads_from_input(text, program):
             return SourceWords("", arguments, True)
         if text[:1] not in ("-", "+"):
-            return SourceWords("", read if has_source else [*read, arguments[at]])
+            if not has_source:
+                read.append(arguments[at])
+            return SourceWords("", read)
         width = 1
         if _names_source(text, program):
             has_source = True
@@ -406,7 +418,9 @@ def _names_source(text: str, program: _Program) -> bool:
 
 def _takes_argument(text: str, program: _Program) -> bool:
     """Return True if an option has an argument. In shells, the option may end a letter group."""
-    return text in program.takes or (program is _SHELL and f"-{text[-1]}" in program.takes)
+    if text in program.takes:
+        return True
+    return program is _SHELL and f"-{text[-1]}" in program.takes
 
 
 def _is_code(text: str, program: _Program) -> bool:
@@ -444,8 +458,7 @@ def _has_input_path(words: Iterable[CommandWord]) -> bool:
 
 def _starts_shell(operands: Iterable[CommandWord]) -> bool:
     """Return True if `sudo` or `doas` has an option that starts a shell."""
-    options = (part for word in operands for part in word.text.split())
-    return any(option in ("-s", "-i") for option in options)
+    return any(part.text in ("-s", "-i") for part in _split_at_spaces(operands))
 
 
 def _inner_reads_input(carried: Sequence[CommandWord]) -> bool:
@@ -453,13 +466,20 @@ def _inner_reads_input(carried: Sequence[CommandWord]) -> bool:
 
     Without a command, these start a shell.
     """
-    rest = [word._replace(text=part) for word in carried for part in word.text.split()]
+    rest = list(_split_at_spaces(carried))
     if not rest:
         return True
     for at, word in enumerate(rest):
         if _find_program(word.text) or word.text in _READ_ANY_WORD:
             return find_source(rest[at:]).input
     return False
+
+
+def _split_at_spaces(words: Iterable[CommandWord]) -> Iterator[CommandWord]:
+    """Yield the parts of words as words: `ssh` gives its quoted command to a shell."""
+    for word in words:
+        for part in word.text.split():
+            yield word._replace(text=part)
 
 
 def _skip_host(command: Sequence[CommandWord]) -> int:

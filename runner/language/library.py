@@ -69,7 +69,7 @@ def faults() -> list[Problem]:
         entries_of.setdefault(entry.name, []).append(entry)
     problems: list[Problem] = []
     for name, brought in entries_of.items():
-        problem = _clash(name, brought, name in ours)
+        problem = _clash(name, brought, ours=name in ours)
         if problem is not None:
             problems.append(problem)
     for each in extensions.find_extensions(extensions.RECIPES):
@@ -83,9 +83,7 @@ def faults() -> list[Problem]:
 def list_recipes(folder: Path) -> list[LibraryEntry]:
     """List the recipe files in `folder` by file name, or none if the folder is unreadable."""
     try:
-        paths = sorted(
-            path for path in folder.iterdir() if path.suffix in (".yaml", ".yml") and path.is_file()
-        )
+        paths = sorted(path for path in folder.iterdir() if _is_yaml_file(path))
     except OSError:
         return []
     found = []
@@ -97,6 +95,10 @@ def list_recipes(folder: Path) -> list[LibraryEntry]:
         if called := _CALLED.search(head):
             found.append(LibraryEntry(called[1], int(called[2]), _summary(head), path))
     return found
+
+
+def _is_yaml_file(path: Path) -> bool:
+    return path.suffix in (".yaml", ".yml") and path.is_file()
 
 
 def find(name: str, workspace: Path) -> Path:
@@ -118,7 +120,9 @@ def find(name: str, workspace: Path) -> Path:
         files |= _find_package_files(word)
     versions = sorted(number for other, number in files if other == word)
     if not versions:
-        names = {f"{other}@{number}" if at else other for other, number in files}
+        names = {other for other, _ in files}
+        if at:
+            names = {f"{other}@{number}" for other, number in files}
         raise _no_recipe(name, names, workspace)
     if not at:
         return files[word, versions[-1]]
@@ -134,7 +138,8 @@ def _find_package_files(name: str) -> dict[tuple[str, int], Path]:
     Raises Invalid if several packages have recipes called `name`.
     """
     brought = _list_package_recipes()
-    problem = _clash(name, [entry for entry in brought if entry.name == name], False)
+    same_name = [entry for entry in brought if entry.name == name]
+    problem = _clash(name, same_name, ours=False)
     if problem is not None:
         raise Invalid([problem])
     return {(entry.name, entry.version): entry.path for entry in brought}
@@ -205,27 +210,31 @@ def _list_package_recipes() -> list[LibraryEntry]:
     return list(found.values())
 
 
-def _clash(name: str, brought: list[LibraryEntry], ours: bool) -> Problem | None:
+def _clash(name: str, brought: list[LibraryEntry], *, ours: bool) -> Problem | None:
     """Return the problem of a recipe name provided by several packages, or None.
 
-    None if all versions are from one package.
+    None if all versions are from one package. `ours`: the library has the name, too.
     """
     folders = {entry.path.parent: f"{entry.origin} ({entry.path})" for entry in brought}
-    owners = [*(["the library"] if ours else []), *folders.values()]
+    owners = ["the library"] if ours else []
+    owners += folders.values()
     return extensions.name_clash("recipe", name, owners) if len(owners) > 1 else None
 
 
 def _entries(folder: Path, origin: str) -> list[LibraryEntry]:
-    return [
-        LibraryEntry(found[1], int(found[2]), _summary(_head(path)), path, origin)
-        for path, found in _files(folder)
-    ]
+    entries: list[LibraryEntry] = []
+    for path, found in _files(folder):
+        summary = _summary(_head(path))
+        entries.append(LibraryEntry(found[1], int(found[2]), summary, path, origin))
+    return entries
 
 
 def _files(folder: Path) -> list[tuple[Path, re.Match[str]]]:
     """List the recipe files in a folder, with the regex match of name and version."""
+    if not folder.is_dir():
+        return []
     found: list[tuple[Path, re.Match[str]]] = []
-    for path in folder.iterdir() if folder.is_dir() else ():
+    for path in folder.iterdir():
         match = _NAME.fullmatch(path.stem) if path.suffix == ".yaml" else None
         if match is not None:
             found.append((path, match))
@@ -262,10 +271,9 @@ def _summary(head: str) -> str:
     found = re.search(r"^summary:[ \t]*(.*?)[ \t]*$", head, re.MULTILINE)
     if found is None:
         return ""
-    text = found[1]
-    if text[:1] in ("'", '"') and text[-1:] == text[:1] and len(text) > 1:
-        quote, text = text[0], text[1:-1]
-        if quote == "'":
-            return text.replace("''", "'")
-        return text.replace('\\"', '"').replace("\\\\", "\\")
+    text: str = found[1]
+    if len(text) > 1 and text.startswith("'") and text.endswith("'"):
+        return text[1:-1].replace("''", "'")
+    if len(text) > 1 and text.startswith('"') and text.endswith('"'):
+        return text[1:-1].replace('\\"', '"').replace("\\\\", "\\")
     return re.split(r"[ \t]#", text, maxsplit=1)[0].rstrip()

@@ -53,7 +53,8 @@ def try_parse(document: Document, *, sound: bool = False) -> tuple[Recipe, list[
     problems = [schema.locate_fault(document, fault) for fault in found]
     if found:
         value = _sound_part(value, found)
-    source = Source(document, value if isinstance(value, dict) else {})
+    raw = value if isinstance(value, dict) else {}
+    source = Source(document, raw)
     result = _read(source)
     problems += source.problems
     if problems:
@@ -67,20 +68,27 @@ def _position(problem: Problem) -> tuple[int, int]:
 
 def _sound_part(value: Any, faults: list[schema.SchemaFault]) -> object:
     """Return a document's value without its faulty parts, so that the rest can be checked too."""
-    value = _without(value, [fault.path for fault in faults if fault.path])
+    value = _without(value, _paths_of(faults))
     if not isinstance(value, dict) or len(faults) >= schema.MANY:
         return {}
     # First drop a key of a step, input or preset, then the whole part.
     depth = 3
-    while left := [fault.path for fault in schema.find_faults(value) if fault.path]:
+    while left := _paths_of(schema.find_faults(value)):
         value = _without(value, [_cut(path, depth) for path in left])
         depth = 2
     return value
 
 
+def _paths_of(faults: Iterable[schema.SchemaFault]) -> list[Where]:
+    """Return the paths of the faulty parts. A fault of the whole document has an empty path."""
+    return [fault.path for fault in faults if fault.path]
+
+
 def _cut(path: Where, depth: int) -> Where:
     """Return the path of the part to drop, `depth` levels deep in sections such as `steps`."""
-    return path[: depth if path[0] in ("steps", "inputs", "presets") else 1]
+    if path[0] in ("steps", "inputs", "presets"):
+        return path[:depth]
+    return path[:1]
 
 
 def _without(value: Any, paths: Iterable[Where]) -> Any:
@@ -93,18 +101,18 @@ def _without(value: Any, paths: Iterable[Where]) -> Any:
         else:
             removed.add(head)
     if isinstance(value, dict):
-        return {
-            key: _without(item, below[key]) if key in below else item
-            for key, item in value.items()
-            if key not in removed
-        }
-    if isinstance(value, list):
-        return [
-            _without(item, below[index]) if index in below else item
-            for index, item in enumerate(value)
-            if index not in removed
-        ]
-    return value
+        items: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    else:
+        return value
+    kept: dict[Any, Any] = {}
+    for key, item in items:
+        if key in below and key not in removed:
+            kept[key] = _without(item, below[key])
+        elif key not in removed:
+            kept[key] = item
+    return kept if isinstance(value, dict) else list(kept.values())
 
 
 def _read(source: Source) -> Recipe:
@@ -114,6 +122,9 @@ def _read(source: Source) -> Recipe:
     _check_file_name(source, name, version)
     inputs = {id: inputs_reader.input(id, item) for id, item in raw.get("inputs", {}).items()}
     inputs_reader.check_defaults(inputs)
+    raw_presets = raw.get("presets", {}).items()
+    presets = {id: inputs_reader.preset(id, item, inputs) for id, item in raw_presets}
+    steps = {id: steps_reader.step(id, item) for id, item in raw.get("steps", {}).items()}
     return Recipe(
         name=name,
         version=int(version),
@@ -121,11 +132,8 @@ def _read(source: Source) -> Recipe:
         document=source.document,
         doc=raw.get("doc", ""),
         inputs=inputs,
-        presets={
-            id: inputs_reader.preset(id, item, inputs)
-            for id, item in raw.get("presets", {}).items()
-        },
-        steps={id: steps_reader.step(id, item) for id, item in raw.get("steps", {}).items()},
+        presets=presets,
+        steps=steps,
         outputs=raw.get("outputs"),
         resources=source.resources(raw.get("resources", {}), ("resources",)),
         limits=source.limits(raw.get("limits", {}), ("limits",)),
@@ -133,7 +141,7 @@ def _read(source: Source) -> Recipe:
         python=source.python(raw.get("python"), ("python",)),
         tools=tuple(raw.get("tools", ())),
         setup=tuple(raw.get("setup", ())),
-        health=_health(source, raw["health"]) if "health" in raw else None,
+        health=_health(source),
         cleanup=tuple(raw.get("cleanup", ())),
         env=as_written(source.document, raw.get("env", {}), ("env",)),
         pass_env=tuple(raw.get("pass_env", ())),
@@ -144,12 +152,18 @@ def _read(source: Source) -> Recipe:
 
 
 def _check_file_name(source: Source, name: str, version: str) -> None:
+    if "recipe" not in source.raw:
+        return
     file = Path(source.document.name)
-    if "@" in file.stem and file.stem != f"{name}@{version}" and "recipe" in source.raw:
+    # A file name without a version, such as train.yaml, need not be the recipe's name.
+    if "@" in file.stem and file.stem != f"{name}@{version}":
         message = f'the recipe is named "{name}@{version}", but its file is {file.name}'
         source.problem("wrong-name", message, ("recipe",), "use the same name and version in both")
 
 
-def _health(source: Source, raw: dict[str, Any]) -> Health:
+def _health(source: Source) -> Health | None:
+    if "health" not in source.raw:
+        return None
+    raw = source.raw["health"]
     every = source.unit(units.duration, raw, "every", ("health",))
     return Health(raw["run"]) if every is None else Health(raw["run"], every)

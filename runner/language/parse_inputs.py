@@ -39,6 +39,7 @@ _ADDRESSES = ("dataset", "model")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _TEXTS = ("minLength", "maxLength", "pattern")
 _LISTS = ("minItems", "maxItems", "uniqueItems")
+_ALL_LIMITS = (*_NUMBERS, *_TEXTS, *_LISTS, "choices")
 _LIMITS: Mapping[str, tuple[str, ...]] = {
     "integer": _NUMBERS,
     "number": _NUMBERS,
@@ -68,9 +69,7 @@ class InputsReader:
     def input(self, name: str, raw: dict[str, Any]) -> Input:
         """Parse the input `name`."""
         path: Where = ("inputs", name)
-        limits = {
-            word: raw[word] for word in (*_NUMBERS, *_TEXTS, *_LISTS, "choices") if word in raw
-        }
+        limits = {word: raw[word] for word in _ALL_LIMITS if word in raw}
         self._check_name(name, path)
         self._check_limits_of_type(raw, limits, path)
         self._check_needed_keys(name, raw, path)
@@ -138,7 +137,8 @@ class InputsReader:
         # Check the document, not `raw`: an invalid key has been reported already.
         written: Any = self._source.document.value
         keys = written["inputs"][name]
-        if (kind == "choice" or raw.get("items") == "choice") and "choices" not in keys:
+        needs_choices = "choice" in (kind, raw.get("items"))
+        if needs_choices and "choices" not in keys:
             fix = "add `choices`, the list of allowed values"
             self._report_missing(f'input "{name}" has no "choices"', path, fix)
         if kind == "secret" and "env" not in keys:
@@ -171,7 +171,8 @@ class InputsReader:
 
     def _check_range(self, name: str, limits: Mapping[str, Any]) -> None:
         for least, most in _RANGES:
-            if least in limits and most in limits and limits[least] > limits[most]:
+            has_both = least in limits and most in limits
+            if has_both and limits[least] > limits[most]:
                 bounds = f"at least {limits[least]} and at most {limits[most]}"
                 message = f'no value of "{name}" can be {bounds}'
                 self._source.problem("contradiction", message, ("inputs", name, most), key=True)
@@ -210,7 +211,8 @@ class InputsReader:
     def _check_value(self, spec: Input, value: Any, path: Where) -> None:
         """Report a default or preset value of the wrong type. Template values are checked later."""
         has_no_choices = spec.type == "choice" and "choices" not in spec.limits
-        if spec.type == "secret" or has_no_choices or any(leaves(value)):
+        is_reported = spec.type == "secret" or has_no_choices
+        if is_reported or any(leaves(value)):
             return
         try:
             convert(spec, value)
@@ -323,7 +325,9 @@ class InputsReader:
 def _input_of(reference: Reference) -> str | None:
     """Return the input read by a reference, or None for other names or for all inputs at once."""
     root, *rest = reference.path
-    return rest[0] if rest and root == "inputs" else None
+    if root != "inputs" or not rest:
+        return None
+    return rest[0]
 
 
 def _a(kind: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from . import units
 from .recipe import Metrics, Output, Select, State, Step, Uses
@@ -43,35 +43,41 @@ class StepsReader:
         self._check_allow_failure(raw, path)
         source.check_numbers(raw.get("matrix"), (*path, "matrix"))
         nodes = raw.get("nodes")
+        if isinstance(nodes, float):
+            nodes = int(nodes)
+        # None leaves the recipe's setting; an empty list replaces it.
+        own_code = code(raw["code"]) if "code" in raw else None
+        own_tools = tuple(raw["tools"]) if "tools" in raw else None
+        # Problems at one place are listed in the order of these lines.
         return Step(
             id=id,
             origin=path,
             run=as_written(document, raw.get("run"), (*path, "run")),
             accelerate=self._accelerate(raw, path),
             uses=_uses(raw),
-            select=self._select(id, raw, path) if "select" in raw else None,
+            select=self._select(id, raw, path),
             shell=raw.get("shell", "sh"),
             needs=tuple(raw.get("needs", ())),
             deps=tuple(map(path_or_glob, raw.get("deps", ()))),
-            code=code(raw["code"]) if "code" in raw else None,
+            code=own_code,
             files=raw.get("files", {}),
             outputs=tuple(self._outputs(id, raw.get("outputs", ()), path)),
-            state=self._states(raw.get("state", {}), path),
+            state=tuple(self._states(raw.get("state", {}), path)),
             env=as_written(document, raw.get("env", {}), (*path, "env")),
             pass_env=tuple(raw.get("pass_env", ())),
             env_files=env_files(raw),
-            secrets=source.secrets(raw, path) if "secrets" in raw else None,
-            tools=tuple(raw["tools"]) if "tools" in raw else None,
+            secrets=self._own_secrets(raw, path),
+            tools=own_tools,
             image=raw.get("image"),
             python=source.python(raw.get("python"), (*path, "python")),
             resources=source.resources(raw.get("resources", {}), (*path, "resources")),
-            nodes=int(nodes) if isinstance(nodes, float) else nodes,
+            nodes=nodes,
             matrix=raw.get("matrix"),
             allow_failure=raw.get("allow_failure", False),
             when=raw.get("when"),
             options=self._options(raw, path),
             cache=raw.get("cache", True),
-            metrics=self._metrics(raw["metrics"], path) if raw.get("metrics") else None,
+            metrics=self._metrics(raw.get("metrics"), path),
             local=raw.get("where") == "local",
         )
 
@@ -115,10 +121,11 @@ class StepsReader:
             run, where = run[0], (*where, 0)
         # `true` and `false` are programs, though YAML reads them as values.
         is_number = isinstance(run, (int, float)) and not isinstance(run, bool)
-        if where[-1] == "run" or not (is_number or (isinstance(run, str) and run[:1] == "-")):
-            return
-        message = f"a command must start with a program, not with {run}"
-        self._source.problem("bad-command", message, where, "name the program to run")
+        is_option = isinstance(run, str) and run.startswith("-")
+        is_in_list = where[-1] != "run"  # a script may start with anything
+        if is_in_list and (is_number or is_option):
+            message = f"a command must start with a program, not with {run}"
+            self._source.problem("bad-command", message, where, "name the program to run")
 
     def _check_keys_of_kind(self, raw: dict[str, Any], path: Where) -> None:
         """Report keys that have no effect for this kind of step."""
@@ -147,7 +154,8 @@ class StepsReader:
                 self._report_useless(f'"{word}" has no effect without `{kind}`', (*path, word))
 
     def _check_shell(self, id: str, raw: dict[str, Any], path: Where) -> None:
-        if "shell" in raw and "run" in raw and not isinstance(raw["run"], str):
+        is_list = "run" in raw and not isinstance(raw["run"], str)
+        if is_list and "shell" in raw:
             message = f'step "{id}" runs a list of arguments, without a shell'
             fix = "remove `shell`, or write the command as one script"
             self._report_useless(message, (*path, "shell"), fix)
@@ -182,22 +190,20 @@ class StepsReader:
         where = (*path, "accelerate", "args")
         return {**block, "args": as_written(self._source.document, block["args"], where)}
 
-    def _select(self, id: str, raw: dict[str, Any], path: Where) -> Select:
+    def _select(self, id: str, raw: dict[str, Any], path: Where) -> Select | None:
+        if "select" not in raw:
+            return None
         name = raw["select"]
         self._check_selected(id, name, (*path, "select"))
-        words = [word for word in ("min", "max") if word in raw]
-        if not words:
+        if "min" not in raw and "max" not in raw:
             message = f'step "{id}" has neither "min" nor "max"'
             fix = "add `min: METRIC` for the lowest value or `max: METRIC` for the highest"
             self._source.problem("missing-key", message, path, fix, key=True)
-        elif len(words) == 2:
+        elif "min" in raw and "max" in raw:
             message = f'step "{id}" has both "min" and "max"'
             self._source.problem("one-of", message, path, "keep one", key=True)
-        return Select(
-            step=name,
-            metric=raw.get("min", raw.get("max", "")),
-            best="min" if "min" in raw else "max",
-        )
+        best: Literal["min", "max"] = "min" if "min" in raw else "max"
+        return Select(step=name, metric=raw.get(best, ""), best=best)
 
     def _check_selected(self, id: str, name: str, path: Where) -> None:
         """Report a `select` step that is missing or has no matrix.
@@ -207,7 +213,8 @@ class StepsReader:
         head, _, inside = name.partition("/")
         self._check_step_name(id, head, path)
         source = self._source.raw.get("steps", {}).get(head)
-        if head == id or source is None or "uses" in source:
+        is_reported = head == id or source is None
+        if is_reported or "uses" in source:
             return
         if inside:
             message = f'"{head}" contains no steps'
@@ -218,11 +225,9 @@ class StepsReader:
 
     def _outputs(self, id: str, raw: Any, path: Where) -> Iterator[Output]:
         """Yield the outputs of a step. Outputs in a plain list are named by their paths."""
-        is_named = isinstance(raw, dict)
-        named = raw.items() if is_named else [(item, item) for item in raw]
         name_of_path: dict[str, str] = {}
-        for index, (name, item) in enumerate(named):
-            where: Where = (*path, "outputs", name if is_named else index)
+        for key, name, item in _outputs_in(raw):
+            where: Where = (*path, "outputs", key)
             long = item if isinstance(item, dict) else {"path": item}
             text = long["path"]
             bare = text.rstrip("/")
@@ -231,6 +236,7 @@ class StepsReader:
                 fix = "use a path below the attempt directory, such as models/ or report.json"
                 self._source.problem("bad-path", message, where, fix)
                 continue
+            # A path with a template is compared when it is rendered, by the compiler.
             if bare in name_of_path and not has(bare):
                 self._report_same_path(id, text, name_of_path[bare], name, where)
             name_of_path[bare] = name
@@ -250,10 +256,15 @@ class StepsReader:
         message = f'{names} of step "{id}" have the same path, {path}'
         self._source.problem("same-path", message, where, "use a different path for each output")
 
-    def _states(self, raw: dict[str, Any], path: Where) -> tuple[State, ...]:
-        return tuple(
-            self._state(name, item or {}, (*path, "state", name)) for name, item in raw.items()
-        )
+    def _own_secrets(self, raw: dict[str, Any], path: Where) -> tuple[str, ...] | None:
+        if "secrets" not in raw:
+            return None
+        return self._source.secrets(raw, path)
+
+    def _states(self, raw: dict[str, Any], path: Where) -> Iterator[State]:
+        for name, item in raw.items():
+            # `state: {model: }` is a state with every setting at its default.
+            yield self._state(name, item or {}, (*path, "state", name))
 
     def _state(self, name: str, raw: dict[str, Any], path: Where) -> State:
         keep = raw.get("keep")
@@ -261,6 +272,8 @@ class StepsReader:
             message = f'"keep" of state "{name}" counts checkpoints, but "checkpoint" is not set'
             fix = "add the name pattern of a checkpoint, for example `checkpoint: step-*`"
             self._source.problem("missing-key", message, (*path, "keep"), fix, key=True)
+        if keep is not None:
+            keep = int(keep)
         every = self._source.unit(units.interval, raw, "every", path) or units.Interval()
         return State(
             name=name,
@@ -268,11 +281,13 @@ class StepsReader:
             checkpoint=raw.get("checkpoint"),
             every=every.seconds,
             every_steps=every.steps,
-            keep=None if keep is None else int(keep),
+            keep=keep,
             shared="to" in raw,
         )
 
-    def _metrics(self, raw: Any, path: Where) -> Metrics:
+    def _metrics(self, raw: Any, path: Where) -> Metrics | None:
+        if not raw:
+            return None
         if raw is True:
             return Metrics()
         if "pattern" in raw:
@@ -285,10 +300,22 @@ class StepsReader:
         return Metrics(raw.get("file"), raw.get("pattern"))
 
 
+def _outputs_in(raw: Any) -> Iterator[tuple[str | int, str, Any]]:
+    """Yield the key, the name and the value of each output in a mapping or list."""
+    if isinstance(raw, dict):
+        for name, item in raw.items():
+            yield name, name, item
+    else:
+        for index, item in enumerate(raw):
+            yield index, item, item
+
+
 def _sandbox(raw: Any) -> str:
+    if raw is None:
+        return ""
     if isinstance(raw, dict):
         return "network" if raw["network"] else "closed"
-    return "" if raw is None else "closed" if raw else "off"
+    return "closed" if raw else "off"
 
 
 def _uses(raw: dict[str, Any]) -> Uses | None:

@@ -7,7 +7,9 @@ from .recipe import Preset, Recipe, Resources
 
 def split(word: str | None) -> list[str]:
     """Split a preset list such as `a,b` to names."""
-    return [name.strip() for name in word.split(",")] if word else []
+    if not word:
+        return []
+    return [name.strip() for name in word.split(",")]
 
 
 def filter_known(recipe: Recipe, word: str | None) -> str | None:
@@ -33,6 +35,7 @@ def _presets(recipe: Recipe, word: str | None) -> list[Preset]:
 
 def _merge(preset: Preset, base: Preset) -> Preset:
     """Return a preset with missing values filled from `base`."""
+    env = {**(base.env or {}), **(preset.env or {})}
     return Preset(
         name=f"{base.name},{preset.name}",
         inputs={**base.inputs, **preset.inputs},
@@ -40,7 +43,7 @@ def _merge(preset: Preset, base: Preset) -> Preset:
         limits=preset.limits or base.limits,
         image=preset.image or base.image,
         python=preset.python or base.python,
-        env={**(base.env or {}), **(preset.env or {})} or None,
+        env=env or None,
     )
 
 

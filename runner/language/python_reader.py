@@ -53,7 +53,7 @@ class _ImportCollector(ast.NodeVisitor):
             test, imported = test.operand, node.body
         else:
             imported = node.orelse
-        if _name(test) != "TYPE_CHECKING":
+        if last_name(test) != "TYPE_CHECKING":
             self.generic_visit(node)
             return
         for statement in imported:
@@ -61,7 +61,7 @@ class _ImportCollector(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         self.generic_visit(node)
-        word = _name(node.func)
+        word = last_name(node.func)
         if word in ("import_module", "__import__"):
             self._import_by_call(node)
         elif word == "addsitedir" or _changes_path(node.func):
@@ -77,13 +77,11 @@ class _ImportCollector(ast.NodeVisitor):
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self._check_targets(node, node.targets)
-        is_all = any(_name(target) == "__all__" for target in node.targets)
+        is_all = any(last_name(target) == "__all__" for target in node.targets)
         if is_all and isinstance(node.value, (ast.List, ast.Tuple)):
-            self.exported += [
-                each.value
-                for each in node.value.elts
-                if isinstance(each, ast.Constant) and isinstance(each.value, str)
-            ]
+            for each in node.value.elts:
+                if isinstance(each, ast.Constant) and isinstance(each.value, str):
+                    self.exported.append(each.value)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         self._check_targets(node, [node.target])
@@ -91,12 +89,11 @@ class _ImportCollector(ast.NodeVisitor):
     def _check_targets(self, node: ast.stmt, targets: Sequence[ast.expr]) -> None:
         """Record a doubt if a statement assigns to sys.path or to an item of sys.path."""
         self.generic_visit(node)
-        bare = [target.value if isinstance(target, ast.Subscript) else target for target in targets]
-        if any(_is_path(target) for target in bare):
+        if any(_is_in_path(target) for target in targets):
             self.doubts.append(f"line {node.lineno} changes sys.path")
 
 
-def _name(node: ast.expr) -> str:
+def last_name(node: ast.AST) -> str:
     """Return the last name of an expression, such as `b` of `a.b`, or ""."""
     if isinstance(node, ast.Attribute):
         return node.attr
@@ -110,6 +107,14 @@ def _changes_path(function: ast.expr) -> bool:
     return _is_path(function.value)
 
 
+def _is_in_path(node: ast.expr) -> bool:
+    """Return True if an expression is sys.path or an item of it."""
+    bare = node.value if isinstance(node, ast.Subscript) else node
+    return _is_path(bare)
+
+
 def _is_path(node: ast.expr) -> bool:
-    """Return whether an expression is sys.path."""
-    return isinstance(node, ast.Attribute) and node.attr == "path" and _name(node.value) == "sys"
+    """Return True if an expression is sys.path."""
+    if not isinstance(node, ast.Attribute):
+        return False
+    return node.attr == "path" and last_name(node.value) == "sys"

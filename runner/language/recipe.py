@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from .step_options import DEFAULTS, StepOptions
 from .values import Leaf, Tree, Where
@@ -17,6 +17,7 @@ from .values import Leaf, Tree, Where
 if TYPE_CHECKING:
     from .document import Document
 
+_T = TypeVar("_T")
 
 InputType: TypeAlias = Literal[
     "string",
@@ -57,8 +58,10 @@ class Input:
     def split_member(self, address: str) -> tuple[str, str]:
         """Split a `member` input's value, FILE:NAME. NAME is empty for other inputs."""
         file, _, name = address.rpartition(":")
+        # An address with a query, such as https://host/get?file=a.py:B, is not a file's.
         is_file = file.endswith(".py") and "?" not in file
-        if self.member and is_file and name.isidentifier():
+        has_member = is_file and name.isidentifier()
+        if self.member and has_member:
             return file, f":{name}"
         return address, ""
 
@@ -127,12 +130,12 @@ class Resources:
     def over(self, base: Resources) -> Resources:
         """Fill unset values with those of `base`."""
         return Resources(
-            cpus=base.cpus if self.cpus is None else self.cpus,
-            memory=base.memory if self.memory is None else self.memory,
-            gpus=base.gpus if self.gpus is None else self.gpus,
-            gpu=base.gpu if self.gpu is None else self.gpu,
-            gpu_memory=base.gpu_memory if self.gpu_memory is None else self.gpu_memory,
-            disk=base.disk if self.disk is None else self.disk,
+            cpus=_first_set(self.cpus, base.cpus),
+            memory=_first_set(self.memory, base.memory),
+            gpus=_first_set(self.gpus, base.gpus),
+            gpu=_first_set(self.gpu, base.gpu),
+            gpu_memory=_first_set(self.gpu_memory, base.gpu_memory),
+            disk=_first_set(self.disk, base.disk),
             pools={**base.pools, **self.pools},
             key=self.key or base.key,
         )
@@ -146,6 +149,11 @@ class Resources:
         if own.gpus == 0 and gpus:
             return Resources(pools=self.pools, key=self.key)
         return self
+
+
+def _first_set(value: _T | None, default: _T | None) -> _T | None:
+    # 0 is a setting: `gpus: 0` must not become the recipe's number.
+    return default if value is None else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +245,11 @@ class Step:
     @property
     def reads(self) -> list[str]:
         """Paths and glob patterns in `deps`, without exclusion patterns."""
-        return [dep if isinstance(dep, str) else dep.pattern for dep in self.deps]
+        return [_pattern_of(dep) for dep in self.deps]
+
+
+def _pattern_of(dep: str | Glob) -> str:
+    return dep if isinstance(dep, str) else dep.pattern
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,10 @@ _TABLES = (
 
 def markdown(schema: Schema) -> str:
     """Return the language reference as Markdown, with one table per mapping."""
-    return "\n".join(line for heading in _TABLES for line in table(schema, *heading))
+    lines: list[str] = []
+    for heading in _TABLES:
+        lines += table(schema, *heading)
+    return "\n".join(lines)
 
 
 def refresh(text: str, schema: Schema) -> str:
@@ -105,10 +108,8 @@ def table(root: Schema, heading: str, where: str, path: tuple[str | int, ...]) -
     yield f"### {heading}\n\n{where}\n\n| key | value | meaning |\n|---|---|---|"
     for key, value in schema["properties"].items():
         must = " **Required.**" if key in required else ""
-        kind, meaning = (
-            _escape_cell(_describe_type(root, value)),
-            _escape_cell(_find_description(root, value)),
-        )
+        kind = _escape_cell(_describe_type(root, value))
+        meaning = _escape_cell(_find_description(root, value))
         yield f"| `{key}` | {kind} | {meaning}{must} |"
     yield ""
 

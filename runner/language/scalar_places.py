@@ -28,7 +28,8 @@ def inside(source: str, base: int, value: str, offset: int, length: int | None) 
     if len(spans) != len(value):
         return base, base + len(source)
     first = min(max(offset, 0), len(value))
-    last = min(first + max(1 if length is None else length, 1), len(value))
+    width = max(length or 1, 1)
+    last = min(first + width, len(value))
     if first == last:
         end = base + spans[-1][1] if spans else base
         return end, end + 1
@@ -45,12 +46,13 @@ def _spans(source: str) -> list[Span]:
     index = len(quote)
     while index < end:
         char = source[index]
+        fold = _BREAKS.match(source, index) if char in " \t\r\n" else None
         if quote == "'" and char == "'":
             spans.append((index, index + 2))
             index += 2
         elif quote == '"' and char == "\\":
             index = _read_escape(source, index, spans)
-        elif char in " \t\r\n" and (fold := _BREAKS.match(source, index)):
+        elif fold:
             # White space around a line break goes; one break is a space, each further one a line
             # feed.
             breaks = _spans_of_fold(fold)
@@ -113,9 +115,9 @@ def _block_spans(source: str) -> list[Span]:
     while count and lines[count - 1].is_empty:
         count -= 1
     spans = _spans_of_lines(source, lines[:count], is_folded=source[0] == ">")
-    last_breaks = [
-        line.line_break for line in lines[max(count - 1, 0) :] if line.next_start > line.end
-    ]
+    tail = lines[max(count - 1, 0) :]
+    # The file may end without a line break.
+    last_breaks = [line.line_break for line in tail if line.next_start > line.end]
     if "+" in marks:
         spans += last_breaks
     elif "-" not in marks and count:
@@ -154,7 +156,8 @@ def _indent_of_block(texts: Sequence[str], marks: str) -> int:
     indents = [_indent(text) for text in texts if text.strip(" ")]
     if not indents:
         return 0
-    return min(indents) if any(mark.isdigit() for mark in marks) else indents[0]
+    has_indicator = any(mark.isdigit() for mark in marks)
+    return min(indents) if has_indicator else indents[0]
 
 
 def _spans_of_lines(source: str, lines: Sequence[_Line], *, is_folded: bool) -> list[Span]:

@@ -44,14 +44,21 @@ def locate_fault(document: Document, fault: SchemaFault) -> Problem:
 
 def find_faults(value: object) -> list[SchemaFault]:
     """Return schema violations of a plain value, at most MANY."""
-    if isinstance(value, dict) and isinstance(value.get("steps"), dict) and value["steps"]:
-        suspects = _suspects(value["steps"])
-        if not suspects and _is_bare(value):
-            return []
-        # Without suspects, one valid step replaces all: the schema must not see an empty mapping.
-        value = {**value, "steps": suspects or {"s": {"run": "x"}}}
+    if isinstance(value, dict):
+        steps = value.get("steps")
+        if isinstance(steps, dict) and steps:
+            suspects = _suspects(steps)
+            if not suspects and _is_bare(value):
+                return []
+            # Without suspects, a valid step replaces all: the schema refuses an empty mapping.
+            value = {**value, "steps": suspects or {"s": {"run": "x"}}}
     found = _collect_faults(value)
-    return sorted(found, key=lambda fault: [str(part) for part in fault.path])[:MANY]
+    return sorted(found, key=_path_as_text)[:MANY]
+
+
+def _path_as_text(fault: SchemaFault) -> list[str]:
+    # Names and indices have no order among each other.
+    return [str(part) for part in fault.path]
 
 
 def _collect_faults(value: object) -> Collection[SchemaFault]:
@@ -93,7 +100,9 @@ def _is_bare(value: Mapping[str, object]) -> bool:
     Then the import of jsonschema is skipped.
     """
     name, summary = value.get("recipe"), value.get("summary")
-    if len(value) != 3 or type(name) is not str or type(summary) is not str:
+    if type(name) is not str or type(summary) is not str:
+        return False
+    if len(value) != 3:
         return False
     return _ID.fullmatch(name) is not None and 0 < len(summary) <= 100
 
@@ -135,8 +144,10 @@ def _is_sound(key: str, value: object) -> bool:
         return _is_command(value)
     if key == "outputs" and type(value) is dict:
         return all(map(_is_name, value)) and all(map(_is_text, value.values()))
-    if key in ("deps", "outputs", "code", "needs") and type(value) is list:
-        return all(map(_is_text, value)) and (key != "needs" or _are_names(value))
+    if key == "needs" and type(value) is list:
+        return _are_names(value)
+    if key in ("deps", "outputs", "code") and type(value) is list:
+        return all(map(_is_text, value))
     return False
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.errors import did_you_mean
 
+from .bad_values import shorten
 from .schema_file import Schema, describe_expected, describe_key, join, load, resolve, types_of
 from .values import Where, is_number
 
@@ -64,7 +65,7 @@ def explain(error: ValidationError, above: Where = ()) -> Iterator[SchemaFault]:
 
 def _bad_name(mismatch: _Mismatch) -> SchemaFault:
     name, path = mismatch.value, mismatch.path
-    message = f'"{_shorten(name)}" is not {describe_expected(mismatch.schema)}'
+    message = f'"{shorten(name)}" is not {describe_expected(mismatch.schema)}'
     return SchemaFault(
         "bad-name", message, (*path, name), _better_name(name, mismatch.schema), key=True
     )
@@ -78,7 +79,7 @@ def _explain_unknown_keys(mismatch: _Mismatch) -> Iterator[SchemaFault]:
         fault = _unknown_key(key, known, mismatch.path)
         is_step = isinstance(value, dict) and not _COMMANDS.isdisjoint(value)
         if is_step and not mismatch.path:
-            fault = fault._replace(fix=f'a step belongs under "steps": indent "{_shorten(key)}"')
+            fault = fault._replace(fix=f'a step belongs under "steps": indent "{shorten(key)}"')
         yield fault
 
 
@@ -141,13 +142,13 @@ def _explain_one_of(mismatch: _Mismatch) -> Iterator[SchemaFault]:
     if not isinstance(value, dict):
         return  # reported as a wrong type
     keys = [branch["required"][0] for branch in schema["oneOf"]]
-    present = [_quote(key) for key in value if key in keys]
+    present = [key for key in value if key in keys]
     if present:
         both = "both " if len(present) == 2 else ""
-        names = f"{', '.join(present[:-1])} and {present[-1]}"
+        *first, last = map(_quote, present)
+        names = f"{', '.join(first)} and {last}"
         message = f"{_describe(path)} has {both}{names}; it can have only one of them"
-        second = [key for key in value if key in keys][1]
-        yield SchemaFault("one-of", message, (*path, second), "keep one", key=True)
+        yield SchemaFault("one-of", message, (*path, present[1]), "keep one", key=True)
     elif not _is_misspelt(schema, value, keys):
         names = join([_quote(key) for key in keys], "and")
         fix = _fix_indentation(path) or f"add one of them, for example `{keys[0]}`"
@@ -295,7 +296,7 @@ _KEYS_ELSEWHERE = {
 
 
 def _unknown_key(key: str, known: tuple[str, ...], path: Where) -> SchemaFault:
-    message = f'{_describe(path)} has no key "{_shorten(key)}"'
+    message = f'{_describe(path)} has no key "{shorten(key)}"'
     return SchemaFault(
         "unknown-key", message, (*path, key), _fix_of_key(key, known, path), key=True
     )
@@ -319,12 +320,14 @@ def _fix_of_key(key: str, known: tuple[str, ...], path: Where) -> str:
 @lru_cache(1000)
 def _nearest_key(key: str, known: tuple[str, ...]) -> str:
     """Return the known key, or known alias from another tool, most similar to a key."""
-    elsewhere = [
-        word for word, ours in _KEYS_ELSEWHERE.items() if ours in known and word not in known
-    ]
+    elsewhere: list[str] = []
+    for word, ours in _KEYS_ELSEWHERE.items():
+        if ours in known and word not in known:
+            elsewhere.append(word)
     # Another tool's key must match closely: "doc" is not "docker".
     theirs = get_close_matches(key, elsewhere, n=len(elsewhere) or 1, cutoff=0.8)
-    return next(iter(get_close_matches(key, [*known, *theirs], n=1, cutoff=0.6)), "")
+    nearest = get_close_matches(key, [*known, *theirs], n=1, cutoff=0.6)
+    return nearest[0] if nearest else ""
 
 
 def _is_misspelt(schema: Schema, value: Mapping[str, object], keys: Sequence[str]) -> bool:
@@ -336,9 +339,11 @@ def _is_misspelt(schema: Schema, value: Mapping[str, object], keys: Sequence[str
 
 def _fix_indentation(path: Where) -> str:
     """Return the indentation fix for a step whose name is a key of steps."""
-    if len(path) == 2 and path[0] == "steps" and path[1] in load()["$defs"]["step"]["properties"]:
-        return f'indent it further, if it is "{path[1]}" of the step above'
-    return ""
+    if len(path) != 2 or path[0] != "steps":
+        return ""
+    if path[1] not in load()["$defs"]["step"]["properties"]:
+        return ""
+    return f'indent it further, if it is "{path[1]}" of the step above'
 
 
 # -- values of a wrong type --
@@ -364,7 +369,7 @@ def _wrong_type(path: Where, wanted: str, schema: Schema, value: object) -> Sche
     else:
         fix = ""
     message = f"{_describe(path)} must be {wanted}, not {_describe_value(value)}"
-    read = _shorten(value).lower() if isinstance(value, (bool, int, float)) else ""
+    read = shorten(value).lower() if isinstance(value, (bool, int, float)) else ""
     return SchemaFault("wrong-type", message, path, _fix_indentation(path) or fix, read=read)
 
 
@@ -401,7 +406,7 @@ def _fix_of_text(value: str, path: Where, schema: Schema) -> str:
     if "boolean" in types:
         return "write true or false" if value.lower() in _TRUTH_WORDS else ""
     if "array" in types:
-        return f"write a list, [{_shorten(value)}]"
+        return f"write a list, [{shorten(value)}]"
     if len(path) == 2:
         return _FIXES_OF_ENTRY.get(path[0], "")
     return ""
@@ -418,7 +423,9 @@ def _better_name(name: str, schema: Schema) -> str:
     better = re.sub(r"[^a-z0-9_]+", "_", lower).strip("_")[:64]
     if better and not better[0].isalpha():
         better = f"n_{better}"
-    return f'write "{better}"' if better and better != name else ""
+    if not better or better == name:
+        return ""
+    return f'write "{better}"'
 
 
 def _mapping_around(error: ValidationError) -> Mapping[str, object]:
@@ -430,15 +437,15 @@ def _mapping_around(error: ValidationError) -> Mapping[str, object]:
 def _fix_of_pattern(schema: Schema, value: str, around: Mapping[str, object]) -> str:
     title = schema.get("title", "")
     if "commit id" in title:
-        name, source = shlex.quote(_shorten(value)), shlex.quote(str(around.get("git", "URL")))
+        name, source = shlex.quote(shorten(value)), shlex.quote(str(around.get("git", "URL")))
         return (
             f"to find the commit id of a branch or tag, run `git ls-remote {source} {name}`; "
             f"in a clone `git rev-parse {name}` does"
         )
-    if "duration" in title or "size" in title or "amount" in title:
+    if any(word in title for word in ("duration", "size", "amount")):
         return "use a number and a unit" if re.fullmatch(r"[0-9.]+", value) else ""
     if "version" in title and "@" not in value:
-        return f'write "{_shorten(value)}@1"'
+        return f'write "{shorten(value)}@1"'
     return ""
 
 
@@ -451,11 +458,13 @@ def _describe(path: Where) -> str:
     """Describe a document path for messages, such as `"deps[0]" of step "train"`."""
     owner, rest = "the recipe", path
     if len(path) > 1 and path[0] in _SECTIONS:
-        owner, rest = f'{_SECTIONS[str(path[0])]} "{_shorten(path[1])}"', path[2:]
+        owner, rest = f'{_SECTIONS[str(path[0])]} "{shorten(path[1])}"', path[2:]
     if not rest:
         return owner
-    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in rest)
-    name = _shorten("".join(parts).lstrip("."))
+    name = ""
+    for part in rest:
+        name += f"[{part}]" if isinstance(part, int) else f".{part}"
+    name = shorten(name.lstrip("."))
     return f'"{name}"' if owner == "the recipe" else f'"{name}" of {owner}'
 
 
@@ -468,15 +477,9 @@ def _describe_value(value: object) -> str:
     if isinstance(value, (int, float)):
         return f"the number {value}" if abs(value) < 1e30 else "a number far too large"
     if isinstance(value, str):
-        return f'the text "{_shorten(value)}"' if value else "an empty text"
+        return f'the text "{shorten(value)}"' if value else "an empty text"
     noun = "list" if isinstance(value, list) else "mapping"
     return f"a {noun}" if value else f"an empty {noun}"
-
-
-def _shorten(value: object) -> str:
-    """Return the first line of a value's text, cut to 60 characters."""
-    text = str(value).partition("\n")[0]
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _quote(word: str) -> str:

@@ -7,8 +7,10 @@ other code may extend.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
+
+from .python_reader import last_name
 
 _MANY: Final = 1 << 30
 _CHANGING_METHODS: Final = frozenset({"append", "insert", "extend", "remove", "pop", "clear"})
@@ -124,7 +126,7 @@ class _OptionCollector:
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and node.attr in _PRIVATE_NAMES:
                 raise _Uncertain
-            if any(_is_argv(each) or _last_name(each) == "required" for each in _targets(node)):
+            if any(_is_argv(each) or last_name(each) == "required" for each in _targets(node)):
                 raise _Uncertain
             if isinstance(node, ast.Call) and _changes_argv(node.func):
                 raise _Uncertain
@@ -159,7 +161,8 @@ class _OptionCollector:
 
     def _read_uncertain(self, node: ast.AST, scope: _Scope, known: Mapping[str, str]) -> None:
         """Read code that may not execute, such as `while`, `try` or class bodies."""
-        for child in ast.iter_child_nodes(node) if not isinstance(node, ast.stmt) else [node]:
+        children = [node] if isinstance(node, ast.stmt) else ast.iter_child_nodes(node)
+        for child in children:
             if isinstance(child, ast.stmt):
                 self._read_statement(child, scope, known, False)
             elif isinstance(child, ast.expr):
@@ -172,7 +175,7 @@ class _OptionCollector:
             if scope.file == self._entry:
                 self._read_block(node.body, scope, known, certain)
             return
-        if _last_name(node.test) == "TYPE_CHECKING":
+        if last_name(node.test) == "TYPE_CHECKING":
             return
         self._read_expression(node.test, scope, known, certain)
         self._read_block([*node.body, *node.orelse], scope, known, False)
@@ -203,7 +206,7 @@ class _OptionCollector:
     def _read_call(
         self, node: ast.Call, scope: _Scope, known: Mapping[str, str], certain: bool
     ) -> None:
-        word = _last_name(node.func)
+        word = last_name(node.func)
         if word.endswith(("ArgumentParser", "ArgParser")):
             self._add_parser(node, scope.file)
         elif word == "add_argument":
@@ -229,7 +232,10 @@ class _OptionCollector:
         module, _ = self._names[file].get(named, ("", ""))
         origin = module or named.rpartition(".")[0]
         given = {each.arg: each.value for each in node.keywords}
-        if origin != "argparse" or None in given or not _UNCERTAIN_KEYWORDS.isdisjoint(given):
+        has_unknown_keywords = None in given  # `**keywords` has no name
+        if origin != "argparse" or has_unknown_keywords:
+            raise _Uncertain
+        if not _UNCERTAIN_KEYWORDS.isdisjoint(given):
             raise _Uncertain
         self._parsers.add(id(node))
         if _is_false(given.get("allow_abbrev")):
@@ -238,11 +244,17 @@ class _OptionCollector:
             self._options[0, ()] = ScriptOption("--help", ("-h", "--help"), 0, 0)
 
     def _add_option(self, node: ast.Call, known: Mapping[str, str], certain: bool) -> None:
-        flags = [_evaluate_text(each, known) for each in node.args]
         given = {each.arg: each.value for each in node.keywords}
-        if not flags or None in flags or None in given:
+        if not node.args or None in given:
             raise _Uncertain
-        names = [each for each in flags if each]
+        names: list[str] = []
+        for each in node.args:
+            name = _evaluate_text(each, known)
+            if name is None:
+                raise _Uncertain
+            if name:
+                names.append(name)
+        # A call in a loop adds an option in each turn; a call that is read twice adds one.
         self._options[id(node), tuple(names)] = _build_option(names, given, certain)
 
     # -- functions --
@@ -254,37 +266,37 @@ class _OptionCollector:
             return found, len(found) == 1
         if not isinstance(function, ast.Attribute):
             return [], False
-        owner = _last_name(function.value)
+        owner = last_name(function.value)
         if owner in self._modules[file]:
-            inside = _last_part(self._modules[file][owner])
-            found = [
-                definition
-                for other, definitions in self._definitions.items()
-                if _stem(other) == inside
-                for definition in definitions.get(function.attr, ())
-            ]
+            places = self._files_of(self._modules[file][owner])
+            found = self._find_definitions(function.attr, places)
             return found, len(found) == 1
-        everywhere = [
-            definition
-            for definitions in self._definitions.values()
-            for definition in definitions.get(function.attr, ())
-        ]
-        return everywhere, False
+        # A method: its object may be of any class in these files, or of none.
+        return self._find_definitions(function.attr, self._definitions), False
 
     def _resolve_name(self, name: str, file: str) -> list[ast.AST]:
         """Return the functions and classes to which a name in a file may refer."""
-        if own := self._definitions[file].get(name):
+        own = self._definitions[file].get(name)
+        if own:
             return list(own)
         if name not in self._names[file]:
             return []
         module, original = self._names[file][name]
-        inside = _last_part(module)
-        places = [other for other in self._definitions if _stem(other) == inside]
-        return [
-            definition
-            for other in places or self._definitions
-            for definition in self._definitions[other].get(original, ())
-        ]
+        # Without a file of the module's name, the name may be from any of the files.
+        places = self._files_of(module) or self._definitions
+        return self._find_definitions(original, places)
+
+    def _files_of(self, module: str) -> list[str]:
+        """Return the files that may be a module, known by the last part of its name."""
+        last = _last_part(module)
+        return [file for file in self._definitions if _stem(file) == last]
+
+    def _find_definitions(self, name: str, files: Iterable[str]) -> list[ast.AST]:
+        """Return the functions and classes called `name` in some files."""
+        found: list[ast.AST] = []
+        for file in files:
+            found += self._definitions[file].get(name, ())
+        return found
 
     def _visit(self, found: Sequence[ast.AST], certain: bool) -> None:
         for definition in found:
@@ -296,15 +308,11 @@ class _OptionCollector:
                 methods = [each for each in definition.body if isinstance(each, ast.FunctionDef)]
                 self._visit(methods, False)
             elif isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                file = self._file_of(definition)
+                file = next(file for file in self._definitions if self._defines(file, definition))
                 self._waiting.append(_Scope(file, definition.body, certain))
 
-    def _file_of(self, definition: ast.AST) -> str:
-        return next(
-            file
-            for file, definitions in self._definitions.items()
-            if any(definition in each for each in definitions.values())
-        )
+    def _defines(self, file: str, definition: ast.AST) -> bool:
+        return any(definition in each for each in self._definitions[file].values())
 
 
 # -- parts of a file --
@@ -329,12 +337,13 @@ def _modules(tree: ast.Module) -> dict[str, str]:
 
 def _imported_names(tree: ast.Module) -> dict[str, tuple[str, str]]:
     """Return the names from `from MODULE import NAME`, each with its module and original name."""
-    return {
-        alias.asname or alias.name: (node.module or "", alias.name)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
+    found: dict[str, tuple[str, str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            module = node.module or ""  # "" in `from . import a`
+            for alias in node.names:
+                found[alias.asname or alias.name] = module, alias.name
+    return found
 
 
 def _stem(file: str) -> str:
@@ -344,13 +353,6 @@ def _stem(file: str) -> str:
 
 def _last_part(module: str) -> str:
     return module.rpartition(".")[2]
-
-
-def _last_name(node: ast.AST) -> str:
-    """Return the last name of an expression, such as `b` of `a.b`, or ""."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
 
 
 def _expressions(node: ast.AST) -> Iterator[ast.expr]:
@@ -378,10 +380,15 @@ def _is_main(test: ast.expr) -> bool:
 
 
 def _is_argv(node: ast.AST) -> bool:
+    """Return True if an expression is sys.argv or a part of it."""
     bare = node.value if isinstance(node, ast.Subscript) else node
-    return (
-        isinstance(bare, ast.Attribute) and bare.attr == "argv" and _last_name(bare.value) == "sys"
-    )
+    if not isinstance(bare, ast.Attribute):
+        return False
+    return bare.attr == "argv" and last_name(bare.value) == "sys"
+
+
+def _is_true(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
 
 
 def _is_false(node: ast.expr | None) -> bool:
@@ -419,13 +426,18 @@ def _is_parser(node: ast.expr, scope: _Scope) -> bool:
     """Return True if a name is used as an argument parser in these statements."""
     if not isinstance(node, ast.Name):
         return False
-    return any(
-        isinstance(each, ast.Attribute)
-        and _last_name(each.value) == node.id
-        and (each.attr in ("add_argument", *_GROUPS) or each.attr.startswith("parse_"))
-        for statement in scope.body
-        for each in ast.walk(statement)
-    )
+    for statement in scope.body:
+        for each in ast.walk(statement):
+            if _is_parser_method(each, node.id):
+                return True
+    return False
+
+
+def _is_parser_method(node: ast.AST, name: str) -> bool:
+    """Return True if an expression is a parser's method of the object `name`."""
+    if not isinstance(node, ast.Attribute) or last_name(node.value) != name:
+        return False
+    return node.attr.startswith("parse_") or node.attr in ("add_argument", *_GROUPS)
 
 
 def _find_loop_values(node: ast.For) -> Iterator[dict[str, str]]:
@@ -437,8 +449,10 @@ def _find_loop_values(node: ast.For) -> Iterator[dict[str, str]]:
         if isinstance(node.target, ast.Tuple) and isinstance(item, (ast.Tuple, ast.List)):
             pairs = list(zip(node.target.elts, item.elts, strict=False))
         for target, value in pairs:
-            if isinstance(target, ast.Name) and (text := _evaluate_text(value, {})) is not None:
-                turn[target.id] = text
+            if isinstance(target, ast.Name):
+                text = _evaluate_text(value, {})
+                if text is not None:
+                    turn[target.id] = text
         yield turn
 
 
@@ -472,25 +486,22 @@ def _evaluate_part(part: ast.expr, known: Mapping[str, str]) -> str | None:
 def _build_option(
     flags: Sequence[str], given: Mapping[str | None, ast.expr], certain: bool
 ) -> ScriptOption:
-    operand = not flags[0].startswith("-")
-    least, most = _count_values(given, operand)
-    action = _read_action(given)
-    names = list(flags)
-    if action == "BooleanOptionalAction":
-        names += [f"--no-{flag[2:]}" for flag in flags if flag.startswith("--")]
-    needed = given.get("required")
-    written = isinstance(needed, ast.Constant) and needed.value is True
-    name = next((flag for flag in flags if flag.startswith("--")), flags[0])
-    number = _last_name(given["type"]) if "type" in given else ""
-    return ScriptOption(
-        name,
-        () if operand else tuple(names),
-        least,
-        most,
-        certain and (least > 0 if operand else written),
-        _read_choices(given.get("choices")),
-        number if number in ("int", "float") else "",
-    )
+    least, most = _count_values(given)
+    long_flags = [flag for flag in flags if flag.startswith("--")]
+    name = long_flags[0] if long_flags else flags[0]
+    names: list[str] = []
+    if flags[0].startswith("-"):
+        required = _is_true(given.get("required"))
+        names += flags
+        if _read_action(given) == "BooleanOptionalAction":
+            names += [f"--no-{flag[2:]}" for flag in long_flags]
+    else:
+        required = least > 0
+    number = last_name(given["type"]) if "type" in given else ""
+    if number not in ("int", "float"):
+        number = ""
+    choices = _read_choices(given.get("choices"))
+    return ScriptOption(name, tuple(names), least, most, certain and required, choices, number)
 
 
 def _read_action(given: Mapping[str | None, ast.expr]) -> str:
@@ -499,10 +510,10 @@ def _read_action(given: Mapping[str | None, ast.expr]) -> str:
         return "store"
     if isinstance(node, ast.Constant):
         return str(node.value or "store")
-    return _last_name(node)
+    return last_name(node)
 
 
-def _count_values(given: Mapping[str | None, ast.expr], operand: bool) -> tuple[int, int]:
+def _count_values(given: Mapping[str | None, ast.expr]) -> tuple[int, int]:
     """Return the minimum and maximum number of values of an argparse option.
 
     Raises _Uncertain for options that take the rest of the line.
@@ -525,6 +536,12 @@ def _count_values(given: Mapping[str | None, ast.expr], operand: bool) -> tuple[
 
 
 def _read_choices(node: ast.AST | None) -> tuple[str, ...]:
-    items = node.elts if isinstance(node, (ast.List, ast.Tuple, ast.Set)) else []
-    values = [str(each.value) for each in items if isinstance(each, ast.Constant)]
-    return tuple(values) if len(values) == len(items) else ()
+    """Return the choices of an option as text, or none if one of them is computed."""
+    if not isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+        return ()
+    values: list[str] = []
+    for each in node.elts:
+        if not isinstance(each, ast.Constant):
+            return ()
+        values.append(str(each.value))
+    return tuple(values)

@@ -59,12 +59,18 @@ def words_of_mapping(args: Mapping[str, Tree], where: Where) -> list[GivenWord]:
     words: list[GivenWord] = []
     for name, value in args.items():
         place = (*where, name)
-        if value is None or value is False or value == []:
+        if _is_left_out(value):
             continue
         words.append(GivenWord(f"--{name}", place))
         if value is not True:
-            words += _flatten(value if isinstance(value, list) else [value], place)
+            values = value if isinstance(value, list) else [value]
+            words += _flatten(values, place)
     return words
+
+
+def _is_left_out(value: Tree) -> bool:
+    # Compared by identity, because 0 equals False and is a value.
+    return value is None or value is False or value == []
 
 
 def words_of_script(
@@ -76,7 +82,10 @@ def words_of_script(
     """
     text = re.sub(r"\{\{.*?\}\}", _HOLE, run, flags=re.DOTALL).replace("\\\n", " ")
     lines = [line for line in text.splitlines() if script in line]
-    if len(lines) != 1 or "<<" in text or _CHANGES_DIRECTORY.search(text):
+    if len(lines) != 1:
+        return None
+    # In a here-document the words may be text; after `cd` the file may be another one.
+    if "<<" in text or _CHANGES_DIRECTORY.search(text):
         return None
     lexer = shlex.shlex(lines[0], posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
@@ -87,20 +96,27 @@ def words_of_script(
     if parts.count(script) != 1:
         return None
     at = parts.index(script)
-    program = parts[max(0, at - (2 if parts[at - 1 : at] == ["-m"] else 1))]
-    if not at or not starters.fullmatch(program):
+    if at == 0:
+        return None
+    before = at - 2 if parts[at - 1] == "-m" else at - 1
+    program = parts[max(before, 0)]
+    if not starters.fullmatch(program):
         return None
     words: list[GivenWord] = []
     for part in parts[at + 1 :]:
-        if _SHELL_ENDS.issuperset(part) and part:
+        # The empty argument '' is no operator, though it has no other character.
+        if part and _SHELL_ENDS.issuperset(part):
             break
-        words.append(GivenWord(part, where, bool(_HOLE in part or _SHELL_SPECIAL.search(part))))
+        is_free = _HOLE in part or _SHELL_SPECIAL.search(part) is not None
+        words.append(GivenWord(part, where, is_free))
     return words
 
 
 def _flatten(items: Sequence[Tree], where: Where) -> Iterator[GivenWord]:
     for n, item in enumerate(items):
-        place = (*where, n) if len(items) > 1 or isinstance(item, list) else where
+        # A single value is at the place of its option: the caller has put it in a list.
+        is_only_value = len(items) == 1 and not isinstance(item, list)
+        place = where if is_only_value else (*where, n)
         if isinstance(item, list):
             yield from _flatten(item, place)
         elif item is not None:
@@ -109,7 +125,10 @@ def _flatten(items: Sequence[Tree], where: Where) -> Iterator[GivenWord]:
 
 def _is_free(item: Tree) -> bool:
     """Return True if a text is a single template, which may expand to any number of words."""
-    return isinstance(item, str) and item.lstrip().startswith("{{") and item.rstrip().endswith("}}")
+    if not isinstance(item, str):
+        return False
+    text = item.strip()
+    return text.startswith("{{") and text.endswith("}}")
 
 
 def find_faults(
@@ -131,7 +150,7 @@ class _Words:
     def __init__(self, script: str, takes: ScriptOptions) -> None:
         self._script, self._takes = script, takes
         self._option: ScriptOption | None = None  # whose values follow
-        self._begin: GivenWord | None = None  # the word of this option
+        self._begin = GivenWord("", ())  # the word of this option
         self._values = 0  # number of values of the current option
         self._is_uncounted = False  # whether the number of words since then is unknown
         self._operands = 0
@@ -145,29 +164,35 @@ class _Words:
             self._take_template(word.text)
             return True
         flag, equals_sign, value = word.text.partition("=")
-        if word.text == "--" or (flag.startswith("-") and "{{" in flag):
+        is_computed_flag = flag.startswith("-") and "{{" in flag
+        if is_computed_flag or word.text == "--":
             self._may_give_any = True
             return False
         if _is_flag(word.text):
-            self._take_flag(flag, word, value if equals_sign else None)
+            attached = value if equals_sign else None
+            self._take_flag(flag, word, attached)
         else:
             self._take_value(word)
         return True
 
     def finish(self) -> None:
         """Check the value count of the last option."""
-        option, begin = self._option, self._begin
-        if option and begin and self._values < option.least and not self._is_uncounted:
-            count = "a value" if option.least == 1 else f"{option.least} values"
-            self._say(f"{option.name} of {self._script} needs {count}", begin)
+        if self._option and not self._is_uncounted:
+            self._check_count(self._option)
         self._option, self._values, self._is_uncounted = None, 0, False
+
+    def _check_count(self, option: ScriptOption) -> None:
+        if self._values < option.least:
+            count = "a value" if option.least == 1 else f"{option.least} values"
+            self._say(f"{option.name} of {self._script} needs {count}", self._begin)
 
     def check_required(self, where: Where) -> None:
         """Report required options that are missing."""
         if self._may_give_any:
             return
         for option in self._takes.options:
-            if option.required and option.flags and option.name not in self._given:
+            is_missing = option.required and option.name not in self._given
+            if option.flags and is_missing:
                 message = f"{self._script} needs the option {option.name}, which is not given"
                 self.found.append(WordFault(message, where, f"add {option.name}"))
 
@@ -200,9 +225,15 @@ class _Words:
 
     def _nearest(self, flag: str) -> str:
         """Suggest a known option for an unknown option."""
-        known = [each for option in self._takes.options for each in option.flags]
-        known = [each for each in known if each.startswith("--") and each != "--help"]
-        return did_you_mean(flag, known) or (f"it has {', '.join(known[:_SHOWN])}" if known else "")
+        known: list[str] = []
+        for option in self._takes.options:
+            for each in option.flags:
+                if each.startswith("--") and each != "--help":
+                    known.append(each)
+        fix = did_you_mean(flag, known)
+        if fix or not known:
+            return fix
+        return f"it has {', '.join(known[:_SHOWN])}"
 
     def _take_value(self, word: GivenWord) -> None:
         option = self._option
@@ -213,7 +244,8 @@ class _Words:
             return
         self._operands += 1
         room = sum(each.most for each in self._takes.operands)
-        if self._operands > room and not self._is_uncounted and self._takes.strict:
+        is_counted = self._takes.strict and not self._is_uncounted
+        if is_counted and self._operands > room:
             self._say(f'{self._script} takes no argument "{word.text}"', word)
 
     def _take_template(self, text: str) -> None:
@@ -233,8 +265,9 @@ class _Words:
             return
         for each in choice.groups():
             flag = each.strip("'")
-            if flag.startswith("-") and (found := self._takes.find(flag)):
-                self._given.add(found.name)
+            given = self._takes.find(flag) if flag.startswith("-") else None
+            if given is not None:
+                self._given.add(given.name)
 
     def _check_value(self, option: ScriptOption, value: str, word: GivenWord) -> None:
         if option.choices and value not in option.choices:
@@ -250,14 +283,17 @@ class _Words:
 
 def _is_flag(text: str) -> bool:
     """Return True if argparse reads a word as a flag, not as a value."""
-    if not text.startswith("-") or text == "-" or _NEGATIVE.match(text):
+    if not text.startswith("-") or text == "-":
+        return False
+    if _NEGATIVE.match(text):
         return False
     return " " not in text.partition("=")[0]
 
 
 def _is_number(text: str, kind: str) -> bool:
+    parse: type[int | float] = int if kind == "int" else float
     try:
-        int(text) if kind == "int" else float(text)
+        parse(text)
     except ValueError:
         return False
     return True

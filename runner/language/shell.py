@@ -61,10 +61,8 @@ class _ScriptWriter:
             self._parts.append(f"${{{variable}}}")
             return
         value = expression.value(self._scope, self._reads)
-        words = [
-            self._assign(name, each, expression, position)
-            for name, each in _variables(variable, value, position)
-        ]
+        variables = _variables(variable, value, position)
+        words = [self._assign(name, each, expression, position) for name, each in variables]
         self._parts.append(" ".join(words))
 
     def finish(self) -> str:
@@ -87,8 +85,9 @@ def _variables(variable: str, value: object, position: Position) -> list[tuple[s
     """Return the shell variables for a value. A list as a whole word has one variable per item."""
     if not position.alone:
         return [(variable, value)]
-    if isinstance(value, Unknown) and value.textless and LIST in value.kinds:
-        return []  # an unknown list may have no items
+    if isinstance(value, Unknown):
+        is_list = value.textless and LIST in value.kinds
+        return [] if is_list else [(variable, value)]  # a list may have no items
     if isinstance(value, (list, tuple)):
         return [(f"{variable}_{number}", item) for number, item in enumerate(value, 1)]
     return [(variable, value)]
@@ -150,7 +149,9 @@ def doubts_of_arguments(items: Sequence[str]) -> Iterator[tuple[int, Doubt]]:
     except TemplateError:
         return
     found = find_source(words)
-    for at in dict.fromkeys(word.start for word in found.words if VALUE in word.text):
+    # One argument may be named twice, by `env` and by the command that it starts.
+    positions = dict.fromkeys(word.start for word in found.words if VALUE in word.text)
+    for at in positions:
         yield at, read_as_source(found.by, 0, len(items[at]))
 
 

@@ -146,7 +146,8 @@ class Expansions:
         return at + 1
 
     def _dollar_in_text(self, at: int, frame: Frame, context: _Context) -> int:
-        if context.singles and self.bash and self.text.startswith("$'", at):
+        has_ansi_quotes = self.bash and context.singles
+        if has_ansi_quotes and self.text.startswith("$'", at):
             return self.single(at + 2, ansi=True)
         quoted = context.quoted and not context.singles
         return self.dollar(at, frame, quoted=quoted, heredoc=context.heredoc)
@@ -165,12 +166,15 @@ class Expansions:
         if at in self.spans:
             self.values.refuse(at, "a variable name cannot be a template", "use a fixed name")
         name = _NAME.match(text, at)
-        at = name.end() if name else at
-        if name and (text[name.start() - 1] == "!" or text.startswith("@P}", at)):
-            self.values.computed.add(name[0])
+        variable = ""
+        if name:
+            variable, at = name[0], name.end()
+            # `${!x}` reads the value of x as a name, `${x@P}` expands it like a prompt.
+            if text[name.start() - 1] == "!" or text.startswith("@P}", at):
+                self.values.computed.add(variable)
         if text.startswith("[", at):
             start, at = at, self._until("]", at + 1, frame, _Context(quoted=True), number=True)
-            self.values.computes(text[start:at], name[0] if name else "")
+            self.values.computes(text[start:at], variable)
             self.values.program(start, at, "a subscript")
         sign = text[at : at + 1]
         if sign == ":" and text[at + 1 : at + 2] not in ("-", "=", "+", "?"):
@@ -278,7 +282,7 @@ class Expansions:
             else:
                 at += 1
         line_end = text.find("\n", end)
-        return len(text) if end >= len(text) or line_end < 0 else line_end + 1
+        return len(text) if line_end < 0 else line_end + 1
 
     def _end_of_body(self, at: int, document: HereDocument) -> int:
         """Return the index of a here-document's delimiter line, or the script's end or beyond."""

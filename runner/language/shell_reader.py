@@ -93,10 +93,14 @@ class _CommandParser:
 
     def _ends_case_part(self, raw: str, frame: Frame) -> bool:
         """Return True if a word is the `in` or `esac` keyword of a `case` command."""
-        state = frame.cases[-1] if frame.cases else ""
         if raw == "in":
-            return state == "subject"
-        return raw == "esac" and (state == "pattern" or (state == "body" and frame.is_empty))
+            return frame.case_part == "subject"
+        if raw != "esac":
+            return False
+        # Behind a command's name, `esac` is an argument.
+        if frame.case_part == "body":
+            return frame.is_empty
+        return frame.case_part == "pattern"
 
     def _end_case_part(self, raw: str, at: int, frame: Frame) -> None:
         if raw == "in":
@@ -137,7 +141,8 @@ class _CommandParser:
 
     def _open(self, at: int, frame: Frame) -> None:
         """Start a compound command, such as a loop or `( )`."""
-        frame.compounds.append(Compound(frame.begin if frame.begin >= 0 else at, at))
+        begin = frame.begin if frame.begin >= 0 else at
+        frame.compounds.append(Compound(begin, at))
         frame.begin = -1
 
     def _close(self, at: int, frame: Frame) -> None:
@@ -168,7 +173,8 @@ class _CommandParser:
 
     def _on_newline(self, at: int, frame: Frame) -> int:
         self._end_word(at, frame)
-        if not (frame.cases and frame.cases[-1] == "subject"):
+        # `in` may be on the line after the subject.
+        if frame.case_part != "subject":
             self._end_command(at, frame, piped=frame.piped and frame.is_empty)
         at += 1
         pending, frame.pending = frame.pending, []
@@ -208,13 +214,14 @@ class _CommandParser:
     def _on_open(self, at: int, frame: Frame) -> int:
         if frame.word >= 0 and self.text[at - 1] == "=":
             name = _NAME.match(self.text, frame.word, at)
-            elements = Frame(")", array=name[0] if name else "=", places=frame.places)
+            array = name[0] if name else "="
+            elements = Frame(")", array=array, places=frame.places)
             return self._commands(at + 1, elements)
         if frame.is_test:
             self._end_word(at, frame)
             frame.depth += 1
             return at + 1
-        if frame.cases and frame.cases[-1] == "pattern" and frame.word < 0:
+        if frame.case_part == "pattern" and frame.word < 0:
             return at + 1
         if self.text.startswith("((", at) and not frame.array:
             self._end_word(at, frame)  # `for((`
@@ -230,7 +237,7 @@ class _CommandParser:
 
     def _on_bracket(self, at: int, frame: Frame) -> int:
         """Parse an array subscript in an assignment, which a shell evaluates as arithmetic."""
-        if frame.cases and frame.cases[-1] == "pattern":
+        if frame.case_part == "pattern":
             return at
         name = self._array_before(at, frame)
         if not name:
@@ -252,7 +259,7 @@ class _CommandParser:
 
     def _on_close(self, at: int, frame: Frame) -> int:
         self._end_command(at, frame)
-        if frame.cases and frame.cases[-1] == "pattern":
+        if frame.case_part == "pattern":
             frame.cases[-1] = "body"
         elif frame.depth:
             frame.depth -= 1
@@ -266,11 +273,12 @@ class _CommandParser:
         self._end_command(at, frame)
         if self.text.startswith((";;", ";&"), at) and frame.cases:
             frame.cases[-1] = "pattern"
-            return at + (3 if self.text.startswith(";;&", at) else 2)
+            length = 3 if self.text.startswith(";;&", at) else 2
+            return at + length
         return at + 1
 
     def _on_pipe(self, at: int, frame: Frame) -> int:
-        if frame.cases and frame.cases[-1] == "pattern":
+        if frame.case_part == "pattern":
             self._end_word(at, frame)
             return at + 1
         if self.text[at - 1 : at] == ">":
@@ -282,7 +290,8 @@ class _CommandParser:
         if frame.is_test:
             return at + 1
         self.pipes.append(at)
-        return at + (2 if self.text.startswith("|&", at) else 1)
+        length = 2 if self.text.startswith("|&", at) else 1
+        return at + length
 
     def _on_ampersand(self, at: int, frame: Frame) -> int:
         if self.text[at - 1 : at] in ("<", ">"):

@@ -126,6 +126,11 @@ class Frame:
     pending: list[HereDocument] = field(default_factory=list)  # whose bodies come next
 
     @property
+    def case_part(self) -> str:
+        """Part of the innermost `case` command: subject, pattern or body. Empty outside of one."""
+        return self.cases[-1] if self.cases else ""
+
+    @property
     def is_empty(self) -> bool:
         """True if the current command has no words yet."""
         return all(word.redirect for word in self.words)
@@ -149,9 +154,8 @@ class Values:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.spans: Mapping[int, int] = {
-            each.offset: each.offset + each.length for each in expressions(text)
-        }
+        found = expressions(text)
+        self.spans: Mapping[int, int] = {each.offset: each.offset + each.length for each in found}
         self.offsets = list(self.spans)
         self.places: dict[int, Position] = {}
         self.errors: dict[int, TemplateError] = {}
@@ -161,12 +165,7 @@ class Values:
         self.assigned: list[tuple[str, int]] = []  # variables, and expressions they are set to
         self.keyed = set(_KEYED.findall(text))
         self.computed: set[str] = set()  # variables whose value a shell evaluates
-        self.arrays = {
-            name
-            for one, several in _ARRAY.findall(text)
-            for name in (one, *_VARIABLE.findall(several))
-            if name
-        }
+        self.arrays = _find_arrays(text)
 
     def finish(self, pipes: tuple[int, ...]) -> ParsedScript:
         """Return the result after the whole script has been parsed."""
@@ -208,11 +207,12 @@ class Values:
                     message = f"a shell reads this value as source, for `{each.by}`"
                     self.refuse(at, message, _ENV_WAY)
                 readers.setdefault(at, each.by)
-        return [
-            read_as_source(by, at, self.spans[at] - at)
-            for at, by in readers.items()
-            if at not in self.errors and positions[at].role != "number"
-        ]
+        doubts: list[Doubt] = []
+        for at, by in readers.items():
+            # A number cannot be code, and an expression with an error needs no doubt.
+            if at not in self.errors and positions[at].role != "number":
+                doubts.append(read_as_source(by, at, self.spans[at] - at))
+        return doubts
 
     def _read_offsets(self) -> list[tuple[int, int]]:
         """Return sorted pairs: an offset at which an expression is read, and the expression's
@@ -235,12 +235,11 @@ class Values:
         self._check_before(at)
         frame.places.add(at)
         so_far = self.text[frame.word : at] if frame.word >= 0 else ""
-        in_subscript = (_KEY if frame.array else _SUBSCRIPT).match(so_far) is not None
-        self.places[at] = Position(
-            role="number" if frame.number or in_subscript else "text",
-            quoted=quoted,
-            alone=not quoted and self._is_word(at, end),
-        )
+        subscript = _KEY if frame.array else _SUBSCRIPT
+        is_arithmetic = frame.number or subscript.match(so_far) is not None
+        is_alone = not quoted and self._is_word(at, end)
+        role: Literal["number", "text"] = "number" if is_arithmetic else "text"
+        self.places[at] = Position(role, quoted, is_alone)
         return end
 
     def _check_before(self, at: int) -> None:
@@ -261,7 +260,9 @@ class Values:
     def _is_word(self, start: int, end: int) -> bool:
         """Return True if a template expression is a whole shell word."""
         before, after = self.text[start - 1 : start], self.text[end : end + 1]
-        return (not before or before in _EDGE_BEFORE) and (not after or after in _EDGE_AFTER)
+        is_begin = not before or before in _EDGE_BEFORE
+        is_end = not after or after in _EDGE_AFTER
+        return is_begin and is_end
 
     def _limit(self, at: int, role: Literal["number", "operand"]) -> None:
         """Restrict the value at `at` to a role, unless a stricter role is set."""
@@ -303,7 +304,8 @@ class Values:
         """Return a word without quotes, with marks in place of template values."""
         parts: list[str] = []
         for at in self._within(start, end):
-            parts += [self.text[start:at], VALUE if at in frame.places else INNER]
+            mark = VALUE if at in frame.places else INNER
+            parts += [self.text[start:at], mark]
             start = self.spans[at]
         return _QUOTING.sub("", "".join((*parts, self.text[start:end])))
 
@@ -320,11 +322,15 @@ class Values:
         if not has_elements and declares(frame.words, name, self.arrays):
             # bash reads `declare -a x="(…)"` as elements.
             self._rule(ValueRestriction("number", word.start, word.end, name), frame)
-        self.assigned += [
-            (name, at) for at in self._within(word.start, word.end) if at in frame.places
-        ]
+        self._assign_values(name, word.start, word.end, frame)
         if role is not None:
             self._rule(ValueRestriction(role, word.start, word.end, name), frame)
+
+    def _assign_values(self, name: str, start: int, end: int, frame: Frame) -> None:
+        """Record the expressions between two offsets as values of a variable."""
+        for at in self._within(start, end):
+            if at in frame.places:
+                self.assigned.append((name, at))
 
     def _assign_at(self, name: str, subscript: str, word: CommandWord, frame: Frame) -> None:
         """Record an assignment to an array item, whose subscript the shell evaluates."""
@@ -341,7 +347,9 @@ class Values:
 
         The key of an associative array is not evaluated.
         """
-        if "$(" not in text and "`" not in text and array not in self.keyed:
+        # The words of a command inside the text are no variables.
+        has_command = "$(" in text or "`" in text
+        if not has_command and array not in self.keyed:
             self.computed.update(_VARIABLE.findall(text))
 
     def judge(self, at: int, frame: Frame) -> None:
@@ -352,18 +360,13 @@ class Values:
         if head == "case":
             return
         if head in ("for", "select") and len(words) > 3:
-            self.assigned += [
-                (words[1].text, each)
-                for each in self._within(words[2].start, at)
-                if each in frame.places
-            ]
+            self._assign_values(words[1].text, words[2].start, at, frame)
         for ruling in find_restrictions(words):
             self._rule(ruling, frame)
         self.computed.update(find_evaluated(words))
         found = find_source(words)
-        self.sources += [
-            ValueRestriction("program", word.start, word.end, found.by) for word in found.words
-        ]
+        for word in found.words:
+            self.program(word.start, word.end, found.by)
         if found.input:
             self._reads_input(found.by, frame.begin, at, frame)
         if closed is None:
@@ -380,4 +383,16 @@ class Values:
             compound.input = by
         if frame.feeder >= 0:
             line_end = self.text.find("\n", end)
-            self.program(frame.feeder, len(self.text) if line_end < 0 else line_end, by)
+            if line_end < 0:
+                line_end = len(self.text)
+            self.program(frame.feeder, line_end, by)
+
+
+def _find_arrays(text: str) -> set[str]:
+    """Return the variables that a script may use as arrays."""
+    found: set[str] = set()
+    for one, several in _ARRAY.findall(text):
+        if one:
+            found.add(one)
+        found.update(_VARIABLE.findall(several))
+    return found

@@ -87,8 +87,9 @@ class Source:
             self.problem("unknown-secret", message, path, f"declare it as {spec}")
 
     def _secret_meant(self, name: str) -> str:
-        """Return a fix with the most similar secret, or ""."""
+        """Return a fix with the secret that is probably meant, or ""."""
         secrets = [other for other in self.inputs if self.type(other) == "secret"]
+        # `hf_token` may stand for the secret `token` that reads HF_TOKEN.
         for other in secrets:
             if self.raw["inputs"][other].get("env") == name.upper():
                 return f'use the input "{other}", which reads ${name.upper()}'
@@ -133,10 +134,12 @@ class Source:
         if not raw:
             return _NO_RESOURCES
         gpus = raw.get("gpus")
+        if gpus is not None:
+            gpus = int(gpus)  # the schema takes 2.0 for an integer
         return Resources(
             cpus=raw.get("cpus"),
             memory=self.unit(units.size, raw, "memory", path),
-            gpus=None if gpus is None else int(gpus),
+            gpus=gpus,
             gpu=raw.get("gpu"),
             gpu_memory=self.unit(units.size, raw, "gpu_memory", path),
             disk=self.unit(units.size, raw, "disk", path),

@@ -54,9 +54,10 @@ def as_written(document: Document, tree: Any, path: Where, *, every: bool = Fals
     `every`: for all numbers.
     """
     if isinstance(tree, dict):
-        return {
-            key: as_written(document, item, (*path, key), every=every) for key, item in tree.items()
-        }
+        written = {}
+        for key, item in tree.items():
+            written[key] = as_written(document, item, (*path, key), every=every)
+        return written
     if isinstance(tree, list):
         return [as_written(document, item, (*path, n), every=every) for n, item in enumerate(tree)]
     if every and is_number(tree):

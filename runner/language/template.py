@@ -68,9 +68,10 @@ def references(text: str) -> tuple[Reference, ...]:
 
     A computed subscript gives the path before it.
     """
-    return tuple(
-        reference for expression in expressions(text) for reference in expression.references
-    )
+    found: list[Reference] = []
+    for expression in expressions(text):
+        found += expression.references
+    return tuple(found)
 
 
 def evaluate(text: str, scope: Scope, reads: Reads | None = None) -> object:

@@ -112,7 +112,10 @@ class Slice(NamedTuple):
     def bounds(self, evaluation: Evaluation) -> Iterator[object]:
         """Yield start, stop and step, evaluated one by one; None for a missing bound."""
         for bound in (self.start, self.stop, self.step):
-            yield bound(evaluation) if bound else None
+            if bound is None:
+                yield None
+            else:
+                yield bound(evaluation)
 
 
 class ChainPart(NamedTuple):
@@ -150,12 +153,10 @@ class Chain(NamedTuple):
                 break
             known.append(link)
         first, last = known[0], known[-1]
-        return Reference(
-            path=tuple(str(link.key) for link in known),
-            offset=first.offset,
-            length=last.offset + last.length - first.offset,
-            names=tuple((link.offset, link.length) for link in known),
-        )
+        path = tuple(str(link.key) for link in known)
+        length = last.offset + last.length - first.offset
+        names = tuple((link.offset, link.length) for link in known)
+        return Reference(path, first.offset, length, names)
 
     def read(self, evaluation: Evaluation) -> object:
         """Return the value, and record it under its path.  Raises TemplateError.
@@ -196,7 +197,7 @@ class Chain(NamedTuple):
     def _read_from(self, value: object, evaluation: Evaluation) -> object:
         for link in self.links:
             key = link.key(evaluation) if callable(link.key) else link.key
-            if isinstance(value, Mapping) and isinstance(key, str) and key in value:
+            if isinstance(value, Mapping) and _has_name(value, key):
                 value = value[key]
             else:
                 value = _read_item(value, key, (), link, evaluation)
@@ -213,6 +214,10 @@ class Chain(NamedTuple):
 
 
 # -- names --
+
+
+def _has_name(mapping: Mapping[str, object], key: object) -> bool:
+    return isinstance(key, str) and key in mapping
 
 
 def _check_name(key: object, path: tuple[str, ...], link: ChainPart) -> str:
@@ -233,7 +238,9 @@ def _missing_name(
     fix = did_you_mean(name, known)
     if not fix and known:
         fix = f"available: {', '.join(sorted(known)[:12])}"
-    return link.missing_error(message, None if recorded else (*path, name), fix)
+    # A recorded value is in the key whole: the absence of a part of it need not be.
+    absent = None if recorded else (*path, name)
+    return link.missing_error(message, absent, fix)
 
 
 def _describe_path(path: tuple[str, ...]) -> str:
@@ -272,7 +279,8 @@ def _item_of_unknown(value: object, key: object, path: tuple[str, ...], link: Ch
     found: list[object] = []
     for kind, key_kind in _KEY_KINDS.items():
         if kind in kinds and key_kind in key_kinds:
-            found.append(A_TEXT if kind == TEXT else item_of(value))
+            item = A_TEXT if kind == TEXT else item_of(value)
+            found.append(item)
     # An unknown value counts as true. Only a known value can be empty.
     if not found or not value:
         raise _no_such_part(value, path, link)
@@ -312,7 +320,9 @@ def _check_bound(bound: object, link: ChainPart) -> int | None:
     if isinstance(bound, Unknown):
         if bound.kinds & {INTEGER, NULL}:
             return None
-    elif bound is None or (isinstance(bound, int) and not isinstance(bound, bool)):
+    elif bound is None:
+        return None
+    elif isinstance(bound, int) and not isinstance(bound, bool):
         return bound
     raise link.error(f"the bounds of a slice must be whole numbers, not {describe_type(bound)}")
 

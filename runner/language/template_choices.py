@@ -41,7 +41,9 @@ class ReferencedNames:
 def chooses(node: nodes.Node) -> bool:
     """Return whether values decide which names of an expression are read."""
     kind = type(node).__name__
-    if kind in _CHOICES or (kind == "Filter" and getattr(node, "name", "") == "default"):
+    if kind in _CHOICES:
+        return True
+    if kind == "Filter" and getattr(node, "name", "") == "default":
         return True
     if kind == "Compare" and any(map(_is_null, _operands(node))):
         return True
@@ -95,7 +97,8 @@ class _ExpressionVisitor:
         """Record a name and the names in its subscripts."""
         chain = self._chains[whole]
         if chain.root is None:
-            paths = self.needs.certain if certain and not asks else self.needs.possible
+            is_used = certain and not asks
+            paths = self.needs.certain if is_used else self.needs.possible
             paths.add(chain.reference().path)
         node = whole
         while type(node).__name__ in ("Getattr", "Getitem"):
@@ -109,7 +112,8 @@ class _ExpressionVisitor:
         self.visit(test, certain=certain, asks=True)
         known, value = self._try_value(test)
         truth = truth_of(value) if known else None
-        for branch, taken in ((yes, truth), (no, None if truth is None else not truth)):
+        opposite = None if truth is None else not truth
+        for branch, taken in ((yes, truth), (no, opposite)):
             if branch is not None and taken is not False:
                 self.visit(branch, certain=certain and taken is True, asks=asks)
 
@@ -117,20 +121,23 @@ class _ExpressionVisitor:
         self.visit(node.node, certain=certain, asks=True)
         known, value = self._try_value(node.node)
         is_null = known and value is None
-        if is_null or not known or (isinstance(value, Unknown) and value.may_be_null):
+        may_be_null = isinstance(value, Unknown) and value.may_be_null
+        if value is None or may_be_null:
             for argument in node.args:
                 self.visit(argument, certain=certain and is_null, asks=asks)
 
     def _compare(self, node: Any, certain: bool) -> None:
         operands = _operands(node)
-        with_null = any(map(_is_null, operands)) and all(
-            operand.op in ("eq", "ne") for operand in node.ops
-        )
+        has_null = any(map(_is_null, operands))
+        with_null = has_null and all(operand.op in ("eq", "ne") for operand in node.ops)
         for operand in operands:
             self.visit(operand, certain=certain, asks=with_null)
 
     def _try_value(self, node: Any) -> tuple[bool, object]:
-        """Return whether a part has a value, and the value; errors are reported elsewhere."""
+        """Return whether a part has a value, and the value or None.
+
+        Its error is reported elsewhere.
+        """
         try:
             return True, self._value(node)
         except TemplateError:

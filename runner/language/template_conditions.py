@@ -43,8 +43,10 @@ def known_values(node: nodes.Node, chains: Mapping[nodes.Node, Chain], *, holds:
             return {path: None} if path is not None else _NOTHING
         case "Compare" if len(part.ops) == 1:
             operand = part.ops[0]
-            is_equal = operand.op == ("eq" if holds else "ne")
-            return _equal(part.expr, operand.expr, chains) if is_equal else _NOTHING
+            # `x != 1` says that x is 1 where it does not hold.
+            equal = "eq" if holds else "ne"
+            if operand.op == equal:
+                return _equal(part.expr, operand.expr, chains)
     return _NOTHING
 
 
@@ -65,7 +67,9 @@ def _equal(one: Any, other: Any, chains: Mapping[nodes.Node, Chain]) -> Facts:
 def _path_of(node: nodes.Node, chains: Mapping[nodes.Node, Chain]) -> tuple[str, ...] | None:
     """Return the path of a node that is a name; None for other nodes."""
     chain = chains.get(node)
-    return chain.reference().path if chain is not None and chain.root is None else None
+    if chain is None or chain.root is not None:
+        return None
+    return chain.reference().path
 
 
 def empty_reads(
@@ -109,7 +113,8 @@ def _find_constant_branch(
 ) -> Iterator[EmptyRead]:
     """Yield the read of a known value in a branch beside a constant: `x if x == "a" else "b"`."""
     path = _path_of(branch, chains)
-    if path is None or path not in here or type(other).__name__ != "Const":
+    if path is None or path not in here:
         return
-    if here[path] not in EMPTY:
+    # An empty value is reported where the branch reads it.
+    if type(other).__name__ == "Const" and here[path] not in EMPTY:
         yield EmptyRead(chains[branch].reference(), here[path])

@@ -48,6 +48,15 @@ _DIVISIONS = ("/", "//", "%")
 _JOINABLE = frozenset({TEXT, LIST})
 """Types of which `+` joins two values."""
 
+
+def _is_in(left: Any, right: Any) -> bool:
+    return left in right
+
+
+def _is_not_in(left: Any, right: Any) -> bool:
+    return left not in right
+
+
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "eq": operator.eq,
     "ne": operator.ne,
@@ -55,8 +64,8 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "lteq": operator.le,
     "gt": operator.gt,
     "gteq": operator.ge,
-    "in": lambda left, right: left in right,
-    "notin": lambda left, right: left not in right,
+    "in": _is_in,
+    "notin": _is_not_in,
 }
 
 _MOST_NUMBERS = 100_000
@@ -159,7 +168,9 @@ def _are_comparable(name: str, left: frozenset[str], right: frozenset[str]) -> b
     if name in ("eq", "ne"):
         return True
     if name in ("in", "notin"):
-        return bool(right & {LIST, MAPPING}) or (TEXT in right and TEXT in left)
+        if right & {LIST, MAPPING}:
+            return True
+        return TEXT in right and TEXT in left
     return any(left & kinds and right & kinds for kinds in _ORDERED_TYPES)
 
 
@@ -279,7 +290,8 @@ def _parent(path: str) -> str:
     head = head.rstrip("/")
     if head:
         return head
-    return "/" if slash or path.startswith("/") else "."
+    is_absolute = slash or path.startswith("/")
+    return "/" if is_absolute else "."
 
 
 _PATH_FILTERS: dict[str, Callable[[str], str]] = {

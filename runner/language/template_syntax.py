@@ -121,10 +121,11 @@ _SIGNS = ("-", "+")
 
 def find_expressions(text: str) -> Iterator[tuple[int, int]]:
     """Yield the start and end of each `{{ … }}` of a leaf.  Raises TemplateError."""
-    end = 0
-    while (start := text.find("{{", end)) >= 0:
+    start = text.find("{{")
+    while start >= 0:
         end = _end_of_expression(text, start)
         yield start, end
+        start = text.find("{{", end)
 
 
 def _end_of_expression(text: str, start: int) -> int:
@@ -133,7 +134,7 @@ def _end_of_expression(text: str, start: int) -> int:
     Braces and quotes inside an expression do not end it.
     """
     position, depth = start + 2, 0
-    while (mark := _MARK.search(text, position)) is not None:
+    while mark := _MARK.search(text, position):
         position = mark.end()
         char = mark.group()
         if char == "{":
@@ -326,8 +327,10 @@ class _ExpressionReader:
                 if kind != "whitespace":
                     self._token_at[offset] = len(self._tokens)
                     self._tokens.append((offset, raw))
-                is_null = kind == "name" and raw == _NULL and before != "."
-                yield offset, kind, "none" if is_null else raw
+                is_null = kind == "name" and raw == _NULL
+                # `.null` is the name of a part.
+                word = "none" if is_null and before != "." else raw
+                yield offset, kind, word
                 offset += len(raw)
                 before = raw
         except TemplateSyntaxError as error:
@@ -390,9 +393,9 @@ class _ExpressionReader:
             fix = did_you_mean(name, FILTERS) or f"available filters: {', '.join(FILTERS)}"
             raise TemplateError(f"there is no filter `{name}`", offset, len(name), fix)
         least, most = _ARGUMENTS.get(name, (0, 0))
-        is_plain = not (node.kwargs or node.dyn_args or node.dyn_kwargs)
-        if not is_plain or not least <= len(node.args) <= most:
-            takes = "one argument" if least else "at most one argument" if most else "no argument"
+        takes_count = least <= len(node.args) <= most
+        if not takes_count or _has_special_arguments(node):
+            takes = _describe_arguments(least, most)
             raise TemplateError(f"the filter `{name}` takes {takes}", offset, len(name))
 
     def _check_test(self, node: nodes.Test) -> None:
@@ -402,7 +405,7 @@ class _ExpressionReader:
         if node.name not in TESTS:
             fix = did_you_mean(node.name, TESTS) or f"available tests: {', '.join(TESTS)}"
             raise TemplateError(f"there is no test `{node.name}`", offset, len(word), fix)
-        if node.args or node.kwargs or node.dyn_args or node.dyn_kwargs:
+        if node.args or _has_special_arguments(node):
             message = f"the test `{node.name}` takes no argument"
             raise TemplateError(message, offset, len(word))
 
@@ -457,16 +460,29 @@ class _ExpressionReader:
         return ChainPart(key, offset, len(word))
 
     def _slice(self, node: nodes.Getitem, key: nodes.Slice) -> ChainPart:
-        start, stop, step = (
-            self._defer(bound) if bound is not None else None
-            for bound in (key.start, key.stop, key.step)
-        )
+        start = self._defer_bound(key.start)
+        stop = self._defer_bound(key.stop)
+        step = self._defer_bound(key.step)
         length = self._end_of_bracket(node.lineno) - node.lineno
         return ChainPart(Slice(start, stop, step), node.lineno, length)
+
+    def _defer_bound(self, node: nodes.Expr | None) -> Deferred | None:
+        return None if node is None else self._defer(node)
 
     def _defer(self, node: nodes.Expr) -> Deferred:
         self._check(node)
         return partial(_evaluate, node, self.chains)
+
+
+def _has_special_arguments(node: nodes.Filter | nodes.Test) -> bool:
+    """Return True if a filter or test has arguments by name, or a `*` before one."""
+    return bool(node.kwargs or node.dyn_args or node.dyn_kwargs)
+
+
+def _describe_arguments(least: int, most: int) -> str:
+    if least:
+        return "one argument"
+    return "at most one argument" if most else "no argument"
 
 
 def _call_error(node: nodes.Call) -> TemplateError:
@@ -556,14 +572,17 @@ class _Evaluator:
         truth = truth_of(self.value(node.test))
         if truth is None:
             return self._one_of_branches([node.expr1, node.expr2], [])
-        return self._one_of_branches([node.expr1 if truth else node.expr2], [])
+        branch = node.expr1 if truth else node.expr2
+        return self._one_of_branches([branch], [])
 
     def _and(self, node: nodes.And) -> object:
         left = self.value(node.left)
         truth = truth_of(left)
         if truth is not None:
             return self.value(node.right) if truth else left
-        return self._one_of_branches([node.right], [False if left == A_BOOLEAN else left])
+        # An unknown boolean is the result only if it is false.
+        result = False if left == A_BOOLEAN else left
+        return self._one_of_branches([node.right], [result])
 
     def _or(self, node: nodes.Or) -> object:
         left = self.value(node.left)
@@ -571,9 +590,9 @@ class _Evaluator:
         if truth is not None:
             return left if truth else self.value(node.right)
         assert isinstance(left, Unknown)
-        return self._one_of_branches(
-            [node.right], [True if left == A_BOOLEAN else left.without_null]
-        )
+        # The left side is the result only if it is true, and null is not.
+        result = True if left == A_BOOLEAN else left.without_null
+        return self._one_of_branches([node.right], [result])
 
     def _not(self, node: nodes.Not) -> object:
         truth = truth_of(self.value(node.node))
@@ -590,8 +609,11 @@ class _Evaluator:
         found = others
         errors: list[TemplateError] = []
         for branch in branches:
+            if branch is None:
+                found.append(None)
+                continue
             try:
-                found.append(self.value(branch) if branch is not None else None)
+                found.append(self.value(branch))
             except TemplateError as error:
                 errors.append(error)
         if not found:
@@ -670,18 +692,22 @@ class _Evaluator:
         if node.name == "defined":
             return self._is_defined(node.node)
         value = self.value(node.node)
-        if isinstance(value, Unknown) and value.may_be_null and value.kinds != {NULL}:
-            return A_BOOLEAN
-        return kinds_of(value) == {NULL}
+        is_null = kinds_of(value) == {NULL}
+        if isinstance(value, Unknown) and value.may_be_null:
+            return True if is_null else A_BOOLEAN
+        return is_null
 
     def _is_defined(self, node: nodes.Expr) -> object:
         """Return whether a name exists; outputs of skipped steps do not."""
         is_there, value = self._value_if_there(node)
         chain = self._chains.get(node)
         of_step = chain is not None and not chain.root and chain.reference().path[0] == "steps"
-        if isinstance(value, Unknown) and (value.part or (of_step and value.may_be_null)):
-            return A_BOOLEAN
-        return is_there and not (of_step and value is None)
+        if isinstance(value, Unknown):
+            may_be_skipped = of_step and value.may_be_null
+            if value.part or may_be_skipped:
+                return A_BOOLEAN
+        is_skipped = of_step and value is None
+        return is_there and not is_skipped
 
 
 _EVALUATE: dict[str, Callable[[_Evaluator, Any], object]] = {

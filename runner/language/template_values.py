@@ -88,7 +88,8 @@ def _text_of_unknown(value: Unknown) -> str:
     if not value.textless:
         return UNKNOWN_TEXT
     examples: dict[str, object] = {LIST: [], MAPPING: {}, NULL: None}
-    return text_of(next(example for kind, example in examples.items() if kind in value.kinds))
+    first = next(example for kind, example in examples.items() if kind in value.kinds)
+    return text_of(first)
 
 
 def text_at(value: object, offset: int, length: int = 1) -> str:

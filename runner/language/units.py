@@ -10,12 +10,20 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-_SIZES = (
-    {"B": 1}
-    | {f"{p}B": 1000**n for n, p in enumerate("KMGTP", 1)}
-    | {f"{p}iB": 1024**n for n, p in enumerate("KMGTP", 1)}
-    | {"kB": 1000}
-)
+_SIZES = {
+    "B": 1,
+    "kB": 1000,
+    "KB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "TB": 1000**4,
+    "PB": 1000**5,
+    "KiB": 1024,
+    "MiB": 1024**2,
+    "GiB": 1024**3,
+    "TiB": 1024**4,
+    "PiB": 1024**5,
+}
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([kKMGTP]?i?B)")
 _DURATION = re.compile(
     r"".join(rf"(?:([0-9]{{1,9}}(?:\.[0-9]{{1,9}})?){unit})?" for unit in "dhms")
@@ -84,7 +92,9 @@ def money(text: str) -> float:
 def size_text(size: int) -> str:
     """Format `size` bytes as the shortest exact text, such as `24GB`, `16GiB` or `1001B`."""
     for unit, factor in sorted(_SIZES.items(), key=lambda item: -item[1]):
-        if unit != "KB" and size and size % factor == 0:
+        if unit == "KB":
+            continue  # sizes are written with the SI prefix, kB
+        if size and size % factor == 0:
             return f"{size // factor}{unit}"
     return "0B"
 
@@ -93,7 +103,8 @@ def about(size: float) -> str:
     """Format bytes with about three digits, such as `812 B`, `1.5 MB` or `24.0 GB`."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+            is_whole = unit == "B" or size >= 100
+            return f"{size:.0f} {unit}" if is_whole else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:,.1f} PB"
 

@@ -60,7 +60,9 @@ class Unknown:
     @property
     def word(self) -> str:
         """Names of the types that the value may have, as text for messages."""
-        return " or ".join(dict.fromkeys(_WORDS[kind] for kind in _WORDS if kind in self.kinds))
+        words = [word for kind, word in _WORDS.items() if kind in self.kinds]
+        # Both kinds of numbers have the same word.
+        return " or ".join(dict.fromkeys(words))
 
 
 def unknown(*kinds: str, items: Unknown | None = None) -> Unknown:
@@ -79,12 +81,13 @@ TEXTS: Final = unknown(LIST, items=A_TEXT)
 
 def of_input(type: str, items: str | None = None, *, required: bool = True) -> Unknown:
     """Return the unknown value of an input of this type; optional inputs may be null."""
+    item = of_input(items) if items else None
     found = {
         "integer": AN_INTEGER,
         "number": Unknown(NUMBERS),
         "boolean": A_BOOLEAN,
         "choice": unknown(TEXT, INTEGER, FRACTION, BOOLEAN),
-        "list": unknown(LIST, items=of_input(items) if items else None),
+        "list": unknown(LIST, items=item),
         "object": unknown(MAPPING),
     }.get(type, A_TEXT)
     return found if required else replace(found, kinds=found.kinds | {NULL})
@@ -104,7 +107,9 @@ def kinds_of(value: object) -> frozenset[str]:
         return frozenset({FRACTION})
     if isinstance(value, str):
         return frozenset({TEXT})
-    return frozenset({MAPPING if isinstance(value, Mapping) else LIST})
+    if isinstance(value, Mapping):
+        return frozenset({MAPPING})
+    return frozenset({LIST})
 
 
 def holds_unknown(value: object) -> bool:

@@ -27,7 +27,8 @@ def rest_of_value(text: str, start: int, *, comments: bool = False) -> str:
     It ends with the line, or with the item in a flow collection. `comments`: include text after a
     `#`.
     """
-    line = re.compile(r"[^\r\n]*" if comments else r"(?:[^\r\n#]|(?<=\S)#)*").match(text, start)
+    pattern = r"[^\r\n]*" if comments else r"(?:[^\r\n#]|(?<=\S)#)*"
+    line = re.compile(pattern).match(text, start)
     value = line.group().rstrip() if line else ""
     before = text[_start_of_line(text, start) : start]
     opened = before.count("[") + before.count("{")
@@ -49,7 +50,8 @@ def unquoted_expression(text: str, index: int) -> Mistake:
     start = index
     while start and text[start - 1] not in " \t\r\n,[":
         start -= 1
-    line_end = next(iter(found.start() for found in re.compile(r"\r|\n|$").finditer(text, index)))
+    line_ends = re.compile(r"\r|\n|$").finditer(text, index)
+    line_end = next(line_ends).start()
     closed = text.find("}}", index, line_end)
     end = closed + 2 if closed != -1 else line_end
     tail = re.compile(r"[^\s,\[\]{}#]*").match(text, end)
@@ -117,7 +119,8 @@ def _tab(complaint: _Complaint) -> Mistake | None:
     tab = re.match(r" *\t[ \t]*", complaint.line)
     if tab is None:
         return None
-    if "tab" in problem or "'\\t'" in problem or start + tab.end() >= complaint.index:
+    is_named = "tab" in problem or "'\\t'" in problem
+    if is_named or start + tab.end() >= complaint.index:
         first = start + complaint.line.index("\t")
         message = "a tab is used as indentation"
         return Mistake("tab", message, first, start + tab.end(), "indent with spaces")
@@ -212,7 +215,8 @@ def _unquoted_start(text: str, start: int, what: str) -> Mistake:
 
 def _in_brackets(text: str, index: int, begun: int, line_start: int) -> Mistake:
     """Return the mistake at `index` in a list or mapping whose bracket is at `begun`."""
-    if text[index : index + 1] in ("[", "{") and index and not text[index - 1].isspace():
+    is_in_word = index > 0 and not text[index - 1].isspace()
+    if is_in_word and text[index : index + 1] in ("[", "{"):
         return _bracket_in_value(text, index, line_start)
     opening = text[begun : begun + 1]
     if not text[index:].strip() or text.count("\n", begun, index):
@@ -246,7 +250,9 @@ def _bare_braces(line: str) -> int:
 
 def _unquoted_colon(index: int, line_start: int, line: str) -> Mistake:
     head = re.match(r"\s*(?:- +)*(?:\"[^\"]*\"|'[^']*'|[^\s:]+) *:\s+", line)
-    value = line[head.end() :].rstrip() if head and line_start + head.end() <= index else ""
+    value = ""
+    if head and line_start + head.end() <= index:
+        value = line[head.end() :].rstrip()
     fix = f"quote the whole value: {quote(value)}" if value else "quote the value"
     return Mistake(
         "unquoted-colon",

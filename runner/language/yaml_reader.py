@@ -139,7 +139,9 @@ class YamlReader:
         finally:
             if collecting:
                 gc.enable()
-        return cast("Tree", self._level.value[0] if not self.problems else None)
+        if self.problems:
+            return None
+        return cast("Tree", self._level.value[0])
 
     def _walk(self) -> None:
         import yaml
@@ -147,8 +149,8 @@ class YamlReader:
         parser = _parser(_Feed(self.text, self._check_limits))
         handlers: dict[type, Callable[[Any], None]] = {
             yaml.ScalarEvent: self._scalar,
-            yaml.MappingStartEvent: lambda event: self._open(event, {}, {}),
-            yaml.SequenceStartEvent: lambda event: self._open(event, [], None),
+            yaml.MappingStartEvent: self._open_mapping,
+            yaml.SequenceStartEvent: self._open_list,
             yaml.MappingEndEvent: self._close,
             yaml.SequenceEndEvent: self._close,
             yaml.AliasEvent: self._alias,
@@ -157,7 +159,8 @@ class YamlReader:
         while len(self.problems) < MAX_PROBLEMS:
             event = parser.get_event()
             kind = type(event)
-            if (handle := handlers.get(kind)) is not None:
+            handle = handlers.get(kind)
+            if handle is not None:
                 handle(event)
             elif kind is yaml.DocumentStartEvent:
                 documents += 1
@@ -209,7 +212,8 @@ class YamlReader:
         elif level.keys is None:
             level.value.append(value)
         else:
-            if is_plain and not text and _lacks_colon(self.text, event.start_mark.index):
+            is_empty = is_plain and not text
+            if is_empty and _lacks_colon(self.text, event.start_mark.index):
                 self._report_key_without_colon(level)
             level.value[level.key] = value
             level.key = _NO_KEY
@@ -228,6 +232,7 @@ class YamlReader:
         level = self._level
         keys = cast("dict[str, int]", level.keys)
         is_merge = value == "<<" and not event.style
+        # One condition, because it is checked for every key of a file.
         if type(value) is str and value not in keys and not event.anchor and not is_merge:
             keys[value] = start
             level.key = self._names.setdefault(value, value)
@@ -243,6 +248,12 @@ class YamlReader:
         return start + _length_of_properties(self.text[start:end])
 
     # -- collections and aliases --
+
+    def _open_mapping(self, event: Any) -> None:
+        self._open(event, {}, {})
+
+    def _open_list(self, event: Any) -> None:
+        self._open(event, [], None)
 
     def _open(self, event: Any, value: object, keys: dict[str, int] | None) -> None:
         """Open a list, or a mapping if it has `keys`."""
@@ -326,10 +337,9 @@ class YamlReader:
     def _report_syntax(self, mistake: Mistake) -> None:
         """Report a syntax mistake, once per kind and line."""
         line = self.locate(mistake.start, mistake.end).line
-        for known in self.problems:
-            if known.code == mistake.code and known.where and known.where.line == line:
-                return
-        self._report(*mistake)
+        reported = {(known.code, known.where.line) for known in self.problems if known.where}
+        if (mistake.code, line) not in reported:
+            self._report(*mistake)
 
     def _report_second_document(self, start: int) -> None:
         message = "a second document starts here; a file holds one"
@@ -411,7 +421,9 @@ def find_doubtful_scalars(text: str, places: Places) -> Iterator[Mistake]:
     for node, (start, end) in enumerate(zip(places.starts, places.ends, strict=True)):
         if node in places.folded:
             yield from _kept_line_break(text, start, end, places.folded[node])
-        elif start < end and not places.after[node] and text[start] not in "'\"|>*[{":
+            continue
+        is_scalar = not places.after[node] and start < end
+        if is_scalar and text[start] not in "'\"|>*[{":
             yield from _cut_by_comment(text, start, end)
 
 

@@ -74,7 +74,9 @@ def scalar(value: object) -> str:
     """Return a value on one line; text is unquoted if every version reads it as the same text."""
     if not isinstance(value, str):
         return flow(value)
-    if not value or "\n" in value or _ESCAPED.search(value):
+    if not value or "\n" in value:
+        return flow(value)
+    if _ESCAPED.search(value):
         return flow(value)
     plain = block(value, width=len(value) * 12 + 80).removesuffix("\n...\n").removesuffix("\n")
     return plain if plain == value else flow(value)

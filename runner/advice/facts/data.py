@@ -31,6 +31,8 @@ _OTHER_IMAGE_SUFFIXES: Final = (
     ".avif",
     ".jxl",
 )
+_ALL_IMAGE_SUFFIXES: Final = (*_IMAGE_SUFFIXES, *_OTHER_IMAGE_SUFFIXES)
+_CAPTION_TABLES: Final = ("metadata.jsonl", "metadata.csv", "captions.csv", "captions.jsonl")
 _ROW_SUFFIXES: Final = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet")
 
 
@@ -80,9 +82,7 @@ def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object
         return {}
     files = [path] if path.is_file() else _list_files(path)
     found: dict[str, object] = {"size": round(sum(each.stat().st_size for each in files) / GB, 3)}
-    images = [
-        each for each in files if each.suffix.lower() in (*_IMAGE_SUFFIXES, *_OTHER_IMAGE_SUFFIXES)
-    ]
+    images = [each for each in files if each.suffix.lower() in _ALL_IMAGE_SUFFIXES]
     if images:
         return found | NO_ROWS | _gather_image_facts(images, files)
     found |= {"images": 0, "limit": limit, "tasks": _find_tasks(files)}
@@ -94,31 +94,37 @@ def facts(path: Path, limit: int | None, model: Path | None) -> dict[str, object
     if all("text" in row and "label" not in row for row in rows):
         return found | {"truncated": 0.0}  # plain text is split into chunks without loss
     lengths = _count_tokens(rows, model) if limit else None
-    if lengths is not None and limit:
-        too_long = sum(length > limit for length in lengths)
-        found["longest"] = max(lengths, default=0)
-        found["longest_text"] = _measure_longest_text(rows, model)
-        found["truncated"] = round(100 * too_long / max(1, len(lengths)), 1)
+    if lengths is None or not limit:
+        return found
+    too_long = sum(length > limit for length in lengths)
+    found["longest"] = max(lengths, default=0)
+    found["longest_text"] = _measure_longest_text(rows, model)
+    found["truncated"] = round(100 * too_long / max(1, len(lengths)), 1)
     return found
 
 
 def _list_files(folder: Path) -> list[Path]:
-    found = (each for each in folder.rglob("*") if each.is_file())
-    return sorted(each for each in found if not each.name.startswith("."))
+    return sorted(each for each in folder.rglob("*") if _is_visible_file(each))
+
+
+def _is_visible_file(path: Path) -> bool:
+    return path.is_file() and not path.name.startswith(".")
 
 
 def _sample_rows(path: Path, files: Iterable[Path]) -> list[dict[str, Any]]:
     """Return the first `ROWS` rows of a dataset. Raises OSError, ValueError."""
     rows: list[dict[str, Any]] = []
     for file in files:
+        # A file that is the dataset itself may have any name.
         is_about = file != path and _DOCUMENTATION.fullmatch(file.stem) is not None
-        if file.suffix.lower() in _ROW_SUFFIXES and not is_about and len(rows) < ROWS:
+        has_rows = file.suffix.lower() in _ROW_SUFFIXES and not is_about
+        if has_rows and len(rows) < ROWS:
             rows += _read_rows(file, ROWS - len(rows))
     return rows
 
 
 def _gather_row_facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, object]:
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    columns = _list_columns(rows)
     return {
         "rows": len(rows),
         "sampled": len(rows),
@@ -128,8 +134,19 @@ def _gather_row_facts(rows: Sequence[Mapping[str, Any]]) -> dict[str, object]:
         "layout": _detect_layout(rows, columns),
         "called": _find_columns(columns),
         "values": _find_label_values(rows, columns),
-        "scores": [name for name in columns if any(_is_score(row.get(name)) for row in rows)],
+        "scores": [name for name in columns if _has_scores(rows, name)],
     }
+
+
+def _list_columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    columns: dict[str, None] = {}
+    for row in rows:
+        columns.update(dict.fromkeys(row))
+    return list(columns)
+
+
+def _has_scores(rows: Iterable[Mapping[str, Any]], column: str) -> bool:
+    return any(_is_score(row.get(column)) for row in rows)
 
 
 def _is_conversation(row: Mapping[str, Any]) -> bool:
@@ -139,12 +156,13 @@ def _is_conversation(row: Mapping[str, Any]) -> bool:
 
 def _find_tasks(files: Iterable[Path]) -> list[str]:
     """Return the task and group names in task files of lm-evaluation-harness."""
-    texts = [contents(each, LARGE) or b"" for each in files if each.suffix == ".yaml"]
-    return [
-        name.decode(errors="replace")
-        for data in texts
-        for name in re.findall(rb"^(?:task|group): *([^\s\[#]+)", data, re.MULTILINE)
-    ]
+    found: list[str] = []
+    for file in files:
+        if file.suffix == ".yaml":
+            data = contents(file, LARGE) or b""
+            names = re.findall(rb"^(?:task|group): *([^\s\[#]+)", data, re.MULTILINE)
+            found += [name.decode(errors="replace") for name in names]
+    return found
 
 
 def _find_columns(columns: Sequence[str]) -> dict[str, str | None]:
@@ -152,10 +170,10 @@ def _find_columns(columns: Sequence[str]) -> dict[str, str | None]:
 
     Columns with the expected name come first, then common alternatives.
     """
-    return {
-        name: next((each for each in (name, *others) if each in columns), None)
-        for name, others in COLUMN_NAMES.items()
-    }
+    found: dict[str, str | None] = {}
+    for name, others in COLUMN_NAMES.items():
+        found[name] = next((each for each in (name, *others) if each in columns), None)
+    return found
 
 
 def _find_label_values(
@@ -167,7 +185,8 @@ def _find_label_values(
         there = [row[name] for row in rows if row.get(name) is not None]
         if all(isinstance(value, str | int | float) for value in there):
             texts = sorted({str(value).strip() for value in there})
-            found |= {name: texts} if len(texts) <= _MAX_LABELS else {}
+            if len(texts) <= _MAX_LABELS:
+                found[name] = texts
     return found
 
 
@@ -184,36 +203,49 @@ def _detect_layout(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) ->
     `alpaca`: an `input` column that some rows use. `sharegpt`: turns with `from` and `value`.
     """
     if {"instruction", "output"} <= set(columns):
-        return "alpaca" if any(row.get("input") for row in rows) else None
-    turns = [turn for row in rows for turn in _list_turns(row, ("conversations", "messages"))]
+        has_inputs = any(row.get("input") for row in rows)
+        return "alpaca" if has_inputs else None
+    turns: list[Mapping[str, Any]] = []
+    for row in rows:
+        turns += _list_turns(row, ("conversations", "messages"))
     if turns and all(turn.keys() >= _SHAREGPT_KEYS for turn in turns):
         return "sharegpt"
     return None
 
 
 _SHAREGPT_KEYS: Final = {"from", "value"}
+_TURN_COLUMNS: Final = (
+    "messages",
+    "conversations",
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+)
 
 
 def _has_tools(row: Mapping[str, Any]) -> bool:
     """Return True if a row's conversation calls tools or has a message without text."""
-    turns = [
-        turn
-        for turn in _list_turns(
-            row, ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
-        )
-        if "role" in turn
-    ]
-    return bool(turns) and (
-        bool(row.get("tools"))
-        or any(turn.get("tool_calls") or not isinstance(turn.get("content"), str) for turn in turns)
-    )
+    turns = [turn for turn in _list_turns(row, _TURN_COLUMNS) if "role" in turn]
+    if not turns:
+        return False
+    if row.get("tools"):
+        return True
+    return any(map(_needs_tool_template, turns))
+
+
+def _needs_tool_template(turn: Mapping[str, Any]) -> bool:
+    """Return True if a message calls tools or has no plain text."""
+    return bool(turn.get("tool_calls")) or not isinstance(turn.get("content"), str)
 
 
 def _list_turns(row: Mapping[str, Any], names: Iterable[str]) -> Iterator[Mapping[str, Any]]:
     for name in names:
         value = row.get(name)
         if isinstance(value, list):
-            yield from (turn for turn in value if isinstance(turn, Mapping))
+            for turn in value:
+                if isinstance(turn, Mapping):
+                    yield turn
 
 
 def _read_rows(file: Path, most: int) -> list[dict[str, Any]]:
@@ -228,12 +260,15 @@ def _read_rows(file: Path, most: int) -> list[dict[str, Any]]:
         return _read_json(file, most)
     lines = _read_first_lines(file, most)
     if suffix == ".jsonl":
-        rows = [json.loads(line) for line in lines]
-        return [row for row in rows if isinstance(row, dict)]
+        return _select_mappings(map(json.loads, lines))
     if suffix == ".txt":
         return [{"text": line} for line in lines]
+    delimiter = "\t" if suffix == ".tsv" else ","
+    return [dict(row) for row in csv.DictReader(lines, delimiter=delimiter)]
 
-    return [dict(row) for row in csv.DictReader(lines, delimiter="\t" if suffix == ".tsv" else ",")]
+
+def _select_mappings(values: Iterable[Any]) -> list[dict[str, Any]]:
+    return [value for value in values if isinstance(value, dict)]
 
 
 def _read_parquet(file: Path, most: int) -> list[dict[str, Any]]:
@@ -250,7 +285,7 @@ def _read_json(file: Path, most: int) -> list[dict[str, Any]]:
         value = json.loads(opened.read(64 * LARGE).decode("utf-8-sig"))
     if not isinstance(value, list):
         return []
-    return [row for row in value[:most] if isinstance(row, dict)]
+    return _select_mappings(value[:most])
 
 
 def _read_first_lines(file: Path, most: int) -> list[str]:
@@ -266,8 +301,10 @@ def _count_tokens(rows: Sequence[Mapping[str, Any]], model: Path | None) -> list
         return None
 
     def count(values: Iterable[object]) -> int:
-        text = " ".join(text for value in values for text in _collect_texts(value))
-        return len(tokenizer.encode(text).ids)
+        texts: list[str] = []
+        for value in values:
+            texts += _collect_texts(value)
+        return len(tokenizer.encode(" ".join(texts)).ids)
 
     return [max(map(count, _list_sequences(row))) for row in rows]
 
@@ -285,16 +322,23 @@ def _list_sequences(row: Mapping[str, Any]) -> list[list[object]]:
 
 def _select_learnt_columns(row: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the columns with usual names of training data, or else all columns."""
-    return {name: value for name, value in row.items() if name in _LEARNT_COLUMNS} or row
+    learnt = {name: value for name, value in row.items() if name in _LEARNT_COLUMNS}
+    return learnt or row
 
 
 def _measure_longest_text(rows: Sequence[Mapping[str, Any]], model: Path | None) -> int | None:
     """Return the token count of the longest text value; None if there is no tokenizer or text."""
     tokenizer = _load_tokenizer(model)
-    texts = {value for row in rows for value in row.values() if isinstance(value, str)}
-    if tokenizer is None or not texts:
+    if tokenizer is None:
         return None
-    return max(len(tokenizer.encode(text).ids) for text in sorted(texts, key=len)[-ROWS:])
+    texts: set[str] = set()
+    for row in rows:
+        texts.update(value for value in row.values() if isinstance(value, str))
+    if not texts:
+        return None
+    # Counting the tokens of every text takes too long; the longest texts have the most of them.
+    longest = sorted(texts, key=len)[-ROWS:]
+    return max(len(tokenizer.encode(text).ids) for text in longest)
 
 
 def _load_tokenizer(model: Path | None) -> Any:
@@ -314,18 +358,19 @@ def _load_tokenizer(model: Path | None) -> Any:
 
 _ANSWER_COLUMNS: Final = ("chosen", "rejected")
 _LEARNT_COLUMNS: Final = (
-    *(
-        "messages",
-        "conversations",
-        "prompt",
-        "completion",
-        "chosen",
-        "rejected",
-        "instruction",
-        "input",
-        "output",
-    ),
-    *("question", "answer", "response", "content"),
+    "messages",
+    "conversations",
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+    "instruction",
+    "input",
+    "output",
+    "question",
+    "answer",
+    "response",
+    "content",
 )
 """Usual names of the columns that trainers learn from."""
 
@@ -344,16 +389,13 @@ def _collect_texts(value: object) -> Iterator[str]:
 
 def _gather_image_facts(images: Sequence[Path], files: Sequence[Path]) -> dict[str, object]:
     stems = [each.with_suffix("") for each in images]
-    written = {
-        each.with_suffix("") for each in files if each.suffix.lower() in (".txt", ".caption")
-    }
-    tables = any(
-        each.name in ("metadata.jsonl", "metadata.csv", "captions.csv", "captions.jsonl")
-        for each in files
-    )
+    texts = [each for each in files if each.suffix.lower() in (".txt", ".caption")]
+    captioned = {each.with_suffix("") for each in texts}
+    has_table = any(each.name in _CAPTION_TABLES for each in files)
+    missing = 0 if has_table else sum(stem not in captioned for stem in stems)
     return {
         "images": len(images),
-        "captions_missing": 0 if tables else sum(stem not in written for stem in stems),
+        "captions_missing": missing,
         "stems_twice": len(stems) - len(set(stems)),
         "odd_formats": sum(each.suffix.lower() in _OTHER_IMAGE_SUFFIXES for each in images),
         "alpha": sum(map(_is_transparent, images[:5000])),
@@ -369,4 +411,6 @@ def _is_transparent(path: Path) -> bool:
             head = file.read(26)
     except OSError:
         return False
-    return head[:8] == b"\x89PNG\r\n\x1a\n" and len(head) == 26 and head[25] in (4, 6)
+    if not head.startswith(b"\x89PNG\r\n\x1a\n") or len(head) < 26:
+        return False
+    return head[25] in (4, 6)

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -30,33 +30,23 @@ def facts(
     if adapter is None:
         return found | {"misfit": None}
     config = found.get("config")
-    return found | {"misfit": _misfit(adapter, config)} if isinstance(config, dict) else found
+    if not isinstance(config, dict):
+        return found
+    return found | {"misfit": _misfit(adapter, config)}
 
 
 def _read_facts(folder: Path, address: str, template: Path | None) -> dict[str, object]:
-    given = (
-        (contents(template, LARGE) or b"").decode(errors="replace")
-        if template is not None
-        else None
-    )
+    given = None if template is None else _decode(contents(template, LARGE))
     name = bare(address)
     if folder.is_dir():
-        known: dict[str, object] = {
-            "exists": True,
-            "hub": False,
-            "gated": False,
-            "access": "granted",
-        }
-        weights = [
-            path.stat().st_size
-            for path in folder.glob("**/*")
-            if path.suffix in (".safetensors", ".bin", ".pt") and path.is_file()
-        ]
-        known["size"] = round(sum(weights) / GB, 3)
-        known["weights"] = bool(weights)
-        return known | _modules(folder) | _read_model(lambda file: contents(folder / file), given)
+        return (
+            {"exists": True, "hub": False, "gated": False, "access": "granted"}
+            | _measure_weights(folder)
+            | _modules(folder)
+            | _read_model(lambda file: contents(folder / file), given)
+        )
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[\w.-]+", name):
-        return {"exists": False, "hub": False} if not address.startswith("hf://") else {}
+        return {} if address.startswith("hf://") else {"exists": False, "hub": False}
     hub = {"hub": True} | _ask_hub(name)
     snapshot = _find_snapshot(name)
     if snapshot is not None:
@@ -66,61 +56,91 @@ def _read_facts(folder: Path, address: str, template: Path | None) -> dict[str, 
             | _modules(snapshot)
             | _read_model(lambda file: contents(snapshot / file), given)
         )
-    return hub | (
-        _read_model(partial(_download, name), given) if hub.get("access") == "granted" else {}
-    )
+    if hub.get("access") != "granted":
+        return hub
+    return hub | _read_model(partial(_download, name), given)
+
+
+def _measure_weights(folder: Path) -> dict[str, object]:
+    """Return the size of a local model's weights in GB, and whether it has any."""
+    sizes: list[int] = []
+    for path in folder.glob("**/*"):
+        if path.suffix in (".safetensors", ".bin", ".pt") and path.is_file():
+            sizes.append(path.stat().st_size)
+    return {"size": round(sum(sizes) / GB, 3), "weights": bool(sizes)}
 
 
 def _read_model(read: Callable[[str], bytes | None], given: str | None) -> dict[str, object]:
-    config, pipeline, tokens = (
-        _mapping(read(name))
-        for name in ("config.json", "model_index.json", "tokenizer_config.json")
-    )
+    config = _mapping(read("config.json"))
+    pipeline = _mapping(read("model_index.json"))
+    tokens = _mapping(read("tokenizer_config.json"))
     found: dict[str, object] = {
         "pipeline": pipeline.get("_class_name") if pipeline else None,
         "adapter": _mapping(read(_ADAPTER)) or None,
     }
     if config:
-        inner = config.get("text_config")
-        text = inner if isinstance(inner, dict) else config
-        architectures = config.get("architectures") or [None]
-        found |= {
-            "config": config,
-            "architecture": architectures[0],
-            "type": config.get("model_type"),
-            "vision": "vision_config" in config
-            or "visual" in config
-            or str(architectures[0]).endswith("VisionModel"),
-            "vocabulary": text.get("vocab_size"),
-            "positions": text.get("max_position_embeddings"),
-        }
+        found |= _describe_config(config)
     elif pipeline:
-        found |= dict.fromkeys(("architecture", "type", "vocabulary", "positions")) | {
-            "vision": False
-        }
+        found |= dict.fromkeys(("architecture", "type", "vocabulary", "positions"))
+        found["vision"] = False
     if tokens:
-        template = (
-            given
-            if given is not None
-            else _template(tokens.get("chat_template"))
-            or (read("chat_template.jinja") or b"").decode(errors="replace")
-        )
-        begin = _token(tokens.get("bos_token"))
-        found |= {
-            "pad": _token(tokens.get("pad_token")),
-            "eos": _token(tokens.get("eos_token")),
-            "chat_template": bool(template),
-            "template_bos": bool(begin) and ("bos_token" in template or str(begin) in template),
-            "adds_bos": bool(tokens.get("add_bos_token", False))
-            or _adds_token(read("tokenizer.json"), begin),
-        }
-        if (
-            template or given is None
-        ):  # a template given by a tool's own template name cannot be read here
-            found |= _find_turn_ends(template, tokens, config, read)
+        found |= _describe_tokens(tokens, config, read, given)
     return found
 
 
+def _describe_config(config: Mapping[str, Any]) -> dict[str, object]:
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, dict) else config
+    architectures = config.get("architectures") or [None]
+    has_vision = "vision_config" in config or "visual" in config
+    return {
+        "config": config,
+        "architecture": architectures[0],
+        "type": config.get("model_type"),
+        "vision": has_vision or str(architectures[0]).endswith("VisionModel"),
+        "vocabulary": text.get("vocab_size"),
+        "positions": text.get("max_position_embeddings"),
+    }
+
+
+def _describe_tokens(
+    tokens: Mapping[str, Any],
+    config: Mapping[str, Any],
+    read: Callable[[str], bytes | None],
+    given: str | None,
+) -> dict[str, object]:
+    """Return the facts of a tokenizer_config.json and of the chat template, `given` or its own."""
+    template = given
+    if template is None:
+        own = _template(tokens.get("chat_template"))
+        template = own or _decode(read("chat_template.jinja"))
+    begin = _token(tokens.get("bos_token"))
+    has_setting = bool(tokens.get("add_bos_token", False))
+    found: dict[str, object] = {
+        "pad": _token(tokens.get("pad_token")),
+        "eos": _token(tokens.get("eos_token")),
+        "chat_template": bool(template),
+        "template_bos": _writes_begin(template, begin),
+        "adds_bos": has_setting or _adds_token(read("tokenizer.json"), begin),
+    }
+    # The template of a tool's own template name is no file that can be read here.
+    if template or given is None:
+        found |= _find_turn_ends(template, tokens, config, read)
+    return found
+
+
+def _writes_begin(template: str, begin: str | None) -> bool:
+    """Return True if a chat template writes the beginning-of-sequence token."""
+    if not begin:
+        return False
+    return "bos_token" in template or begin in template
+
+
+def _decode(data: bytes | None) -> str:
+    return (data or b"").decode(errors="replace")
+
+
+_SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
 _ANSWER: Final = "the-answer-of-recipe"
 _PIECES: Final = 10_000  # maximum parts of a rendered template
 _MARKS: Final = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
@@ -133,44 +153,46 @@ def _find_turn_ends(
     read: Callable[[str], bytes | None],
 ) -> dict[str, object]:
     """Return the end-of-turn text of a chat template, and the stop tokens, if known."""
-    added = {
-        int(id): _token(each)
-        for id, each in (tokens.get("added_tokens_decoder") or {}).items()
-        if str(id).isdecimal()
-    }
-    if not added:
-        added = {
-            each["id"]: each["content"]
-            for each in _mapping(read("tokenizer.json")).get("added_tokens") or ()
-            if {"id", "content"} <= set(each)
-        }
+    added = _read_added_tokens(tokens, read)
+    special = {name: _token(tokens.get(name)) for name in _SPECIAL_TOKENS}
     found: dict[str, object] = {}
     ids = (_mapping(read("generation_config.json")) or config).get("eos_token_id")
-    listed = ids if isinstance(ids, list) else [] if ids is None else [ids]
-    if all(id in added for id in listed):
-        found["stops"] = [
-            text
-            for text in dict.fromkeys(
-                (_token(tokens.get("eos_token")), *(added[id] for id in listed))
-            )
-            if text
-        ]
-    special = {
-        name: _token(tokens.get(name))
-        for name in ("bos_token", "eos_token", "pad_token", "unk_token")
-    }
+    if not isinstance(ids, list):
+        ids = [] if ids is None else [ids]
+    if all(id in added for id in ids):
+        stops = dict.fromkeys([special["eos_token"], *(added[id] for id in ids)])
+        found["stops"] = [text for text in stops if text]
     if not template:
         found["turn_end"] = None
-    elif (behind := _text_after_answer(template, special)) is not None:
-        ends = [
-            text
-            for text in (*added.values(), special["eos_token"])
-            if text and behind.startswith(text)
-        ]
-        found["turn_end"] = max(
-            ends, key=len, default=behind.split()[0] if behind.startswith("<") else ""
-        )
+        return found
+    behind = _text_after_answer(template, special)
+    if behind is not None:
+        found["turn_end"] = _find_turn_end(behind, (*added.values(), special["eos_token"]))
     return found
+
+
+def _read_added_tokens(
+    tokens: Mapping[str, Any], read: Callable[[str], bytes | None]
+) -> dict[int, str | None]:
+    """Return the texts of a tokenizer's added tokens by their ids."""
+    added: dict[int, str | None] = {}
+    for id, each in (tokens.get("added_tokens_decoder") or {}).items():
+        if str(id).isdecimal():
+            added[int(id)] = _token(each)
+    if added:
+        return added
+    for each in _mapping(read("tokenizer.json")).get("added_tokens") or ():
+        if {"id", "content"} <= set(each):
+            added[each["id"]] = each["content"]
+    return added
+
+
+def _find_turn_end(behind: str, tokens: Iterable[str | None]) -> str:
+    """Return the longest token at the start of a text, or else a first word in angle brackets."""
+    ends = [text for text in tokens if text and behind.startswith(text)]
+    if ends:
+        return max(ends, key=len)
+    return behind.split()[0] if behind.startswith("<") else ""
 
 
 def _text_after_answer(template: str, special: Mapping[str, str | None]) -> str | None:
@@ -211,19 +233,12 @@ def _modules(folder: Path) -> dict[str, object]:
     names = set(_mapping(contents(folder / "model.safetensors.index.json")).get("weight_map") or ())
     if not names and (folder / "model.safetensors").is_file():
         names = set(_tensors(folder / "model.safetensors"))
-    return (
-        {
-            "modules": sorted(
-                {
-                    name.split(".")[-2]
-                    for name in names
-                    if name.endswith(".weight") and "." in name[:-7]
-                }
-            )
-        }
-        if names
-        else {}
-    )
+    if not names:
+        return {}
+    modules = [name.removesuffix(".weight") for name in names if name.endswith(".weight")]
+    # An adapter names the modules that it changes by the last part of their paths.
+    inner = {module.rpartition(".")[2] for module in modules if "." in module}
+    return {"modules": sorted(inner)}
 
 
 _ADAPTER: Final = "adapter_config.json"
@@ -237,7 +252,8 @@ def _misfit(adapter: Path, config: Mapping[str, Any]) -> str | None:
     text = inner if isinstance(inner, dict) else config
     width, layers = text.get("hidden_size"), text.get("num_hidden_layers")
     for name, tensor in _tensors(adapter / "adapter_model.safetensors").items():
-        if (found := _READS.search(name)) is None:
+        found = _READS.search(name)
+        if found is None:
             continue
         reads = tensor["shape"][-1]
         if width is not None and reads != width:
@@ -256,11 +272,10 @@ def _tensors(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             head = file.read(8)
-            return (
-                _mapping(file.read(min(struct.unpack("<Q", head)[0], 64 * LARGE)))
-                if len(head) == 8
-                else {}
-            )
+            if len(head) < 8:
+                return {}
+            (size,) = struct.unpack("<Q", head)
+            return _mapping(file.read(min(size, 64 * LARGE)))
     except OSError:
         return {}
 
@@ -275,7 +290,9 @@ def _adds_token(data: bytes | None, begin: str | None) -> bool:
     if not begin or not data:
         return False
     after = _mapping(data).get("post_processor")
-    return begin in json.dumps(after, ensure_ascii=False) if after else False
+    if not after:
+        return False
+    return begin in json.dumps(after, ensure_ascii=False)
 
 
 def _mapping(data: bytes | None) -> dict[str, Any]:
@@ -310,30 +327,39 @@ def _ask_hub(name: str) -> dict[str, object]:
     try:
         info = api.model_info(name, timeout=_PATIENCE, files_metadata=True)
     except GatedRepoError:
-        return {"exists": True, "gated": True, "access": "refused" if _has_token() else "no token"}
+        return {"exists": True, "gated": True, "access": _refused_access()}
     except RepositoryNotFoundError:
         return {"exists": False}
     except Exception as error:  # the HTTP client raises various errors without a network
-        refused = getattr(getattr(error, "response", None), "status_code", None) == 401
-        return {"access": "unknown token"} if refused and _has_token() else {}
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status == 401 and _has_token():
+            return {"access": "unknown token"}
+        return {}
     found: dict[str, object] = {"exists": True, "gated": bool(info.gated), "access": "granted"}
-    sizes = [
-        each.size
-        for each in info.siblings or ()
-        if each.size and each.rfilename.endswith((".safetensors", ".bin"))
-    ]
     if info.siblings:
-        found["weights"] = bool(sizes)
-    if sizes:
-        found["size"] = round(sum(sizes) / GB, 1)
+        found |= _measure_hub_weights(info.siblings)
     if info.gated:
         try:
             api.auth_check(name)
         except GatedRepoError:
-            found["access"] = "refused" if _has_token() else "no token"
+            found["access"] = _refused_access()
         except Exception:  # as above: unknown access
             del found["access"]
     return found
+
+
+def _measure_hub_weights(files: Iterable[Any]) -> dict[str, object]:
+    """Return whether files on the Hub have weights, and their size in GB."""
+    weights = [each for each in files if each.rfilename.endswith((".safetensors", ".bin"))]
+    sizes = [each.size for each in weights if each.size]
+    if not sizes:
+        return {"weights": False}
+    return {"weights": True, "size": round(sum(sizes) / GB, 1)}
+
+
+def _refused_access() -> str:
+    """Return the access of a user whom a gated model refuses."""
+    return "refused" if _has_token() else "no token"
 
 
 def _has_token() -> bool:
@@ -353,6 +379,7 @@ def _download(name: str, file: str) -> bytes | None:
 
 
 def bare(address: str) -> str:
-    return (
-        address.removeprefix("hf://").partition("@")[0] if address.startswith("hf://") else address
-    )
+    """Return the name of a model on the Hub without its revision, or a path unchanged."""
+    if not address.startswith("hf://"):
+        return address
+    return address.removeprefix("hf://").partition("@")[0]

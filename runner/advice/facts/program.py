@@ -9,13 +9,13 @@ import re
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise, takewhile
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ...errors import Invalid
 from ...language import document
-from ...language.python_reader import of_tree
+from ...language.python_reader import last_name, of_tree
 from ..tool_settings import Setting
 from . import LARGE, contents
 
@@ -50,10 +50,15 @@ def find_method(line: Sequence[str]) -> str | None:
     """Return the training method found in the names of the started programs, or None."""
     for word in line[:12]:
         if not word.startswith("-"):
-            for part in re.split(r"[^a-z]+", word.rpartition("/")[2].lower()):
+            for part in _split_name(word):
                 if part in _METHODS:
                     return part
     return None
+
+
+def _split_name(path: str) -> list[str]:
+    """Split the last part of a path into words: `run_sft.py` has `run`, `sft` and `py`."""
+    return re.split(r"[^a-z]+", path.rpartition("/")[2].lower())
 
 
 def is_named_training(names: Sequence[str]) -> bool:
@@ -64,11 +69,14 @@ def is_named_training(names: Sequence[str]) -> bool:
     heads = (name.rpartition("/")[2] for name in names)
     if any(head in _OF_PRIME and after[:1] == "@" for head, after in pairwise(heads)):
         return True
-    parts = [re.split(r"[^a-z]+", name.rpartition("/")[2].lower()) for name in names]
-    verbs = takewhile(
-        lambda name: not name.startswith("-"), names[1:]
-    )  # after an option, the word may be its value
-    return any("train" in each for each in parts) or any(name in _METHODS for name in verbs)
+    if any("train" in _split_name(name) for name in names):
+        return True
+    for name in names[1:]:
+        if name.startswith("-"):
+            return False  # the next word may be the option's value
+        if name in _METHODS:
+            return True
+    return False
 
 
 def find_launcher(line: Sequence[str], tools: Sequence[str]) -> str:
@@ -80,21 +88,21 @@ def find_launcher(line: Sequence[str], tools: Sequence[str]) -> str:
             return word
         if word in ("trl", "axolotl", "llamafactory-cli", "simpletuner", "unsloth"):
             return word
-    return (
-        "python"
-        if heads and (heads[0].startswith("python") or heads[0].endswith(".py"))
-        else "other"
-    )
+    first = heads[0] if heads else ""
+    is_python = first.startswith("python") or first.endswith(".py")
+    return "python" if is_python else "other"
 
 
 def find_logins() -> list[str]:
     """Return the services with stored credentials of this user: `wandb`, `huggingface`."""
     home = Path.home()
     hub = Path(os.environ.get("HF_HOME") or home / ".cache" / "huggingface") / "token"
-    return [
-        *(["wandb"] if b"wandb" in (contents(home / ".netrc", LARGE) or b"") else []),
-        *(["huggingface"] if hub.is_file() else []),
-    ]
+    found: list[str] = []
+    if b"wandb" in (contents(home / ".netrc", LARGE) or b""):
+        found.append("wandb")
+    if hub.is_file():
+        found.append("huggingface")
+    return found
 
 
 def parse_config(name: str, data: bytes) -> object:
@@ -111,9 +119,8 @@ def parse_config(name: str, data: bytes) -> object:
         return document.parse(data, name).value
     except Invalid as error:
         first = error.problems[0]
-        raise ValueError(
-            first.message + (f", line {first.where.line}" if first.where else "")
-        ) from None
+        line = f", line {first.where.line}" if first.where else ""
+        raise ValueError(first.message + line) from None
 
 
 def read_code(found: Survey, n: int) -> tuple[list[str], list[str]]:
@@ -144,14 +151,6 @@ def _read_module(path: str, content: str) -> tuple[tuple[str, ...], tuple[str, .
         return (), ()
     keywords = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            called = (
-                node.func.attr
-                if isinstance(node.func, ast.Attribute)
-                else node.func.id
-                if isinstance(node.func, ast.Name)
-                else ""
-            )
-            if called.endswith(("Arguments", "Config")):
-                keywords += [word.arg for word in node.keywords if word.arg]
+        if isinstance(node, ast.Call) and last_name(node.func).endswith(("Arguments", "Config")):
+            keywords += [word.arg for word in node.keywords if word.arg]
     return of_tree(tree).module_names, tuple(keywords)
