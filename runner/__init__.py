@@ -180,13 +180,13 @@ def run(
     with Workspace.open(location.root) as ws:
         how = settings or Settings()
         stack = ws.config.stack(how.stack) if how.stack else None
-        ws.share(store or (stack.store if stack else "") or None)
-        request = _request(
-            location, recipe, inputs, preset, out, python, nodes or (stack.nodes if stack else 0)
-        )
+        stack_store, stack_nodes = (stack.store, stack.nodes) if stack else ("", 0)
+        ws.share(store or stack_store or None)
+        request = _request(location, recipe, inputs, preset, out, python, nodes or stack_nodes)
         if python and not request.current_python:
             how = replace(how, python=python)
-        if isinstance(place := results_place(out or ""), str):
+        place = results_place(out or "")
+        if isinstance(place, str):
             how = replace(how, upload=place)
         calls = _Calls(on_event, location.root)
         return call_beside_loop(
@@ -271,7 +271,9 @@ def results(
         tables = comparison.compare(
             comparison.collect_results(ws, named), comparison.read_criteria(ws, named)
         )
-    rows = [row for table in tables for row in table.flat()]
+    rows: list[dict[str, Any]] = []
+    for table in tables:
+        rows.extend(table.flat())
     if frame or (frame is None and find_spec("pandas") is not None):
         return import_module("pandas").DataFrame(rows)
     return rows

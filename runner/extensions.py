@@ -57,8 +57,13 @@ def find_folder(extension: Extension) -> Path | None:
         spec = find_spec(head)
     except (ImportError, ValueError):
         return None
-    places = list(spec.submodule_search_locations or ()) if spec is not None else []
-    return next((place for base in places if (place := Path(base, *rest)).is_dir()), None)
+    if spec is None:
+        return None
+    for base in spec.submodule_search_locations or ():
+        folder = Path(base, *rest)
+        if folder.is_dir():
+            return folder
+    return None
 
 
 def drivers(wanted: str) -> dict[str, tuple[str, str]]:

@@ -110,8 +110,9 @@ def begin(verbose: int, wish: str) -> None:
         file = logging.FileHandler(path, encoding="utf-8")
         file.setFormatter(_json())
         handlers.append((file, wanted))
-        for earlier in [each for each in root.handlers if isinstance(each, logging.FileHandler)]:
-            root.removeHandler(earlier)
+        for earlier in list(root.handlers):
+            if isinstance(earlier, logging.FileHandler):
+                root.removeHandler(earlier)
         # Without a handler, warnings would go to stderr, so keep that behavior.
         if logging.lastResort is not None and not root.handlers:
             root.addHandler(logging.lastResort)

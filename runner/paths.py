@@ -93,10 +93,8 @@ def _is_workspace(folder: str, environ: Mapping[str, str]) -> bool:
     """
     if folder == "/" or not any(os.path.lexists(f"{folder}/{marker}") for marker in MARKERS):
         return False
-    if (
-        stat.S_IMODE(os.stat(folder).st_mode) & (stat.S_ISVTX | stat.S_IWOTH)
-        == stat.S_ISVTX | stat.S_IWOTH
-    ):
+    shared = stat.S_ISVTX | stat.S_IWOTH
+    if os.stat(folder).st_mode & shared == shared:
         return False
     return folder != os.path.realpath(environ.get("HOME") or os.path.expanduser("~"))
 
@@ -187,12 +185,9 @@ def glob(pattern: str) -> Callable[[str], bool]:
         elif token == "?":  # noqa: S105
             parts.append("[^/]")
         elif len(token) > 1:
-            parts.append(
-                "["
-                + ("^" if token[1] == "!" else "")
-                + re.escape(token[2 if token[1] == "!" else 1 : -1]).replace(r"\-", "-")
-                + "]"
-            )
+            start = 2 if token[1] == "!" else 1
+            letters = re.escape(token[start:-1]).replace(r"\-", "-")
+            parts.append(f"[^{letters}]" if start == 2 else f"[{letters}]")
         else:
             parts.append(re.escape(token))
     compiled = re.compile("".join(parts), re.S)

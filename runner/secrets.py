@@ -76,15 +76,13 @@ def is_tokenlike(name: str, value: str) -> bool:
 
 def find_passwords(variables: Mapping[str, str]) -> list[Secret]:
     """Return the passwords in URLs such as `http://user:password@proxy`."""
-    users = {
-        name: value.partition("://")[2].partition("/")[0].rpartition("@")[0]
-        for name, value in variables.items()
-    }
-    return [
-        Secret(name, password)
-        for name, user in users.items()
-        if len(password := user.partition(":")[2]) >= SHORTEST
-    ]
+    passwords = []
+    for name, value in variables.items():
+        user = value.partition("://")[2].partition("/")[0].rpartition("@")[0]
+        password = user.partition(":")[2]
+        if len(password) >= SHORTEST:
+            passwords.append(Secret(name, password))
+    return passwords
 
 
 class Masker:
@@ -99,15 +97,18 @@ class Masker:
 
     def learn(self, secrets: Iterable[Secret]) -> None:
         """Add secrets to mask from now on."""
-        self._known |= {pair for secret in secrets for pair in _forms(secret.reveal)}
+        for secret in secrets:
+            self._known.update(_forms(secret.reveal))
         self._forms: dict[bytes, list[bytes]] = {}  # by prefix, the longest first
-        self._heads: dict[
-            bytes, dict[bytes, None]
-        ] = {}  # prefixes, by a word that a text must contain for any of them
+        # Prefixes, by a word that a text must contain for any of them.
+        self._heads: dict[bytes, dict[bytes, None]] = {}
         for word, form in sorted(self._known, key=lambda pair: (-len(pair[1]), pair)):
             self._forms.setdefault(form[:SHORTEST], []).append(form)
             self._heads.setdefault(word, {})[form[:SHORTEST]] = None
-        self._begun = {head[:length] for head in self._forms for length in range(1, SHORTEST)}
+        begun: set[bytes] = set()
+        for head in self._forms:
+            begun.update(head[:length] for length in range(1, SHORTEST))
+        self._begun = begun
         self._longest = max((len(forms[0]) for forms in self._forms.values()), default=0)
         self.margin = 2 * self._longest
         """Extra bytes to inspect before a cut, so that no part of a divided secret is shown: a form
@@ -159,27 +160,27 @@ class Masker:
 
     def find_spans(self, flat: bytes) -> list[tuple[int, int]]:
         """Return the spans of secrets in a text without line ends, with overlaps merged."""
+        heads: set[bytes] = set()
+        for word, heads_with_word in self._heads.items():
+            if word in flat:
+                heads.update(heads_with_word)
         spans = []
-        for head in {head for word, heads in self._heads.items() if word in flat for head in heads}:
+        for head in heads:
             at = flat.find(head)
             while at >= 0:
-                if form := next(
-                    (form for form in self._forms[head] if flat.startswith(form, at)), b""
-                ):
+                form = next((form for form in self._forms[head] if flat.startswith(form, at)), b"")
+                if form:
                     spans.append((at, at + len(form)))
                 at = flat.find(head, at + 1)
         return _merge_spans(spans)
 
     def find_begun(self, flat: bytes) -> int:
         """Return the position from which the last part of a text may be the start of a secret."""
-        first = next(
-            (
-                at
-                for at in range(max(0, len(flat) - SHORTEST + 1), len(flat))
-                if flat[at:] in self._begun
-            ),
-            len(flat),
-        )
+        first = len(flat)
+        for at in range(max(0, len(flat) - SHORTEST + 1), len(flat)):
+            if flat[at:] in self._begun:
+                first = at
+                break
         for head, forms in self._forms.items():
             at = flat.find(head, max(0, len(flat) - self._longest + 1))
             while -1 < at < first:
@@ -199,11 +200,8 @@ class StreamMasker:
     def __init__(self, masker: Masker) -> None:
         self._masker = masker
         self.held = b""
-        self._covered = (
-            # bytes of the held text (without line ends) that belong to a secret already shown as
-            # stars
-            0
-        )
+        # Bytes of the held text (without line ends) that belong to a secret already shown as stars.
+        self._covered = 0
 
     def feed(self, piece: bytes) -> bytes:
         """Return the next text that is safe to show."""
@@ -231,9 +229,8 @@ class StreamMasker:
             done = to_position(end - 1) + 1
         stop = len(data) if cut == len(flat) else to_position(cut)
         shown.append(data[done:stop])
-        self._covered = max(
-            0, max((end for start, end in spans if start < cut), default=self._covered) - cut
-        )
+        last_end = max((end for start, end in spans if start < cut), default=self._covered)
+        self._covered = max(0, last_end - cut)
         self.held = data[stop:]
         return b"".join(shown)
 
@@ -272,35 +269,42 @@ def _forms(value: str) -> Iterator[tuple[bytes, bytes]]:
     contains.
     """
     raw = _encode(value)
-    texts = {value: 2, raw.decode("utf-8", "replace"): 2} | {
-        line.strip(): 1 for line in value.splitlines() if line.strip() != value
-    }
+    texts = {value: 2, raw.decode("utf-8", "replace"): 2}
+    for line in value.splitlines():
+        if line.strip() != value:
+            texts[line.strip()] = 1
     for text, times in texts.items():
         # All escaped forms of a text contain its longest word. Without that word, none needs to be
         # searched.
         word = max(re.findall(r"[A-Za-z0-9]+", text), key=len, default="").encode()
-        yield from (
-            (word, form)
-            for each in escaped_forms(text, times)
-            if len(form := _remove_line_ends(_encode(each))) >= SHORTEST
-        )
-    yield from ((form, form) for form in encoded_forms(raw) if len(form) >= SHORTEST)
+        for escaped in escaped_forms(text, times):
+            form = _remove_line_ends(_encode(escaped))
+            if len(form) >= SHORTEST:
+                yield word, form
+    for encoded in encoded_forms(raw):
+        if len(encoded) >= SHORTEST:
+            yield encoded, encoded
 
 
 def escaped_forms(text: str, times: int) -> set[str]:
     """Return a text and all its escaped forms, with up to `times` nested escapes."""
     found = newest = {text}
     for _ in range(times):
-        newest = {
-            form for each in newest for escape in ESCAPES.values() for form in escape(each)
-        } - found
+        escaped: set[str] = set()
+        for form in newest:
+            for escape in ESCAPES.values():
+                escaped.update(escape(form))
+        newest = escaped - found
         found = found | newest
     return found
 
 
 def encoded_forms(raw: bytes) -> set[bytes]:
     """Return the encoded forms of bytes that hide the original bytes."""
-    return {form for encode in ENCODINGS.values() for form in encode(raw)}
+    forms: set[bytes] = set()
+    for encode in ENCODINGS.values():
+        forms.update(encode(raw))
+    return forms
 
 
 def _encode(text: str) -> bytes:
@@ -336,17 +340,19 @@ def _shell(text: str) -> Iterator[str]:
     yield re.sub(r"([^\w@%+=:,./-])", r"\\\1", text)
     yield re.sub(r"([^\w@%+=:,./-])", r"\\\1", text, flags=re.ASCII)
     yield re.sub(r'(["$`\\])', r"\\\1", text)
-    quoted = text.translate(
-        {
-            ord(char): escape
-            for char, escape in zip("\\'\n\r\t", ("\\\\", "\\'", "\\n", "\\r", "\\t"), strict=True)
-        }
-    )  # as in $'…'
+    quoted = text.translate(_ANSI_C)
     yield quoted
-    yield "".join(
-        char if char.isascii() else "".join(f"\\{byte:03o}" for byte in _encode(char))
-        for char in quoted
-    )
+    yield "".join(map(_octal, quoted))
+
+
+_ANSI_C: Final = str.maketrans({"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
+"""Escapes of the shell inside $'…'."""
+
+
+def _octal(char: str) -> str:
+    if char.isascii():
+        return char
+    return "".join(f"\\{byte:03o}" for byte in _encode(char))
 
 
 def _html(text: str) -> Iterator[str]:
@@ -391,11 +397,9 @@ def _base64(raw: bytes) -> Iterator[bytes]:
 
 def _both_cases(text: str, digits: str) -> tuple[str, str, str]:
     """Return a text, and the text with all matches of `digits` in lower and in upper case."""
-    return (
-        text,
-        re.sub(digits, lambda found: found[0].lower(), text),
-        re.sub(digits, lambda found: found[0].upper(), text),
-    )
+    lower = re.sub(digits, lambda found: found[0].lower(), text)
+    upper = re.sub(digits, lambda found: found[0].upper(), text)
+    return text, lower, upper
 
 
 ESCAPES: Final[Mapping[str, Callable[[str], Iterator[str]]]] = {

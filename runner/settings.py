@@ -107,8 +107,12 @@ class Stack:
     @property
     def settings(self) -> dict[str, object]:
         """Driver settings of the stack."""
-        named = {name: getattr(self, name) for name in _OF_DRIVER}
-        return {**self.extra, **{name: value for name, value in named.items() if value}}
+        settings = dict(self.extra)
+        for name in _OF_DRIVER:
+            value = getattr(self, name)
+            if value:
+                settings[name] = value
+        return settings
 
 
 _OF_DRIVER: Final = ("machine", "gpu", "market", "zone")
@@ -173,14 +177,10 @@ class Config:
         if wanted in self.stores:
             return self.stores[wanted]
         if "/" in wanted:
-            return next(
-                (
-                    each
-                    for each in self.stores.values()
-                    if each.url.rstrip("/") == wanted.rstrip("/")
-                ),
-                StoreSettings(wanted, wanted),
-            )
+            for store in self.stores.values():
+                if store.url.rstrip("/") == wanted.rstrip("/"):
+                    return store
+            return StoreSettings(wanted, wanted)
         fix = did_you_mean(wanted, self.stores)
         raise NotFound(
             f'unknown store "{wanted}"',
@@ -192,16 +192,15 @@ class Config:
         """Return the store settings for the bucket of `address`, of several those with the longest
         matching prefix.
         """
-        there = {
-            each.url.rstrip("/"): each
-            for each in self.stores.values()
-            if "://" in each.url and _bucket(each.url) == _bucket(address)
-        }
-        nearest = max(
-            there,
-            key=lambda url: len(url) if f"{address}/".startswith(f"{url}/") else 0,
-            default="",
-        )
+        there = {}
+        for store in self.stores.values():
+            if "://" in store.url and _bucket(store.url) == _bucket(address):
+                there[store.url.rstrip("/")] = store
+
+        def count_matching(url: str) -> int:
+            return len(url) if f"{address}/".startswith(f"{url}/") else 0
+
+        nearest = max(there, key=count_matching, default="")
         return there.get(nearest)
 
     def driver(self, name: str) -> dict[str, Any]:
@@ -245,13 +244,9 @@ def _mask(key: str, value: Any) -> Any:
         return {name: _mask(name, inner) for name, inner in value.items()}
     if isinstance(value, list):
         return [_mask("", item) for item in value]
-    return (
-        "***"
-        if _SECRET.search(key) and key not in _PUBLIC
-        else list(value)
-        if isinstance(value, tuple)
-        else value
-    )
+    if _SECRET.search(key) and key not in _PUBLIC:
+        return "***"
+    return list(value) if isinstance(value, tuple) else value
 
 
 class _File(NamedTuple):
@@ -286,16 +281,11 @@ def _read(path: Path, problems: list[Problem]) -> _File | None:
         found = re.search(
             r"^(.*?) \(at (?:line (\d+), column (\d+)|end of document)\)$", str(error)
         )
-        line, column = (
-            (int(found[2]), int(found[3])) if found and found[2] else (text.count("\n") + 1, 1)
-        )
-        problems.append(
-            Problem(
-                "not-toml",
-                found[1] if found else str(error),
-                _location(str(path), text, line, column),
-            )
-        )
+        line, column = text.count("\n") + 1, 1
+        if found and found[2]:
+            line, column = int(found[2]), int(found[3])
+        words = found[1] if found else str(error)
+        problems.append(Problem("not-toml", words, _location(str(path), text, line, column)))
         return None
     file = _File(str(path), text, value)
     problems += _faults(file)
@@ -365,21 +355,22 @@ class _CollectedSettings:
 
     def build(self) -> Config:
         stores = self._tables["stores"]
+        stacks = self._tables["stacks"]
+        lists = {".".join(keys): tuple(self._said[keys][0]) for keys in self._present(_LISTS)}
+        flags = {".".join(keys): self._said[keys][0] for keys in self._present(_FLAGS)}
         return Config(
             store=self._said.get(("store",), ("",))[0],
             inputs=self._said.get(("inputs",), ("",))[0],
             stores={name: StoreSettings(name, **table) for name, table in stores.items()},
             drivers=self._tables["drivers"],
             prices=self._values_of("prices"),
-            lists={".".join(keys): tuple(self._said[keys][0]) for keys in self._present(_LISTS)},
+            lists=lists,
             said=self._said,
             limits=self._values_of("limits"),
-            flags={".".join(keys): self._said[keys][0] for keys in self._present(_FLAGS)},
+            flags=flags,
             webhooks=tuple(self._receivers["webhooks"]),
             notify=tuple(self._receivers["notify"]),
-            stacks={
-                name: self._stack(name, table) for name, table in self._tables["stacks"].items()
-            },
+            stacks={name: self._stack(name, table) for name, table in stacks.items()},
         )
 
     def _values_of(self, kind: str) -> dict[str, Any]:
@@ -403,11 +394,10 @@ _Fault = tuple[str, str, tuple[str, ...], str]
 def _faults(file: _File) -> list[Problem]:
     schema = json.loads((shipped() / "schemas" / "config.schema.json").read_text("utf-8"))
     faults = [*_check(schema, schema, file.value, ()), *_strange_extras(schema, file.value)]
-    faults += (
-        _strange_drivers(file.value)
-        if faults
-        else [*_strange_drivers(file.value), *_clashes(file.value)]
-    )
+    has_valid_types = not faults
+    faults += _strange_drivers(file.value)
+    if has_valid_types:
+        faults += _clashes(file.value)
     return [Problem(code, words, _where(file, keys), fix) for code, words, keys, fix in faults]
 
 
@@ -467,17 +457,17 @@ def _any_drivers(value: Mapping[str, Any]) -> Iterator[_Named]:
 def _strange_extras(schema: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[_Fault]:
     """Report invalid `extra` driver settings of stacks, as under [drivers.NAME]."""
     stacks = value.get("stacks")
-    for name, stack in stacks.items() if isinstance(stacks, dict) else ():
-        if (
-            isinstance(stack, dict)
-            and isinstance(stack.get("driver"), str)
-            and isinstance(stack.get("extra"), dict)
-        ):
-            part = schema["properties"]["drivers"]["properties"].get(stack["driver"], {})
-            others = {
-                key: inner for key, inner in stack["extra"].items() if key not in Stack.__slots__
-            }  # for stack settings see _clashes
-            yield from _check(schema, part, others, ("stacks", name, "extra"))
+    if not isinstance(stacks, dict):
+        return
+    drivers = schema["properties"]["drivers"]["properties"]
+    for name, stack in stacks.items():
+        if not isinstance(stack, dict):
+            continue
+        driver, extra = stack.get("driver"), stack.get("extra")
+        if isinstance(driver, str) and isinstance(extra, dict):
+            # `_clashes` reports the stack's own settings.
+            others = {key: inner for key, inner in extra.items() if key not in Stack.__slots__}
+            yield from _check(schema, drivers.get(driver, {}), others, ("stacks", name, "extra"))
 
 
 def _clashes(value: Mapping[str, Any]) -> list[_Fault]:
@@ -581,11 +571,10 @@ def _check(
         return _check_minimum(part, value, keys)
     if isinstance(value, list):
         item_part = part.get("items", {})
-        return [
-            fault
-            for n, item in enumerate(value)
-            for fault in _check(root, item_part, item, (*keys, str(n)))
-        ]
+        faults: list[_Fault] = []
+        for n, item in enumerate(value):
+            faults += _check(root, item_part, item, (*keys, str(n)))
+        return faults
     if isinstance(value, dict):
         return _check_table(root, part, value, keys)
     return []

@@ -61,7 +61,8 @@ def public_endpoint(url: str, resolve: Resolve = resolve_host) -> Endpoint:
 
 
 def _split_url(url: str) -> SplitResult:
-    if any(ord(letter) < 33 or ord(letter) > 126 or letter == "\\" for letter in url):
+    # Programs disagree on the meaning of a backslash in a URL.
+    if "\\" in url or any(not "!" <= letter <= "~" for letter in url):
         raise _bad_address("contains invalid characters")
     try:
         parts = urlsplit(url)

@@ -61,12 +61,9 @@ def judge_answer(
     failure = of_answer(answer.status)
     if failure == DeliveryFailure.GONE:
         return DeliveryOutcome(stops=True, reason=reason, failure=failure)
-    if (
-        answer.status in (429, 503)
-        and answer.retry_after is not None
-        and now - letter.created < GIVE_UP
-    ):
-        wait = min(answer.retry_after, BACKOFF[-1])
+    retry_after = answer.retry_after if answer.status in (429, 503) else None
+    if retry_after is not None and now - letter.created < GIVE_UP:
+        wait = min(retry_after, BACKOFF[-1])
         return DeliveryOutcome(wait=wait, counts=False, reason=reason, failure=failure)
     if letter.tries >= len(BACKOFF):
         return DeliveryOutcome(reason=reason, failure=failure)
@@ -132,12 +129,10 @@ class Delivery(Thread):
                 self._send(ws, receivers, outbox)
             if self._is_finished(is_due):
                 return
+            wait = look if seconds is None else min(look, seconds)
             if is_due or self._over.is_set():
-                self._settle(outbox, SOON)
-            elif seconds is None:
-                self._settle(outbox, look)
-            else:
-                self._settle(outbox, min(look, seconds))
+                wait = SOON
+            self._settle(outbox, wait)
 
     def _is_finished(self, is_due: bool) -> bool:
         """Return True once the thread was stopped and has sent everything, or has no time left."""
@@ -154,14 +149,13 @@ class Delivery(Thread):
         for letter in outbox.take(receivers.known, self._busy):
             if letter.run not in rows:
                 rows[letter.run] = _run_row(ws, letter.run)
-            by_receiver[letter.receiver].append(
-                (letter, receivers.to_send(letter, rows[letter.run]))
-            )
+            attempt = receivers.to_send(letter, rows[letter.run])
+            by_receiver[letter.receiver].append((letter, attempt))
         for receiver, letters in by_receiver.items():
             self._busy.add(receiver)
-            Thread(
-                target=self._try, args=(receiver, letters), name="delivery", daemon=True
-            ).start()  # the process does not wait for this thread at exit
+            # A daemon thread: the process does not wait for it at exit.
+            args = (receiver, letters)
+            Thread(target=self._try, args=args, name="delivery", daemon=True).start()
 
     def _try(self, receiver: str, letters: Sequence[tuple[PendingDelivery, Try]]) -> None:
         """Send the deliveries of one receiver in order, in a separate thread."""

@@ -39,9 +39,8 @@ def refusal(ws: Workspace, run: str) -> str:
     A program that cannot be run refuses.
     """
     outbox = ws.store.runs.outbox
-    with ws.locks.hold(
-        "points"
-    ):  # one process of this machine at a time; the delivery row guards against other machines
+    # One process of this machine at a time. The delivery row guards against other machines.
+    with ws.locks.hold("points"):
         while (letter := outbox.of(run, RESERVE)) is not None:
             if letter.state == "dead":
                 return letter.reason
@@ -77,8 +76,6 @@ def ask(argv: Sequence[str], body: str, root: Path, environ: Mapping[str, str]) 
     except OSError as error:
         return ReceiverResponse(0, f"cannot start {argv[0]}: {error.strerror}")
     words = " ".join(done.stdout.split())[:_WORDS]
-    return (
-        ReceiverResponse(GIVEN)
-        if done.returncode == 0
-        else ReceiverResponse(REFUSED, words or f"the command exited with {done.returncode}")
-    )
+    if done.returncode == 0:
+        return ReceiverResponse(GIVEN)
+    return ReceiverResponse(REFUSED, words or f"the command exited with {done.returncode}")

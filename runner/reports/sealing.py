@@ -59,12 +59,15 @@ def unseal(sealed: str, purpose: str, environ: Mapping[str, str]) -> str:
 def without(value: object) -> object:
     """Remove encrypted secrets from a value, because each encryption differs."""
     if isinstance(value, Mapping):
-        return {
-            name: without(inner)
-            for name, inner in value.items()
-            if not (isinstance(inner, str) and inner.startswith(_MARK))
-        }
-    return [without(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+        kept = {}
+        for name, inner in value.items():
+            if isinstance(inner, str) and inner.startswith(_MARK):
+                continue
+            kept[name] = without(inner)
+        return kept
+    if isinstance(value, (list, tuple)):
+        return [without(inner) for inner in value]
+    return value
 
 
 def _key(environ: Mapping[str, str]) -> bytes:

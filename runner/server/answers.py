@@ -99,11 +99,9 @@ def hide_paths_in_value(value: object, root: Path) -> object:
             hide_local_paths(str(name), root): hide_paths_in_value(inner, root)
             for name, inner in value.items()
         }
-    return (
-        [hide_paths_in_value(inner, root) for inner in value]
-        if isinstance(value, (list, tuple))
-        else value
-    )
+    if isinstance(value, (list, tuple)):
+        return [hide_paths_in_value(inner, root) for inner in value]
+    return value
 
 
 def _short(text: str, root: Path) -> str:
@@ -132,9 +130,7 @@ def error_body(
 
 def refusal_of(error: RecipeError) -> Refused:
     """Convert a RecipeError to an error response."""
-    status, code = next(
-        (found for kind, found in STATUS.items() if isinstance(error, kind)), (422, "refused")
-    )
+    status, code = _status_of(error)
     if isinstance(error, CannotAsk):
         fix = f"POST /v1/runs/{error.run}/{error.helps}" if error.helps else error.problems[0].fix
         return Refused(409, error.code, error.message, fix)
@@ -143,10 +139,14 @@ def refusal_of(error: RecipeError) -> Refused:
     if any(problem.code == KEY_IN_USE for problem in error.problems):
         status, code = 409, KEY_IN_USE
     first = error.problems[0] if error.problems else Problem(code, str(error))
-    return Refused(
-        status,
-        code,
-        first.message if len(error.problems) == 1 else f"{len(error.problems)} problems",
-        first.fix,
-        error.problems,
-    )
+    count = len(error.problems)
+    message = first.message if count == 1 else f"{count} problems"
+    return Refused(status, code, message, first.fix, error.problems)
+
+
+def _status_of(error: RecipeError) -> tuple[int, str]:
+    """Return the HTTP status and the code of an error's kind."""
+    for kind, found in STATUS.items():
+        if isinstance(error, kind):
+            return found
+    return 422, "refused"

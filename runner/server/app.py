@@ -210,13 +210,13 @@ def _refusal_of(error: Exception, request: HTTPConnection) -> Refused:
 def _fields(request: HTTPConnection) -> list[str]:
     """Return the field names accepted in a request's body."""
     kinds = [each.field_info.annotation for each in request.scope["route"].dependant.body_params]
-    models = [
-        kind
-        for each in kinds
-        for kind in (get_args(each) or (each,))
-        if hasattr(kind, "model_fields")
-    ]
-    return [field.alias or name for model in models for name, field in model.model_fields.items()]
+    names = []
+    for kind in kinds:
+        for model in get_args(kind) or (kind,):  # the models of a union
+            if hasattr(model, "model_fields"):
+                for name, field in model.model_fields.items():
+                    names.append(field.alias or name)
+    return names
 
 
 _WORDS = {

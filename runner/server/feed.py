@@ -233,12 +233,12 @@ class FeedReader:
         if self._next is None:
             self._next = {run: number for run, (_, number) in recent.items()}
             return recent
-        earlier = runs.states_of([run for run in self._next if run not in recent])
-        for run in self._next.keys() - recent.keys():
-            state, number = earlier.get(run, ("", 0))
-            is_deleted = not state
-            has_no_more_events = self._next[run] >= number
-            if run not in self._readers and (is_deleted or has_no_more_events):
+        quiet = [run for run in self._next if run not in recent]
+        earlier = runs.states_of(quiet)
+        for run in quiet:
+            state, number = earlier.get(run, ("", 0))  # no state: the run was deleted
+            has_news = bool(state) and self._next[run] < number
+            if run not in self._readers and not has_news:
                 del self._next[run]
         for run in recent:
             # A run that was missing at the last read is new. Its first event has number 1.
@@ -298,13 +298,13 @@ class Follower:
     def texts(self, messages: Iterable[Message]) -> list[bytes]:
         """Encode the events that this client may see and has not received."""
         only = self.caller.run
-        return [
-            each.text(self.form)
-            for each in messages
-            if each.kind in self.kinds
-            and only in ("", each.run)
-            and each.seq > self.known.get(each.run, 0)
-        ]
+        texts = []
+        for each in messages:
+            if each.kind not in self.kinds or only not in ("", each.run):
+                continue
+            if each.seq > self.known.get(each.run, 0):
+                texts.append(each.text(self.form))
+        return texts
 
     def put(self, messages: Iterable[Message]) -> None:
         """Queue messages for this client, to be sent by `wake`.
@@ -690,13 +690,17 @@ class Feed:
                 message.position = after
                 follower.known[message.run] = message.seq
             gap = Message("gap", "", GAP if len(missed) < KEPT else CUT)
-            messages = [gap, *(each for each in missed if each.kind in follower.kinds), begin]
-            yield [each.text(follower.form) for each in messages]
+            shown = [each for each in missed if each.kind in follower.kinds]
+            yield [each.text(follower.form) for each in (gap, *shown, begin)]
         else:
             yield [begin.text(follower.form)]
-        while not follower.ended and (page := channels.behind(number)):
+        while not follower.ended:
+            page = channels.behind(number)
+            if not page:
+                break
             number += len(page)
-            if texts := follower.texts(page):
+            texts = follower.texts(page)
+            if texts:
                 yield texts
         # No await from here to `take`, so no message is lost or repeated.
         channels.join(follower)

@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections import Counter, deque
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -258,8 +258,7 @@ def _check_json(data: bytes) -> None:
         ) from None
     level: list[object] = [value]
     for _ in range(DEEPEST):
-        texts = [each for each in level if isinstance(each, str)]
-        texts += [name for each in level if isinstance(each, dict) for name in each]
+        texts = _texts_of(level)
         if any("\0" in text or not _is_unicode(text) for text in texts):
             raise Refused(
                 422, "bad-value", "a text contains a NUL character or an incomplete character"
@@ -271,15 +270,32 @@ def _check_json(data: bytes) -> None:
                 f"a text may have at most {LONGEST} characters",
                 "pass the data by its address",
             )
-        level = [
-            inner
-            for each in level
-            if isinstance(each, (dict, list))
-            for inner in (each.values() if isinstance(each, dict) else each)
-        ]
+        level = _values_inside(level)
         if not level:
             return
     raise Refused(400, "not-json", f"the body is nested deeper than {DEEPEST} levels")
+
+
+def _texts_of(values: Iterable[object]) -> list[str]:
+    """Return the texts among JSON values, and the names in their mappings."""
+    texts: list[str] = []
+    for value in values:
+        if isinstance(value, str):
+            texts.append(value)
+        elif isinstance(value, dict):
+            texts += value
+    return texts
+
+
+def _values_inside(values: Iterable[object]) -> list[object]:
+    """Return the JSON values one level deeper."""
+    inside: list[object] = []
+    for value in values:
+        if isinstance(value, dict):
+            inside += value.values()
+        elif isinstance(value, list):
+            inside += value
+    return inside
 
 
 def _reject_constant(word: str) -> float:
@@ -322,10 +338,8 @@ def _add_security_headers(send: Send) -> Send:
     async def send_safely(message: Message) -> None:
         if message["type"] == "http.response.start":
             present = {name.lower() for name, _ in message.get("headers", ())}
-            message["headers"] = [
-                *message.get("headers", ()),
-                *((name, value) for name, value in _SAFE.items() if name not in present),
-            ]
+            added = [(name, value) for name, value in _SAFE.items() if name not in present]
+            message["headers"] = [*message.get("headers", ()), *added]
         await send(message)
 
     return send_safely

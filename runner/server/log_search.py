@@ -12,12 +12,11 @@ from pydantic import BaseModel, Field
 
 from ..api.log_lines import LogPage, page_of
 from ..api.logs import AttemptLog, list_attempt_logs, on_node, read_available, stored_log_path
-from ..planning.ids import names
 from ..storage.workspace import Workspace
 from ..survey.rows import fetch_file
 from .answers import Refused
 from .room import READ_RUN, InRoom, Room, run_of
-from .streams import StepName, open_log
+from .streams import StepName, find_attempt, open_log
 
 router = APIRouter(prefix="/v1/runs/{run}/logs", tags=["runs"])
 
@@ -74,16 +73,12 @@ def lines(
 ) -> LineList:
     with room.borrow_workspace() as ws:
         of_run = list_attempt_logs(ws.store.runs.events(run_of(ws, run).id))
-        found = [
-            part
-            for part in of_run
-            if (not step or step in names(part.step)) and attempt in (0, part.number)
-        ]
-        if not found:
+        found = find_attempt(of_run, step, attempt)
+        if found is None:
             words = "no such step of the run has started"
             raise Refused(404, "no-log", words, f"list its steps with GET /v1/runs/{run}")
-        part = on_node(found[-1], node)
-        nodes = _count_nodes(ws, run, found[-1])
+        part = on_node(found, node)
+        nodes = _count_nodes(ws, run, found)
     page = page_of(_read_log(room, run, part), find=find, first=first, limit=limit)
     return _line_list(part, nodes, page)
 

@@ -59,19 +59,15 @@ def look_up(
     """Return cached offers for the steps to run, from the drivers that rent machines."""
     looked = MarketLookup({}, [])
     names = [name for name in names if name in known.renting]
-    by_kind = {
-        kind: shelves.wishes(ws, found, "all", cluster=kind)
-        for kind in {known.renting[name] for name in names}
-    }
-    costing = shelves.pricing_of(
-        ws, [each for asked in by_kind.values() for each in asked.values()]
-    )
+    kinds = {known.renting[name] for name in names}
+    by_kind = {kind: shelves.wishes(ws, found, "all", cluster=kind) for kind in kinds}
+    requests: list[shelves.OfferRequest] = []
+    for asking in by_kind.values():
+        requests += asking.values()
+    costing = shelves.pricing_of(ws, requests)
     for name in names:
-        asking = {
-            step: shelves.on_market_of(ws, name, asked.wish)
-            for step, asked in by_kind[known.renting[name]].items()
-        }
-        for step, wish in asking.items():
+        for step, request in by_kind[known.renting[name]].items():
+            wish = shelves.on_market_of(ws, name, request.wish)
             shelf = known.offered.get(_key(name, wish))
             if shelf is None:
                 looked.missing.append((name, wish))

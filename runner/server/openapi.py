@@ -38,7 +38,9 @@ def document_of(app: FastAPI) -> Callable[[], dict[str, Any]]:
 
 def _forbid_nul(document: dict[str, Any]) -> None:
     """Add to all parameter and body schemas that texts contain no NUL character."""
-    operations = [each for methods in document["paths"].values() for each in methods.values()]
+    operations: list[dict[str, Any]] = []
+    for methods in document["paths"].values():
+        operations += methods.values()
     for operation in operations:
         _restrict(operation.get("parameters", []))
     schemas = document["components"]["schemas"]

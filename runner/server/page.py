@@ -33,9 +33,10 @@ def _text(name: str) -> str:
 
 
 _MADE: Final[Mapping[str, Callable[[], str]]] = {
-    "app.html": lambda: _text("app.html"),
-    "icon.svg": lambda: _text("icon.svg"),
-    "app.css": lambda: bundle.style(
+    "app.html": functools.partial(_text, "app.html"),
+    "icon.svg": functools.partial(_text, "icon.svg"),
+    "app.css": functools.partial(
+        bundle.style,
         "vendor/uPlot.min.css",
         "base.css",
         "app.css",
@@ -44,7 +45,7 @@ _MADE: Final[Mapping[str, Callable[[], str]]] = {
         "machines.css",
     ),
     "libraries.js": bundle.libraries,
-    "app.js": lambda: bundle.script("app"),
+    "app.js": functools.partial(bundle.script, "app"),
     "licences.txt": bundle.licences,
 }
 PARTS: Final[Mapping[str, str]] = {
@@ -100,11 +101,11 @@ SMALL: Final = 1024
 
 def accepts_gzip(request: Request) -> bool:
     """Return True if the client accepts gzip compression."""
-    offered = request.headers.get("accept-encoding", "").split(",")
-    return any(
-        word.strip().lower() == "gzip" and quality.replace(" ", "") not in ("q=0", "q=0.0")
-        for word, _, quality in (each.partition(";") for each in offered)
-    )
+    for offered in request.headers.get("accept-encoding", "").split(","):
+        word, _, quality = offered.partition(";")
+        if word.strip().lower() == "gzip" and quality.replace(" ", "") not in ("q=0", "q=0.0"):
+            return True
+    return False
 
 
 def compressed_response(request: Request, text: str, media_type: str) -> Response:

@@ -280,11 +280,11 @@ def _input_for(recipe: Recipe, kinds: tuple[str, ...], field: str) -> str:
 def jobs(room: InRoom) -> JobList:
     with room.borrow_workspace() as ws:
         rows = ws.store.runs.page(RunFilter(), _LISTED)
-        found = [
-            Accepted(job_id=row.idempotency.removeprefix(_KEY), status=_STATUS[row.state])
-            for row in rows
-            if row.idempotency.startswith(_KEY)
-        ]
+        found = []
+        for row in rows:
+            if row.idempotency.startswith(_KEY):
+                job = row.idempotency.removeprefix(_KEY)
+                found.append(Accepted(job_id=job, status=_STATUS[row.state]))
         return JobList(jobs=found)
 
 
@@ -299,7 +299,9 @@ def status(job_id: str, room: InRoom) -> JobView:
             current, total = int(training.step), training.total
         else:
             current, total = progress.step, progress.total
-        failed = row.state in ("FAILED", "CANCELLED")
+        message = ""
+        if row.state in ("FAILED", "CANCELLED"):
+            message = hide_local_paths(row.reason, ws.root)
         return JobView(
             job_id=job_id,
             status=_STATUS[row.state],
@@ -309,7 +311,7 @@ def status(job_id: str, room: InRoom) -> JobView:
             progress=progress.percent,
             current_step=current,
             total_steps=int(total) if total is not None else None,
-            error_message=hide_local_paths(row.reason, ws.root) if failed else "",
+            error_message=message,
         )
 
 
@@ -364,22 +366,25 @@ def go_back(room: ServedWorkspace, run: str, path: str) -> None:
             )
         found = preview(ws, request)
         states = kept_state.find_states(ws, found, found.todo)
+        checkpoints = []
+        for state in states:
+            checkpoints += [(state, each) for each in state.checkpoints]
+        end, whole = f"/{path.strip('/')}", os.path.realpath(room.root / path)
         named = [
             (state, each)
-            for state in states
-            for each in state.checkpoints
-            if f"{each.path}".endswith(f"/{path.strip('/')}")
-            or os.path.realpath(room.root / path) == os.path.realpath(each.path)
+            for state, each in checkpoints
+            if f"{each.path}".endswith(end) or os.path.realpath(each.path) == whole
         ]
         if len(named) != 1:
-            there = ", ".join(each.path.name for state in states for each in state.checkpoints)
+            there = ", ".join(each.path.name for _, each in checkpoints)
             raise Refused(
                 422,
                 "no-such-checkpoint",
                 "checkpoint_path is not a checkpoint of this job",
                 there and f"available checkpoints: {there}",
             )
-        kept_state.go_back(ws, named[0][0], named[0][1].number)
+        state, chosen = named[0]
+        kept_state.go_back(ws, state, chosen.number)
 
 
 @router.get(

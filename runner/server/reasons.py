@@ -22,9 +22,7 @@ class Reasons(BaseModel):
 def why(run: str, room: InRoom) -> Reasons:
     with room.borrow_workspace() as ws:
         found = changes_of(ws, run_of(ws, run))
-        return Reasons(
-            steps={
-                step: [hide_local_paths(each, ws.root) for each in all_]
-                for step, all_ in found.items()
-            }
-        )
+        steps = {}
+        for step, reasons in found.items():
+            steps[step] = [hide_local_paths(reason, ws.root) for reason in reasons]
+        return Reasons(steps=steps)

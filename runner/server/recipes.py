@@ -117,10 +117,11 @@ class Need(RequestBody):
     @property
     def resources(self) -> dict[str, Any]:
         """Return the fields that are set, with sizes in bytes."""
-        return {
-            name: units.size(value) if name in _SIZES else value
-            for name, value in self.model_dump(exclude_none=True).items()
-        }
+        fields = self.model_dump(exclude_none=True)
+        for name, value in fields.items():
+            if name in _SIZES:
+                fields[name] = units.size(value)
+        return fields
 
 
 _SIZES: Final = ("gpu_memory", "memory", "disk")
@@ -314,8 +315,9 @@ def check_request(
     wanted = _read_request(room, asked)
     wanted = wanted._replace(start=wanted.start._replace(search=search))
     problems = _check_inputs(room, wanted, asked)
-    given = [*asked.inputs.items()]
-    given += [(name, value) for name, values in (asked.sweep or {}).items() for value in values]
+    given: list[tuple[str, object]] = [*asked.inputs.items()]
+    for name, values in (asked.sweep or {}).items():
+        given += [(name, value) for value in values]
     problems += _check_addresses(room, read_recipe(wanted.offered), given)
     if problems:
         raise Invalid(problems)
@@ -369,12 +371,11 @@ def _check_inputs(room: ServedWorkspace, wanted: CheckedRequest, asked: Asked) -
     from ..language import inputs
 
     recipe, (request, axes, search) = read_recipe(wanted.offered), wanted.start
-    fix = "remove one of the two"
-    problems = [
-        Problem("clash", f'"{name}" has both one value and several values', None, fix, input=name)
-        for name in asked.inputs
-        if name in (asked.sweep or {})
-    ]
+    problems = []
+    for name in asked.inputs:
+        if name in (asked.sweep or {}):
+            words = f'"{name}" has both one value and several values'
+            problems.append(Problem("clash", words, None, "remove one of the two", input=name))
     if axes or search:
         try:
             if search:
@@ -386,10 +387,11 @@ def _check_inputs(room: ServedWorkspace, wanted: CheckedRequest, asked: Asked) -
     else:
         problems += inputs.try_bind(recipe, request.inputs, preset=request.preset)[1]
         problems += unread.find_refused(recipe, request.inputs, request.preset)
-    if asked.resources.resources and (keyed := _find_keyed_resources(recipe)):
-        fix = "remove `resources`"
-        words = f"the resources of {keyed} are part of its cache key and cannot be changed"
-        problems.append(Problem("clash", words, None, fix))
+    if asked.resources.resources:
+        keyed = _find_keyed_resources(recipe)
+        if keyed:
+            words = f"the resources of {keyed} are part of its cache key and cannot be changed"
+            problems.append(Problem("clash", words, None, "remove `resources`"))
     return problems
 
 
@@ -398,11 +400,10 @@ def _check_addresses(
 ) -> list[Problem]:
     """Return the problems of paths and addresses that this server may not read."""
     lists = load(room.root, room.environ).lists
-    named = [
-        *lists.get("data.roots", ()),
-        *(room.environ[each] for each in ROOTS if room.environ.get(each)),
-        *([str(room.root)] if room.for_owner else ()),
-    ]
+    named = list(lists.get("data.roots", ()))
+    named += [room.environ[each] for each in ROOTS if room.environ.get(each)]
+    if room.for_owner:
+        named.append(str(room.root))
     roots = [os.path.realpath(room.root / Path(root).expanduser()) for root in named]
     reach = Reach(lists.get("data.allow", ()))
     problems: list[Problem] = []
@@ -410,12 +411,12 @@ def _check_addresses(
         kind = kind_of(address)
         if address.startswith("pack:") and _is_packed(room, name, address, problems):
             continue
-        if kind == "path" and not _is_below(
-            os.path.realpath(room.root / Path(address).expanduser()), roots
-        ):
-            fix = "use an address with hf://, s3://, gs:// or https://; to allow paths, set `roots` under [data] in recipe.toml"
-            words = f'the path "{name}" is outside the directories that this server may read'
-            problems.append(Problem("path-not-allowed", words, None, fix, input=name))
+        if kind == "path":
+            path = os.path.realpath(room.root / Path(address).expanduser())
+            if not _is_below(path, roots):
+                fix = "use an address with hf://, s3://, gs:// or https://; to allow paths, set `roots` under [data] in recipe.toml"
+                words = f'the path "{name}" is outside the directories that this server may read'
+                problems.append(Problem("path-not-allowed", words, None, fix, input=name))
         elif kind in ("https", "s3", "gs") and not reach.allows(address):
             fix = "add the host or bucket to `allow` under [data] in recipe.toml, for example https://data.example or s3://bucket"
             words = f'the host or bucket of "{name}" is not allowed on this server'
@@ -481,19 +482,18 @@ def recipe(name: str, room: InRoom) -> RecipeView:
     found = read_recipe(each)
     sheet = datasheet.describe_sheet(datasheet.Sheet(found, {}))
     made = [name for name, _, _ in datasheet.results(found)]
+    secrets = {spec.name: spec.env or "" for spec in found.inputs.values() if spec.type == "secret"}
+    metrics = {}
+    for metric, least in selected_directions(found).items():
+        metrics[metric] = {"better": "min" if least else "max"}
     parts = {
         "doc": found.doc,
         "inputs": input_schema(found),
         "presets": sheet["presets"],
         "resources": sheet["machines"],
         "outputs": made,
-        "secrets": {
-            spec.name: spec.env or "" for spec in found.inputs.values() if spec.type == "secret"
-        },
-        "metrics": {
-            name: {"better": "min" if least else "max"}
-            for name, least in selected_directions(found).items()
-        },
+        "secrets": secrets,
+        "metrics": metrics,
     }
     return RecipeView.model_validate({**summary_facts(each), **parts})
 
@@ -547,14 +547,11 @@ def offers_for(
     """Return the cached offers for a run, and the missing driver queries."""
     with survey_request(room, wanted) as (ws, found):
         looked = look_up(ws, found, known.renting, known)
-        shown = [
-            shelf
-            for step, each in looked.by_step.items()
-            for shelf in shelves.rank_for_programs(step, each)
-        ]
-        return OfferList(
-            drivers=[OfferShelf.model_validate(each) for each in shown]
-        ), looked.missing
+        shown: list[OfferShelf] = []
+        for step, each in looked.by_step.items():
+            ranked = shelves.rank_for_programs(step, each)
+            shown += [OfferShelf.model_validate(shelf) for shelf in ranked]
+        return OfferList(drivers=shown), looked.missing
 
 
 @contextmanager
@@ -592,10 +589,10 @@ def plan_request(
 
 def _without_folders(ws: Workspace, facts: Facts) -> Facts:
     """Return a forecast without local paths."""
-    steps = [
-        {**each, "reasons": [hide_local_paths(reason, ws.root) for reason in each["reasons"]]}
-        for each in facts["steps"]
-    ]
+    steps = []
+    for each in facts["steps"]:
+        reasons = [hide_local_paths(reason, ws.root) for reason in each["reasons"]]
+        steps.append({**each, "reasons": reasons})
     machines = [
         {**each, "failed": hide_local_paths(each["failed"], ws.root)} for each in facts["machines"]
     ]

@@ -103,7 +103,10 @@ class NewLines:
 
 def _split_lines(data: bytes) -> list[bytes]:
     *whole_lines, rest = data.split(b"\n")
-    return [line + b"\n" for line in whole_lines] + ([rest] if rest else [])
+    lines = [line + b"\n" for line in whole_lines]
+    if rest:
+        lines.append(rest)
+    return lines
 
 
 class BarLines:
@@ -140,9 +143,9 @@ class AttemptReader:
     @property
     def over(self) -> bool:
         """True if the attempt has ended and all its data was read."""
-        return self.part.ended and all(
-            lines is None or lines.done for lines in (self._log, self._metrics)
-        )
+        if not self.part.ended:
+            return False
+        return all(lines is None or lines.done for lines in (self._log, self._metrics))
 
     def close(self) -> None:
         for lines in (self._log, self._metrics):
@@ -234,7 +237,7 @@ class AttemptReader:
     def _points_in(self, lines: Sequence[bytes]) -> Sequence[Mapping[str, metrics.Value]]:
         """Return the metric points in log lines, or none if regex matching timed out."""
         if not self.part.pattern:
-            return [point for line in lines if (point := metrics.parse(line))]
+            return [point for point in map(metrics.parse, lines) if point]
         if not self._is_slow:
             try:
                 return list(metrics.match_lines(lines, self.part.pattern))
@@ -360,9 +363,8 @@ class RunReader:
             found += some
             size += sum(len(each.json) for each in some)
             if not attempt.over:
-                self._attempts[name] = (
-                    attempt  # move to the end, so that the next read starts with other attempts
-                )
+                # Move to the end, so that the next read starts with other attempts.
+                self._attempts[name] = attempt
             else:
                 attempt.close()
                 self._last = {key: each for key, each in self._last.items() if key[1] != name[0]}

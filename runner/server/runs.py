@@ -592,11 +592,9 @@ def run_detail(ws: Workspace, row: RunRow) -> RunDetail:
         name: hide_paths_in_value(found[name], ws.root) for name in ("failed", "warnings", "sweep")
     }
     for step in found["steps"]:
-        step |= {
-            name: hide_paths_in_value(step[name], ws.root)
-            for name in ("reason", "detail", "lines", "fix", "warnings")
-            if step[name]
-        }
+        for name in ("reason", "detail", "lines", "fix", "warnings"):
+            if step[name]:
+                step[name] = hide_paths_in_value(step[name], ws.root)
     return RunDetail.model_validate({**_without_folders(ws, found), **told})
 
 

@@ -151,25 +151,17 @@ def serve(
         if held is not None:
             _address_file(ws).unlink(missing_ok=True)  # left by a killed server
         tokens = Tokens(ws.home / "server", ws.locks)
-        secret = (
-            tokens.create("admin", "by --new-token")[1]
-            if new_token
-            else tokens.first()
-            if not for_owner
-            else ""
-        )
+        secret = ""
+        if new_token:
+            secret = tokens.create("admin", "by --new-token")[1]
+        elif not for_owner:
+            secret = tokens.first()
         room = Room(ws.root, ws.environ, tokens, for_owner=for_owner)
         with _open_listener(where) as listener:
             port = listener.getsockname()[1]
-            names = (
-                {where.host, *_LOOPBACK}
-                if where.host in (*_LOOPBACK, "0.0.0.0", "::")  # noqa: S104
-                else {where.host}
-            )
-            hosts = {f"[{name}]:{port}" if ":" in name else f"{name}:{port}" for name in names}
-            hosts |= {
-                name.lower() for name in load(ws.root, ws.environ).lists.get("server.hosts", ())
-            }
+            hosts = _accepted_hosts(where, port)
+            configured = load(ws.root, ws.environ).lists.get("server.hosts", ())
+            hosts.update(name.lower() for name in configured)
             address = _address(where, where.host, port)
             if held is not None:
                 _address_file(ws).write_text(
@@ -212,7 +204,21 @@ def _open_listener(where: ServerAddress) -> socket.socket:
 
 
 def _address(where: ServerAddress, host: str, port: int) -> str:
-    return f"{'https' if where.certificate else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+    scheme = "https" if where.certificate else "http"
+    return f"{scheme}://{_in_url(host)}:{port}"
+
+
+def _in_url(host: str) -> str:
+    """Return a host as URLs write it: an IPv6 address is in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def _accepted_hosts(where: ServerAddress, port: int) -> set[str]:
+    """Return the `Host` headers of requests to the address that the server listens on."""
+    names = {where.host}
+    if where.host in (*_LOOPBACK, "0.0.0.0", "::"):  # noqa: S104
+        names.update(_LOOPBACK)
+    return {f"{_in_url(name)}:{port}" for name in names}
 
 
 def _address_file(ws: Workspace) -> Path:

@@ -46,11 +46,12 @@ class MadeShare(ShareView):
 
 def _active_links(room: InRoom, run: str) -> list[Token]:
     """Return the active share links to a run."""
-    return [
-        each
-        for each in room.tokens.all()
-        if (each.name, each.scope, each.run) == (SHARED, "read", run) and not each.is_expired
-    ]
+    links = []
+    for token in room.tokens.all():
+        is_link = (token.name, token.scope, token.run) == (SHARED, "read", run)
+        if is_link and not token.is_expired:
+            links.append(token)
+    return links
 
 
 def _link_facts(token: Token) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from typing import Annotated, Final, Literal, TypeAlias
@@ -154,14 +154,18 @@ def open_log(room: Room, run: str, part: AttemptLog) -> Tail | DatabaseLog | Non
     return DatabaseLog(room, run, part) if isinstance(tail, StoredStream) else tail
 
 
-def find_attempt(beat: RunSnapshot, step: str, attempt: int) -> AttemptLog | None:
-    """Return the requested attempt from a run snapshot, or None if it has not started."""
-    found = [
-        part
-        for part in beat.parts
-        if (not step or step in names(part.step)) and attempt in (0, part.number)
-    ]
-    return found[-1] if found else None
+def find_attempt(parts: Iterable[AttemptLog], step: str, attempt: int) -> AttemptLog | None:
+    """Return the last requested attempt among a run's attempts, or None if it has not started.
+
+    An empty `step` or `attempt` matches every attempt.
+    """
+    found = None
+    for part in parts:
+        if step and step not in names(part.step):
+            continue
+        if attempt in (0, part.number):
+            found = part
+    return found
 
 
 @router.get(
@@ -188,7 +192,7 @@ async def logs(
 ) -> Response:
     feed = feed_of(request)
     beat = await feed.read_snapshot(run)
-    part = on_node(find_attempt(beat, step, attempt), node)
+    part = on_node(find_attempt(beat.parts, step, attempt), node)
     if part is None and (not follow or beat.over):
         raise Refused(
             404,
@@ -221,7 +225,7 @@ async def logs(
             room,
             run,
             offset,
-            lambda found: on_node(find_attempt(found, step, number), node),
+            lambda found: on_node(find_attempt(found.parts, step, number), node),
         )
         return StreamResponse(feed, caller, log_text, frozenset(), source, _TEXT)
     tail = await run_in_threadpool(open_log, room, run, part) if part is not None else None
@@ -341,11 +345,8 @@ def measured(
             request, "".join(_curve_lines(named, bins, metric, low, high)), _LINES
         )
     with room.borrow_workspace() as ws:
-        found = [
-            line
-            for line in read_points(ws, run_of(ws, run).id, step, attempt, of)
-            if line.n > after and (line.n - after - 1) % every == 0
-        ]
+        lines = read_points(ws, run_of(ws, run).id, step, attempt, of)
+        found = [line for line in lines if line.n > after and (line.n - after - 1) % every == 0]
         return compressed_response(request, "".join(map(_line, found)), _LINES)
 
 

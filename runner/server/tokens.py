@@ -97,11 +97,9 @@ class Tokens:
 
     def first(self) -> str:
         """Return the secret of a new admin token, or "" if an admin token exists."""
-        return (
-            ""
-            if any(token.scope == "admin" and not token.run for token in self.all())
-            else self.create("admin", "first")[1]
-        )
+        if any(token.scope == "admin" and not token.run for token in self.all()):
+            return ""
+        return self.create("admin", "first")[1]
 
     def remove(self, id: str) -> bool:
         """Delete an access token. Returns False if no such token exists."""

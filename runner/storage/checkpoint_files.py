@@ -232,13 +232,16 @@ def _atoms(file: BinaryIO) -> Iterator[str | int]:
                 memo[int(value or 0)] = last
                 continue
             last = memo.get(int(value or 0)) if name in ("GET", "BINGET", "LONG_BINGET") else None
-            if (
-                last is None
-                and ("UNICODE" in name or "INT" in name or "LONG" in name)
-                and type(value) in (str, int)
-            ):
+            if last is None and _is_constant(name, value):
                 last = value
             if last is not None:
                 yield last
     except (IndexError, EOFError, OverflowError) as error:
         raise ValueError(str(error)) from error
+
+
+def _is_constant(operation: str, value: object) -> bool:
+    """Return True if a pickle operation pushes the string or integer `value`."""
+    if type(value) not in (str, int):
+        return False
+    return any(kind in operation for kind in ("UNICODE", "INT", "LONG"))

@@ -65,9 +65,7 @@ def recognize_layout(names: Collection[str], *, folder: str = "") -> Layout:
     ranks = _numbers(RANKED, names)
     zero_shards = _numbers(ZERO, names)
     shards = zero_shards | _numbers(SHARDED, names)
-    optimizer_shards = {
-        (int(match[1]), int(match[2])) for name in names if (match := OPTIMIZER_SHARD.match(name))
-    }
+    optimizer_shards = _optimizer_shards(names)
     missing = [*_missing_parts(names), *_missing_metadata(names)]
     missing += _missing_rank(ranks, "the random state")
     if zero_shards:
@@ -75,11 +73,9 @@ def recognize_layout(names: Collection[str], *, folder: str = "") -> Layout:
     processes = _process_count(names, ranks, shards)
     if optimizer_shards:
         processes = max(count for _, count in optimizer_shards)
-        missing += [
-            f"rank{rank}-of-{processes}-optimizer.pt"
-            for rank in range(processes)
-            if (rank, processes) not in optimizer_shards
-        ]
+        for rank in range(processes):
+            if (rank, processes) not in optimizer_shards:
+                missing.append(f"rank{rank}-of-{processes}-optimizer.pt")
     if OF_TRANSFORMERS & set(names) or _any_starts(names, "rng_state_"):
         # rng_state_0.pth alone: a single process would write a file without a number.
         if ranks == {0} and _any_starts(names, "rng_state_"):
@@ -100,8 +96,21 @@ def recognize_layout(names: Collection[str], *, folder: str = "") -> Layout:
 
 def _numbers(pattern: re.Pattern[str], names: Iterable[str]) -> set[int]:
     """Return the numbers that a pattern finds in file names."""
-    found = (pattern.search(name) for name in names)
-    return {int(next(filter(None, match.groups()))) for match in found if match}
+    numbers = set()
+    for name in names:
+        if match := pattern.search(name):
+            # Each alternative of the pattern has a group, and only one of them has matched.
+            numbers.add(int(next(filter(None, match.groups()))))
+    return numbers
+
+
+def _optimizer_shards(names: Iterable[str]) -> set[tuple[int, int]]:
+    """Return the rank and the number of ranks of each optimizer shard that accelerate wrote."""
+    shards = set()
+    for name in names:
+        if match := OPTIMIZER_SHARD.match(name):
+            shards.add((int(match[1]), int(match[2])))
+    return shards
 
 
 def _any_starts(names: Iterable[str], start: str) -> bool:
@@ -181,9 +190,12 @@ def _missing_model(names: Collection[str], optimizer: str) -> list[str]:
 
 def _missing_parts(names: Collection[str]) -> list[str]:
     """List the missing parts of split files in a checkpoint, at most three per file."""
-    found = {(match[1], match[3], match[4]) for name in names if (match := PART.match(name))}
+    split_files = set()
+    for name in names:
+        if match := PART.match(name):
+            split_files.add((match[1], match[3], match[4]))
     missing = []
-    for head, last, suffix in sorted(found):
+    for head, last, suffix in sorted(split_files):
         wanted = [f"{head}-{part:05}-of-{last}{suffix}" for part in range(1, int(last) + 1)]
         wanted.append(f"{head}{suffix}.index.json")
         missing += [name for name in wanted if name not in names][:3]

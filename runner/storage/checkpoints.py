@@ -99,16 +99,15 @@ def key(spec: StepSpec, world: Sequence[Any], id: str) -> str:
 
     `world` is the content part of the step's cache key.
     """
-    author, continues = spec.author, spec.continues
-    kept = {
-        **author,
-        "reads": {
-            k: v for k, v in author["reads"].items() if k.removeprefix("inputs.") not in continues
-        },
-    }
-    return of_value("state/1", [kept, sorted(world, key=str), id if not author["outputs"] else ""])[
-        :32
-    ]
+    # A larger value of a `continues` input trains on from the same checkpoints.
+    reads = {}
+    for name, value in spec.author["reads"].items():
+        if name.removeprefix("inputs.") not in spec.continues:
+            reads[name] = value
+    kept = {**spec.author, "reads": reads}
+    # Outputs distinguish equal steps. Without outputs, the step's id does.
+    name = "" if spec.author["outputs"] else id
+    return of_value("state/1", [kept, sorted(world, key=str), name])[:32]
 
 
 def made_under(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
@@ -126,24 +125,12 @@ def adopt(root: Path, made: Mapping[str, Any]) -> Path:
     The directory is created if necessary.
     """
     numbers = _generations(root)
-    known = next(
-        (
-            root / str(number)
-            for number in numbers
-            if of_generation(root / str(number))["id"] == made["id"]
-        ),
-        None,
-    )
-    return (
-        known
-        or _record(
-            root / str(max(numbers, default=0) + 1),
-            {**NOTHING, **made},
-            made["continues"],
-            None,
-            "",
-        ).path
-    )
+    for number in numbers:
+        folder = root / str(number)
+        if of_generation(folder)["id"] == made["id"]:
+            return folder
+    new = root / str(max(numbers, default=0) + 1)
+    return _record(new, {**NOTHING, **made}, made["continues"], None, "").path
 
 
 def choose(root: Path, continues: Mapping[str, Any], *, processes: int | None = None) -> Generation:
@@ -167,28 +154,36 @@ def choose_folder(
     note = ""
     generations = _generations(root)
     for number in generations:
-        made = of_generation(root / str(number))
-        values, by = made["continues"], made["world"]
-        over = [
-            f"{name}={values[name]}"
-            for name, value in continues.items()
-            if name in values and values[name] > value
-        ]
-        if not over and (processes is None or by is None or by == processes):
-            return (
-                root / str(number),
-                note
-                and f"{note}; {'using the earlier checkpoints' if _holds(root / str(number)) else 'starting over'}",
-            )
-        if note or not _holds(root / str(number)):
+        folder = root / str(number)
+        made = of_generation(folder)
+        by = made["world"]
+        over = _values_over(made["continues"], continues)
+        same_count = processes is None or by in (None, processes)
+        if not over and same_count:
+            if note:
+                used = "using the earlier checkpoints" if _holds(folder) else "starting over"
+                note = f"{note}; {used}"
+            return folder, note
+        if note or not _holds(folder):
             continue
-        reason = (
-            f"with {', '.join(over)}, more than requested now"
-            if over
-            else f"by {_processes(by)}, but this run has {_processes(processes)}"
-        )
+        if over:
+            reason = f"with {', '.join(over)}, more than requested now"
+        else:
+            reason = f"by {_processes(by)}, but this run has {_processes(processes)}"
         note = f"ignoring checkpoints that were trained {reason}"
-    return root / str((generations[0] if generations else 0) + 1), note and f"{note}; starting over"
+    if note:
+        note = f"{note}; starting over"
+    last = generations[0] if generations else 0
+    return root / str(last + 1), note
+
+
+def _values_over(values: Mapping[str, Any], requested: Mapping[str, Any]) -> list[str]:
+    """Return the `continues` values above the requested ones, as NAME=VALUE."""
+    over = []
+    for name, value in requested.items():
+        if name in values and values[name] > value:
+            over.append(f"{name}={values[name]}")
+    return over
 
 
 def _holds(generation: Path) -> bool:
@@ -196,20 +191,20 @@ def _holds(generation: Path) -> bool:
 
     Unfinished transfers from a host are in `.incoming` and do not count.
     """
-    return any(
-        any(folder.iterdir())
-        for folder in generation.iterdir()
-        if folder.is_dir() and folder.name != ".incoming"
-    )
+    for folder in generation.iterdir():
+        if not folder.is_dir() or folder.name == ".incoming":
+            continue
+        if any(folder.iterdir()):
+            return True
+    return False
 
 
 def _generations(root: Path) -> list[int]:
     """Return the numbers of a step's checkpoint directories, highest first."""
-    return (
-        sorted((int(path.name) for path in root.iterdir() if path.name.isdigit()), reverse=True)
-        if root.is_dir()
-        else []
-    )
+    if not root.is_dir():
+        return []
+    numbers = [int(path.name) for path in root.iterdir() if path.name.isdigit()]
+    return sorted(numbers, reverse=True)
 
 
 def holder(root: Path) -> str:
@@ -273,9 +268,9 @@ def prune(folder: Path, pattern: str | None, keep: int | None) -> list[str]:
         if verdict.ok:
             good.setdefault(verdict.processes, []).append(name)
     spared = {best(folder / names[0]) for names in good.values()}
-    surplus = [
-        name for names in good.values() for name in names[max(1, keep) :] if name not in spared
-    ]
+    surplus: list[str] = []
+    for names in good.values():
+        surplus += [name for name in names[max(1, keep) :] if name not in spared]
     for name in surplus:
         delete(folder / name)
     return surplus
@@ -350,14 +345,15 @@ def newest_first(folder: Path, pattern: str | None) -> Sequence[str]:
     if pattern is None:
         return []
     try:
-        names = [
-            name
-            for name in os.listdir(folder)
-            if fnmatch.fnmatchcase(name, pattern) and not TEMPORARY.match(name)
-        ]
+        listed = os.listdir(folder)
     except FileNotFoundError:
         return []
-    names = [name for name in names if not (folder / name).is_symlink()]
+    names = []
+    for name in listed:
+        if not fnmatch.fnmatchcase(name, pattern) or TEMPORARY.match(name):
+            continue
+        if not (folder / name).is_symlink():
+            names.append(name)
     return sorted(names, key=lambda name: (number(name), _time(folder / name), name), reverse=True)
 
 
@@ -373,16 +369,16 @@ def is_due(name: str, copied: Iterable[str], steps: int | None) -> bool:
     The numbers in their names count.
     """
     ours = number(name)
-    return steps is None or ours < 0 or all(abs(ours - number(each)) >= steps for each in copied)
+    if steps is None or ours < 0:
+        return True
+    return all(abs(ours - number(each)) >= steps for each in copied)
 
 
 def files(path: Path) -> list[str]:
     """List all files below a directory as sorted relative paths, including links."""
-    return sorted(
-        name[len(str(path)) + 1 :]
-        for name, found in below(str(path))
-        if not stat.S_ISDIR(found.st_mode)
-    )
+    start = len(str(path)) + 1
+    names = [name[start:] for name, found in below(str(path)) if not stat.S_ISDIR(found.st_mode)]
+    return sorted(names)
 
 
 def _files(path: Path) -> list[str]:
@@ -490,14 +486,10 @@ def _why_incomplete(path: Path, name: str, names: Sequence[str]) -> str:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{name} lists no files"
     head = name[: len(name) - len(name.rpartition("/")[2])]
-    return next(
-        (
-            f"has no {head}{shard}, although {name} lists it"
-            for shard in listed
-            if f"{head}{shard}" not in names
-        ),
-        "",
-    )
+    for shard in listed:
+        if f"{head}{shard}" not in names:
+            return f"has no {head}{shard}, although {name} lists it"
+    return ""
 
 
 def _ours(path: Path, names: Sequence[str], *, thorough: bool) -> CheckpointValidity | None:
@@ -511,19 +503,27 @@ def _ours(path: Path, names: Sequence[str], *, thorough: bool) -> CheckpointVali
         step, processes = int(record["step"]), record["settings"].get("world")
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    wrong = next((f"has no {name}" for name in sorted(listed) if name not in names), "")
-    if thorough and not wrong:
-        wrong = next(
-            (
-                f"{name} changed after it was saved"
-                for name in sorted(listed)
-                if of_file(path / name) != listed[name]
-            ),
-            "",
-        )
-    return CheckpointValidity(
-        not wrong, "recipe", step, processes if isinstance(processes, int) else None, wrong
-    )
+    if not isinstance(processes, int):
+        processes = None
+    wrong = _find_wrong_file(path, listed, names, thorough=thorough)
+    return CheckpointValidity(not wrong, "recipe", step, processes, wrong)
+
+
+def _find_wrong_file(
+    path: Path, listed: Mapping[str, str], names: Sequence[str], *, thorough: bool
+) -> str:
+    """Describe the first file that is missing, or that differs from its listed digest.
+
+    Return "" if there is none. Digests are only compared if `thorough`.
+    """
+    for name in sorted(listed):
+        if name not in names:
+            return f"has no {name}"
+    if thorough:
+        for name in sorted(listed):
+            if of_file(path / name) != listed[name]:
+                return f"{name} changed after it was saved"
+    return ""
 
 
 def _trained_steps(path: Path) -> int | None:

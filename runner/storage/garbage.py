@@ -26,7 +26,7 @@ from .content.files import Content
 from .content.listings import forget_listings
 from .content.objects import Objects
 from .records.index import PublishedFile, Trace
-from .records.runs import FINAL, RunRow
+from .records.runs import FINAL, AttemptRow, RunRow
 from .records.store import Store
 
 _DAY = 86_400.0
@@ -59,30 +59,37 @@ def find_garbage(store: Store, objects: Objects, *, keep_days: float, keep_runs:
     live = [run for run in runs if _is_live(store, run)]
     kept_runs = {run.id for run in (*live, *runs[:keep_runs])}
     kept_runs |= {run.id for run in runs if run.created >= oldest}
-    attempts = [row for run in kept_runs for row in store.runs.attempts(run)]
+    attempts: list[AttemptRow] = []
+    for id in kept_runs:
+        attempts += store.runs.attempts(id)
     published = store.index.list_published().values()
     traces = list(store.index.every_trace())
+    # Traces are listed oldest first, so that the newest key of a step is the one that stays.
+    newest = {(trace.recipe, trace.step): trace.key for trace in traces}
+    published_files = {(row.recipe, row.path, row.content) for row in published}
     retention = TraceRetention(
         oldest=oldest,
         keys={row.key for row in attempts},
         recipes={run.recipe for run in live},
-        newest={(trace.recipe, trace.step): trace.key for trace in traces},
-        published={(row.recipe, row.path, row.content) for row in published},
+        newest=newest,
+        published=published_files,
     )
     kept_traces = [trace for trace in traces if retention.keeps(trace)]
     before = min([now, *(run.created for run in live)])
     unreachable = _find_unreachable(objects, kept_traces, published, before)
     results, unused_inputs = _split_off_inputs(store.root, unreachable, oldest)
     abandoned = min(before, oldest)
+    old_runs = [run.id for run in runs if run.id not in kept_runs]
+    needed_folders = {row.dir for row in attempts}
     return Garbage(
         traces=_removed_keys(traces, kept_traces),
         objects=tuple(results),
         inputs=tuple(unused_inputs),
-        attempts=_abandoned_attempts(store.root, {row.dir for row in attempts}, abandoned),
+        attempts=_abandoned_attempts(store.root, needed_folders, abandoned),
         bundles=_abandoned_bundles(store.root, abandoned),
-        runs=tuple(run.id for run in runs if run.id not in kept_runs),
+        runs=tuple(old_runs),
         before=before,
-        size=sum(objects.size(content) for content in (*results, *unused_inputs)),
+        size=sum(map(objects.size, (*results, *unused_inputs))),
     )
 
 
@@ -94,7 +101,8 @@ def _find_unreachable(
     The objects were stored before `before`.
     """
     reachable = {row.content for row in published}
-    reachable |= {made.content for trace in kept for made in trace.outputs}
+    for trace in kept:
+        reachable.update(made.content for made in trace.outputs)
     return [content for content in objects.all(before) if content not in reachable]
 
 
@@ -123,11 +131,11 @@ def _abandoned_attempts(root: Path, needed: Collection[str], before: float) -> t
 
     They were last changed before `before`.
     """
-    return tuple(
-        path.name
-        for path in _entries(root / "attempts")
-        if f"attempts/{path.name}" not in needed and path.lstat().st_ctime < before
-    )
+    names = []
+    for path in _entries(root / "attempts"):
+        if f"attempts/{path.name}" not in needed and path.lstat().st_ctime < before:
+            names.append(path.name)
+    return tuple(names)
 
 
 def _abandoned_bundles(root: Path, before: float) -> tuple[str, ...]:
@@ -186,19 +194,15 @@ def collect(store: Store, objects: Objects, plan: Garbage, workspace: Path) -> i
     unneeded = (*plan.objects, *plan.inputs)
     sizes = {content: objects.size(content) for content in unneeded}
     removed = objects.tiny.forget(plan.objects, plan.before)
-    removed |= {
-        content
-        for content in unneeded
-        if content not in removed and objects.remove(content, before=plan.before)
-    }
+    for content in unneeded:
+        if content not in removed and objects.remove(content, before=plan.before):
+            removed.add(content)
     freed = sum(sizes[content] for content in removed)
     for content, _ in inputs.list_inputs(store.root):
         if not objects.has(content):
             inputs.forget(store.root, content)
-    store.index.forget(
-        objects=[content for content in unneeded if not objects.has(content)],
-        files=_vanished_files(store, workspace),
-    )
+    gone = [content for content in unneeded if not objects.has(content)]
+    store.index.forget(objects=gone, files=_vanished_files(store, workspace))
     forget_listings(store.root / "listings", workspace)
     for name in plan.attempts:
         delete_whole(store.root / "attempts" / name)

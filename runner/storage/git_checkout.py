@@ -121,9 +121,9 @@ def _git(*words: str, index: str | None = None) -> None:
             Path(index).unlink(missing_ok=True)
     if done.returncode:
         said = " ".join(done.stderr.decode(errors="replace").split("\n")[:2]).strip()
-        raise CannotRun(
-            f"git {words[0] if words[0] != '-C' else words[2]} failed: {said}",
-            fix="check the network connection of this machine, then try again"
-            if _UNREACHED.search(said)
-            else "correct the address or the commit under `code`",
-        )
+        command = words[2] if words[0] == "-C" else words[0]
+        if _UNREACHED.search(said):
+            fix = "check the network connection of this machine, then try again"
+        else:
+            fix = "correct the address or the commit under `code`"
+        raise CannotRun(f"git {command} failed: {said}", fix=fix)

@@ -67,19 +67,19 @@ def warnings(path: Path, masker: Masker) -> list[str]:
 
     At most `MOST_WARNINGS`.
     """
+    found: Counter[str] = Counter()
     try:
         with path.open("rb") as file:
-            found = Counter(
-                " ".join(masker.text(text).split())
-                for line in _lines(file)
-                if (text := warning_of(line))
-            )
+            for line in _lines(file):
+                text = warning_of(line)
+                if text:
+                    found[" ".join(masker.text(text).split())] += 1
     except OSError:
         return []
-    shown = [
-        on_one_line(text) + (f" ({count} times)" if count > 1 else "")
-        for text, count in list(found.items())[:MOST_WARNINGS]
-    ]
+    shown = []
+    for text, count in list(found.items())[:MOST_WARNINGS]:
+        repeated = f" ({count} times)" if count > 1 else ""
+        shown.append(on_one_line(text) + repeated)
     more = len(found) - len(shown)
     return [*shown, f"{more} more warnings: see the step's log"] if more else shown
 
@@ -119,10 +119,12 @@ def points(path: Path) -> list[dict[str, Value]]:
     try:
         with open_regular(path) as file:
             data = file.read(WHOLE)
-            if len(data) < WHOLE and (quick := _parse_plain_points(data)) is not None:
-                return quick
+            if len(data) < WHOLE:
+                quick = _parse_plain_points(data)
+                if quick is not None:
+                    return quick
             file.seek(0)
-            return [line for each in _lines(file) if (line := parse(each))]
+            return [point for point in map(parse, _lines(file)) if point]
     except OSError:
         return []
 
@@ -174,11 +176,8 @@ def pace(path: Path) -> tuple[list[float], float]:
         silent = time.time() - path.stat().st_mtime
     except OSError:
         return [], 0.0
-    return [
-        float(seconds)
-        for line in points(path)
-        if isinstance(seconds := line.get("time_step"), (int, float))
-    ], silent
+    times = [line.get("time_step") for line in points(path)]
+    return [float(seconds) for seconds in times if isinstance(seconds, (int, float))], silent
 
 
 def mean_rate(lines: Sequence[Mapping[str, object]], name: str) -> float | None:
@@ -186,29 +185,30 @@ def mean_rate(lines: Sequence[Mapping[str, object]], name: str) -> float | None:
 
     The first step (allocation and compilation) is left out if others follow.
     """
-    values = [
-        float(value)
-        for line in lines
-        if isinstance(value := line.get(name), (int, float)) and not isinstance(value, bool)
-    ]
-    values = values[1:] if len(values) > 1 else values
-    return (
-        len(values) / sum(1 / value for value in values)
-        if values and all(value > 0 for value in values)
-        else None
-    )
+    values = []
+    for line in lines:
+        value = line.get(name)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            values.append(float(value))
+    if len(values) > 1:
+        values = values[1:]
+    if not values or not all(value > 0 for value in values):
+        return None
+    # The mean over all work is harmonic: a slow step counts for as long as it takes.
+    return len(values) / sum(1 / value for value in values)
 
 
 def first_step(path: Path) -> int | None:
     """Return the first `step` value in a metrics file, or None."""
     try:
         with open_regular(path) as file:
-            return next(
-                (step for line in _lines(file) if isinstance(step := parse(line).get("step"), int)),
-                None,
-            )
+            for line in _lines(file):
+                step = parse(line).get("step")
+                if isinstance(step, int):
+                    return step
     except OSError:
-        return None
+        pass
+    return None
 
 
 def matches(log: Path, pattern: str, masker: Masker) -> Iterator[dict[str, Value]]:
@@ -228,7 +228,7 @@ def match_lines(lines: Iterable[bytes], pattern: str) -> Iterator[dict[str, Valu
     Progress bars with carriage returns are split into lines. Raises Invalid.
     """
     read = reader(pattern)
-    for line in (piece for whole in lines for piece in whole.split(b"\r")):
+    for line in _split_at_returns(lines):
         try:
             found = read(line)
         except TimeoutError:
@@ -237,6 +237,11 @@ def match_lines(lines: Iterable[bytes], pattern: str) -> Iterator[dict[str, Valu
             raise Invalid([Problem("pattern-too-slow", message, None, fix)]) from None
         if found:
             yield found
+
+
+def _split_at_returns(lines: Iterable[bytes]) -> Iterator[bytes]:
+    for line in lines:
+        yield from line.split(b"\r")
 
 
 def reader(pattern: str) -> Callable[[bytes], dict[str, Value]]:
@@ -250,11 +255,10 @@ def reader(pattern: str) -> Callable[[bytes], dict[str, Value]]:
 
     def read(line: bytes) -> dict[str, Value]:
         hit = compiled.search(line[:4096], timeout=PATIENCE)
-        return (
-            {name: _number(text) for name, text in hit.groupdict().items() if text is not None}
-            if hit
-            else {}
-        )
+        if not hit:
+            return {}
+        groups = hit.groupdict()
+        return {name: _number(text) for name, text in groups.items() if text is not None}
 
     return read
 
@@ -280,7 +284,10 @@ def _is_loss(name: str) -> bool:
 
 def match(log: Path, pattern: str, masker: Masker) -> dict[str, Value]:
     """Return the last value of each named group of `pattern` in a log."""
-    return {name: value for found in matches(log, pattern, masker) for name, value in found.items()}
+    values: dict[str, Value] = {}
+    for found in matches(log, pattern, masker):
+        values.update(found)
+    return values
 
 
 def _lines(file: BinaryIO, masker: Masker = NOTHING) -> Iterator[bytes]:

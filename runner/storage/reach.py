@@ -33,24 +33,29 @@ class Reach(NamedTuple):
         asked = _split(address)
         if asked is None:
             return False
-        return self.trusts(address) or (
-            any(_matches(entry, asked) for entry in self.allow)
-            and _host_may_be_public(asked.hostname or "")
-        )
+        if self.trusts(address):
+            return True
+        if not any(_matches(entry, asked) for entry in self.allow):
+            return False
+        return _host_may_be_public(asked.hostname or "")
 
     def trusts(self, address: str) -> bool:
         """Return True if an allowed entry without a wildcard matches the URL."""
         asked = _split(address)
-        return asked is not None and any(
-            "*" not in entry and _matches(entry, asked) for entry in self.allow
-        )
+        if asked is None:
+            return False
+        return any(_matches(entry, asked) for entry in self._exact_entries())
 
     def names(self, host: str) -> bool:
         """Return True if an allowed entry without a wildcard names the host, at any port."""
-        return any(
-            "*" not in entry and (found := _split(entry)) is not None and found.hostname == host
-            for entry in self.allow
-        )
+        for entry in self._exact_entries():
+            found = _split(entry)
+            if found is not None and found.hostname == host:
+                return True
+        return False
+
+    def _exact_entries(self) -> list[str]:
+        return [entry for entry in self.allow if "*" not in entry]
 
     async def session(self, loop: Any = None, **more: Any) -> aiohttp.ClientSession:
         """Return an HTTP client that contacts only allowed hosts, redirects included.
@@ -144,23 +149,19 @@ def _host_may_be_public(host: str) -> bool:
     try:
         return is_public(host)
     except ValueError:
-        last = host.rstrip(".").rpartition(".")[2]
-        return not (
-            last.isdigit()
-            or last[:2] == "0x"
-            or host.rstrip(".") == "localhost"
-            or host.rstrip(".").endswith(".localhost")
-        )
+        name = host.rstrip(".")
+        last = name.rpartition(".")[2]
+        if last.isdigit() or last[:2] == "0x":
+            return False
+        return name != "localhost" and not name.endswith(".localhost")
 
 
 def _split(address: str) -> SplitResult | None:
     try:
         found = urlsplit(address)
-        return (
-            found
-            if found.hostname and found.scheme in ("https", "s3", "gs") and found.port != 0
-            else None
-        )
+        if not found.hostname or found.scheme not in ("https", "s3", "gs"):
+            return None
+        return found if found.port != 0 else None
     except ValueError:
         return None
 

@@ -52,12 +52,14 @@ class RunViews:
         tallies = runs.tallies([row.id for row in rows])
         small = [id for id, tally in tallies.items() if sum(tally.values()) <= WEIGHED]
         steps = runs.steps_of(small)
-        return [
-            self._fold(row, self.graph(row), steps[row.id])
-            if row.id in steps
-            else self._fold(row, self.graph(row), {}, others=tallies[row.id])
-            for row in rows
-        ]
+        views = []
+        for row in rows:
+            graph = self.graph(row)
+            if row.id in steps:
+                views.append(self._fold(row, graph, steps[row.id]))
+            else:
+                views.append(self._fold(row, graph, {}, others=tallies[row.id]))
+        return views
 
     def _fold(
         self,
@@ -91,8 +93,9 @@ class RunViews:
         """
         if row.state == _ENDED_WELL:
             return {}
-        ids = [*steps, *(step for step, count in planned.instances.items() if count == 1)]
-        return self._store.index.expected_seconds(row.recipe, dict.fromkeys(ids))
+        # The instances of a matrix step have ids of their own, known only from their rows.
+        single = [step for step, count in planned.instances.items() if count == 1]
+        return self._store.index.expected_seconds(row.recipe, dict.fromkeys([*steps, *single]))
 
     def _leases(self, run: str) -> Collection[str]:
         """Return the states of the run's rented machines."""

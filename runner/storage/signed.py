@@ -7,12 +7,13 @@ objects have plain addresses. A presigned URL is a secret.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from ..digest import of_value
 from ..errors import CannotRun
+from ..paths import heads
 from ..secrets import Secret
 from .bound import DownloadLimit
 from .sources import ask_identity, below, changed_error, open_client, select_objects
@@ -91,17 +92,15 @@ class SignedObjects:
 
 def opens(addresses: Sequence[str]) -> list[Secret]:
     """Return the secrets inside presigned URLs, raw and URL-decoded, most frequent first."""
-    values = Counter(
-        pair.partition("=")[2]
-        for address in addresses
-        for pair in urlsplit(address).query.split("&")
-    )
-    return [
-        Secret("address", each)
-        for value, _ in values.most_common()
-        if len(value) >= LONG
-        for each in {value, unquote(value)}
-    ]
+    values: Counter[str] = Counter()
+    for address in addresses:
+        pairs = urlsplit(address).query.split("&")
+        values.update(pair.partition("=")[2] for pair in pairs)
+    secrets: list[Secret] = []
+    for value, _ in values.most_common():
+        if len(value) >= LONG:
+            secrets += [Secret("address", form) for form in {value, unquote(value)}]
+    return secrets
 
 
 def sign_objects(
@@ -125,25 +124,20 @@ def sign_objects(
     except Exception:  # errors of the client; the ordinary download reports them
         return None
     top = path.rstrip("/")
-    items = [
-        Item(
-            below(path, each) if folder else "",
-            each.size or 0,
-            each.version if each.version[:1] == '"' else "",
-        )
-        for each in there
-    ]
+    items = []
+    for each in there:
+        name = below(path, each) if folder else ""
+        # Of the versions that servers give, only an ETag is in quotes.
+        etag = each.version if each.version[:1] == '"' else ""
+        items.append(Item(name, each.size or 0, etag))
     if any(each.size is None for each in there) or not _sound(items, folder=folder):
         return None
     DownloadLimit.of(ws, address, here=False).check(sum(item.size for item in items))
-    return SignedObjects(
-        ws,
-        address,
-        identity,
-        only,
-        items,
-        lambda name, seconds: sign(f"{top}/{name}" if name else path, seconds),
-    )
+
+    def sign_item(name: str, seconds: int) -> str:
+        return sign(f"{top}/{name}" if name else path, seconds)
+
+    return SignedObjects(ws, address, identity, only, items, sign_item)
 
 
 def _public(store: Any) -> bool:
@@ -182,14 +176,17 @@ def _sound(items: Sequence[Item], *, folder: bool) -> bool:
     if not folder:
         return len(items) == 1
     names = {item.path for item in items}
-    return bool(items) and all(
-        _plain(name)
-        and not any(name[:at] in names for at, letter in enumerate(name) if letter == "/")
-        for name in names
-    )
+    if not names:
+        return False
+    return all(_plain(name) and not _is_below_file(name, names) for name in names)
 
 
 def _plain(name: str) -> bool:
-    return name.isprintable() and not any(
-        part in ("", ".", "..") or len(part.encode()) > 255 for part in name.split("/")
-    )
+    if not name.isprintable():
+        return False
+    parts = name.split("/")
+    return all(part not in ("", ".", "..") and len(part.encode()) <= 255 for part in parts)
+
+
+def _is_below_file(name: str, files: Collection[str]) -> bool:
+    return any(parent in files for parent in heads(name)[1:])

@@ -42,6 +42,8 @@ LONGEST_NAME = 255
 ORIGIN = ".origin.json"
 _CARD = "README.md"  # contains the license
 _CLOSED = (400, 401, 403)  # statuses for an expired signature
+_VERSION_FIELDS = ("VersionId", "ETag", "etag", "generation", "mtime")
+"""Fields of a client's file information that identify a version, the most exact one first."""
 _RANGE = re.compile(r"bytes (?:[0-9]+-[0-9]+|\*)/([0-9]+)")
 _EMPTY = 416
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -78,9 +80,8 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
         raise
     except CannotRun:
         return None  # planning continues without the identity; the run reports the error
-    if (
-        not update and known.get(address, identity) != identity
-    ):  # a query may also select one of many files
+    # A query may also select one of many files.
+    if not update and known.get(address, identity) != identity:
         raise changed_error(address)
     known[address] = identity
     if not ws.read_only:
@@ -121,12 +122,13 @@ def match_files(folder: str, only: Sequence[str]) -> list[str]:
 
     As on the Hub, `*` also matches `/`.
     """
-    names = (
-        os.path.relpath(os.path.join(at, name), folder)
-        for at, _, files in os.walk(folder, followlinks=True)
-        for name in files
-    )
-    return sorted(name for name in names if _wants(only, name))
+    wanted = []
+    for at, _, files in os.walk(folder, followlinks=True):
+        for file in files:
+            name = os.path.relpath(os.path.join(at, file), folder)
+            if _wants(only, name):
+                wanted.append(name)
+    return sorted(wanted)
 
 
 def identify_files(
@@ -183,14 +185,11 @@ def _convert_error(ws: Workspace, what: str, error: Exception, address: str) -> 
             f"expired input: the server answered {address} with {status}",
             fix="submit the run again with a newly signed URL",
         )
-    extra = {"hf": "hub", "gs": "gcs"}.get(
-        address.partition("://")[0], "s3"
-    )  # the https client is part of the s3 extra
+    # The https client is part of the s3 extra.
+    extra = {"hf": "hub", "gs": "gcs"}.get(address.partition("://")[0], "s3")
     fix = install_line(extra) if isinstance(error, ImportError) else ""
-    return CannotRun(
-        f"{what}: {Masker(secrets_of_addresses(ws.addresses.values())).text(_error_text(error))}",
-        fix=fix,
-    )
+    masker = Masker(secrets_of_addresses(ws.addresses.values()))
+    return CannotRun(f"{what}: {masker.text(_error_text(error))}", fix=fix)
 
 
 def changed_error(address: str) -> CannotRun:
@@ -205,12 +204,11 @@ def _error_text(error: Exception) -> str:
     if isinstance(error, FileNotFoundError):
         if error.__cause__ is None:
             return "the object does not exist"
-        error = (
-            error.__cause__ if isinstance(error.__cause__, Exception) else error
-        )  # fsspec also raises FileNotFoundError for an unreachable https server
-    return next(
-        (line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__
-    )
+        # fsspec also raises FileNotFoundError for an unreachable https server.
+        if isinstance(error.__cause__, Exception):
+            error = error.__cause__
+    text = str(error).strip()
+    return text.splitlines()[0].strip() if text else type(error).__name__
 
 
 def read_lock(ws: Workspace) -> dict[str, str]:
@@ -299,12 +297,11 @@ def objects_at(ws: Workspace, address: str) -> list[Object]:
     found: dict[str, Any] = store.find(path, detail=True) or {path: store.info(path)}
     if path not in found and "/" in path and not address.endswith("/"):
         _demand_no_object(store, path, address)
-    names = ("VersionId", "ETag", "etag", "generation", "mtime")
-    rows = sorted(found.items())
-    return [
-        Object(name, info.get("size"), str(next((info[of] for of in names if info.get(of)), None)))
-        for name, info in rows
-    ]
+    objects = []
+    for name, info in sorted(found.items()):
+        version = next((info[field] for field in _VERSION_FIELDS if info.get(field)), None)
+        objects.append(Object(name, info.get("size"), str(version)))
+    return objects
 
 
 def _demand_no_object(store: Any, path: str, address: str) -> None:
@@ -338,22 +335,23 @@ def first_byte(store: HTTPFileSystem, path: str, name: str) -> Object:
             if answer.status != _EMPTY:
                 answer.raise_for_status()
             headers = answer.headers
-            whole = _RANGE.fullmatch(headers.get("Content-Range", ""))
-            size = (
-                whole[1]
-                if whole
-                else headers.get("Content-Length")
-                if answer.status == 200 and not headers.get("Content-Encoding")
-                else None
-            )
-            return Object(
-                name,
-                int(size) if size is not None else None,
-                str(headers.get("ETag") or headers.get("Last-Modified")),
-            )
+            version = str(headers.get("ETag") or headers.get("Last-Modified"))
+            return Object(name, _whole_size(answer.status, headers), version)
 
     found: Object = sync(store.loop, ask)
     return found
+
+
+def _whole_size(status: int, headers: Mapping[str, str]) -> int | None:
+    """Return the size of the file in bytes from the response to a range request, or None."""
+    whole = _RANGE.fullmatch(headers.get("Content-Range", ""))
+    if whole:
+        return int(whole[1])
+    # Without a range, the length is that of the response, which may be compressed.
+    if status != 200 or headers.get("Content-Encoding"):
+        return None
+    length = headers.get("Content-Length")
+    return int(length) if length is not None else None
 
 
 def identity_of(there: Sequence[Object]) -> str:
@@ -377,14 +375,15 @@ def _download_hub(
     name, _ = _split_hub_address(address)
     model = not address.startswith("hf://datasets/")
     kind = "model" if model else "dataset"
-    patterns = [*only, *([_CARD] if model else [])] if only else None
+    patterns = list(only) or None
+    if patterns is not None and model:
+        patterns.append(_CARD)
     try:
         info: Any = HfApi().repo_info(name, revision=revision, repo_type=kind, files_metadata=True)
-        size = sum(
-            each.size or 0
-            for each in info.siblings
-            if patterns is None or _wants(patterns, each.rfilename)
-        )
+        size = 0
+        for each in info.siblings:
+            if patterns is None or _wants(patterns, each.rfilename):
+                size += each.size or 0
     # any client error: offline, the snapshot comes from the Hub's cache or fails below
     except Exception:
         size = 0
@@ -421,9 +420,9 @@ def select_objects(
         raise changed_error(address)
     _, path = open_client(ws, address)
     folder = [each.name for each in there] not in ([path], [address])
-    return folder, [
-        each for each in there if not (only and folder) or _wants(only, below(path, each))
-    ]
+    if not only or not folder:
+        return folder, there
+    return folder, [each for each in there if _wants(only, below(path, each))]
 
 
 def below(path: str, file: Object) -> str:
@@ -460,7 +459,9 @@ def _is_marker(name: str, file: Object) -> bool:
 
 def _name_faults(names: Collection[str]) -> list[str]:
     """Describe the bucket keys that cannot be file names in one directory."""
-    folders = {parent for name in names for parent in heads(name)[1:]}
+    folders: set[str] = set()
+    for name in names:
+        folders.update(heads(name)[1:])
     faults = []
     for name in sorted(names):
         why = _why_no_file(name, folders)
@@ -519,12 +520,13 @@ def _demand_all(folder: Path, targets: Mapping[str, Object]) -> None:
 
     A file system may treat two keys as one name.
     """
-    arrived = {os.path.join(at, name) for at, _, names in os.walk(folder) for name in names}
-    short = [
-        path
-        for path, each in targets.items()
-        if path not in arrived or each.size not in (None, os.path.getsize(path))
-    ]
+    arrived: set[str] = set()
+    for at, _, names in os.walk(folder):
+        arrived.update(os.path.join(at, name) for name in names)
+    short = []
+    for path, each in targets.items():
+        if path not in arrived or each.size not in (None, os.path.getsize(path)):
+            short.append(path)
     if short or len(arrived) != len(targets):
         some = ", ".join(sorted(short)[:3]) or "two keys have the same file name on this disk"
         raise CannotRun(

@@ -130,6 +130,10 @@ class CloudBucket:
         raise NotImplementedError
 
 
+def _region_in_environment() -> bool:
+    return any(os.environ.get(name) for name in ("AWS_DEFAULT_REGION", "AWS_REGION"))
+
+
 def client_options(scheme: str, store: StoreSettings) -> dict[str, Any]:
     """Return the options of the fsspec client for a URL scheme, `s3` or `gs`.
 
@@ -138,10 +142,8 @@ def client_options(scheme: str, store: StoreSettings) -> dict[str, Any]:
     endpoint, region, profile = store.endpoint, store.region, store.profile
     if scheme == "gs":
         # Never send a token to an endpoint from the settings.
-        return {
-            "token": "anon" if endpoint or store.anonymous else None,
-            "endpoint_url": endpoint or None,
-        }
+        token = "anon" if endpoint or store.anonymous else None
+        return {"token": token, "endpoint_url": endpoint or None}
     config: dict[str, object] = {}
     client: dict[str, str] = {"region_name": region} if region else {}
     if endpoint:
@@ -152,11 +154,8 @@ def client_options(scheme: str, store: StoreSettings) -> dict[str, Any]:
             "request_checksum_calculation": "when_required",
             "response_checksum_validation": "when_required",
         }
-        if (
-            not region
-            and not any(os.environ.get(name) for name in ("AWS_DEFAULT_REGION", "AWS_REGION"))
-            and not profile
-        ):
+        # The client requires a region, also for a server that has none.
+        if not (region or profile) and not _region_in_environment():
             client["region_name"] = "us-east-1"
     more = {"profile": profile} if profile else {}
     return {

@@ -93,12 +93,12 @@ def upload(
     outputs = facts.get("outputs")
     tops = {file.name.split("/")[0] for file in wanted if _is_output(file.name, outputs)}
     alone = f"{next(iter(tops))}/" if len(tops) == 1 else ""
-    laid = [
-        file._replace(name=file.name.removeprefix(alone))
-        if _is_output(file.name, outputs)
-        else file
-        for file in wanted
-    ]
+    laid = []
+    for file in wanted:
+        if _is_output(file.name, outputs):
+            laid.append(file._replace(name=file.name.removeprefix(alone)))
+        else:
+            laid.append(file)
     beside.mkdir(parents=True, exist_ok=True)
     listing = beside / MANIFEST
     listing.write_bytes(manifest(laid, facts, complete=True))
@@ -122,9 +122,9 @@ def upload(
 
 
 def _is_output(name: str, outputs: object) -> bool:
-    return isinstance(outputs, Mapping) and any(
-        name == path or name.startswith(f"{path}/") for path in outputs.values()
-    )
+    if not isinstance(outputs, Mapping):
+        return False
+    return any(name == path or name.startswith(f"{path}/") for path in outputs.values())
 
 
 def _api(environ: Mapping[str, str]) -> Any:
@@ -135,6 +135,13 @@ def _api(environ: Mapping[str, str]) -> Any:
             "hf:// requires huggingface_hub, which is not installed", fix=install_line("hub")
         ) from error
     return HfApi(endpoint=environ.get("HF_ENDPOINT") or None, token=environ.get("HF_TOKEN") or None)
+
+
+def _is_temporary(error: Exception, status: object) -> bool:
+    """Return True if the same request may succeed later."""
+    if status == 429 or (isinstance(status, int) and status >= 500):
+        return True
+    return isinstance(error, OSError) or type(error).__module__ == "httpx"
 
 
 def _ask_hub(address: str, ask: Callable[[], T]) -> T:
@@ -154,13 +161,7 @@ def _ask_hub(address: str, ask: Callable[[], T]) -> T:
                 f"{address}: the Hub rejected the login ({words})",
                 fix="set HF_TOKEN to a token with write access",
             ) from error
-        passing = (
-            status == 429
-            or (isinstance(status, int) and status >= 500)
-            or isinstance(error, OSError)
-            or type(error).__module__ == "httpx"
-        )
-        if not passing:
+        if not _is_temporary(error, status):
             raise Infrastructure(
                 f"{address}: the Hub rejected the upload ({words})",
                 fix="check the repository name and its write access",

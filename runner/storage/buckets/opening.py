@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ...errors import Invalid, Problem
 from .bucket import Bucket
@@ -15,6 +15,10 @@ from .s3 import S3
 
 if TYPE_CHECKING:
     from ...settings import StoreSettings
+
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}")
+"""Pattern for a bucket name."""
 
 
 def open(store: StoreSettings, root: Path) -> Bucket:
@@ -35,8 +39,8 @@ def open(store: StoreSettings, root: Path) -> Bucket:
         )
     scheme, separator, rest = url.partition("://")
     if not separator or scheme == "file":
-        folder = Path(os.path.normpath(root / Path(rest if separator else url).expanduser()))
-        return FolderBucket(str(folder))
+        folder = Path(rest if separator else url).expanduser()
+        return FolderBucket(os.path.normpath(root / folder))
     if scheme not in ("s3", "gs"):
         raise Invalid(
             [
@@ -49,9 +53,7 @@ def open(store: StoreSettings, root: Path) -> Bucket:
         )
     name, _, prefix = rest.partition("/")
     prefix = prefix.strip("/")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{1,221}", name) or any(
-        part in (".", "..", "") for part in prefix.split("/") if prefix
-    ):
+    if not _NAME.fullmatch(name) or not _is_plain_prefix(prefix):
         raise Invalid(
             [
                 Problem(
@@ -63,3 +65,10 @@ def open(store: StoreSettings, root: Path) -> Bucket:
     if scheme == "s3":
         return S3(f"s3://{name}/{prefix}".rstrip("/"), name, head, store)
     return Google(f"gs://{name}/{prefix}".rstrip("/"), name, head, store)
+
+
+def _is_plain_prefix(prefix: str) -> bool:
+    """Return True if the prefix of a bucket URL is empty or a path without `.` and `..`."""
+    if not prefix:
+        return True
+    return all(part not in (".", "..", "") for part in prefix.split("/"))

@@ -51,11 +51,11 @@ def upload(
     """
     complete, known = _read_manifest(bucket.read(MANIFEST))
     there = {stat.name: stat.size for stat in bucket.names("")} if known else {}
-    missing = [
-        each
-        for each in wanted
-        if known.get(each.name) != (each.size, each.sha256) or there.get(each.name) != each.size
-    ]
+    missing = []
+    for each in wanted:
+        is_noted = known.get(each.name) == (each.size, each.sha256)
+        if not is_noted or there.get(each.name) != each.size:
+            missing.append(each)
     missing.sort(key=lambda each: (each.size > PART, each.name))
     changed = {each.name for each in missing}
     held = [each for each in wanted if each.name not in changed]
@@ -65,9 +65,8 @@ def upload(
     while missing:
         batch, missing = _some(missing)
         # A large file uses parallel parts, so large files are sent one by one.
-        for size in Crew(bucket.width if batch[0].size <= PART else 1).map(
-            lambda each: _put(bucket, each), batch
-        ):
+        width = bucket.width if batch[0].size <= PART else 1
+        for size in Crew(width).map(lambda each: _put(bucket, each), batch):
             sent += size
             progress(size)
         held += batch

@@ -214,11 +214,10 @@ class S3(CloudBucket):
                 return self._write_file(self._prefix + name, path, size, crew)
             except Infrastructure as error:
                 with contextlib.suppress(Infrastructure):
-                    if (
-                        (there := self.head(name)) is not None
-                        and there.size == size
-                        and there != before
-                    ):
+                    # Another writer of the same bytes may have finished the upload.
+                    there = self.head(name)
+                    has_size = there is not None and there.size == size
+                    if has_size and there != before:
                         return None
                 if not isinstance(error, _Absent):
                     raise
@@ -346,13 +345,11 @@ class S3(CloudBucket):
                 )
 
     def abandon(self, before: float, *, dry: bool = False) -> int:
-        old = [
-            found
-            for found in self._uploads(self._prefix + "objects/")
-            if found.begun.timestamp() < before
-        ]
-        for found in () if dry else old:
-            self._ask("abort_multipart_upload", Key=found.key, UploadId=found.id, absent=True)
+        uploads = self._uploads(self._prefix + "objects/")
+        old = [found for found in uploads if found.begun.timestamp() < before]
+        if not dry:
+            for found in old:
+                self._ask("abort_multipart_upload", Key=found.key, UploadId=found.id, absent=True)
         return len(old)
 
     # -- single requests

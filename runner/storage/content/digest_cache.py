@@ -84,6 +84,7 @@ class DigestCache:
                 answer[path] = None
                 continue
             row = known(path)
+            # Compared here and not in a function: a run without changes does little else.
             if (
                 row is not None
                 and row[5] == found.st_ctime_ns
@@ -151,11 +152,7 @@ class DigestCache:
 
         Also saves the listings.
         """
-        rows = [
-            row
-            for row in self._new.values()
-            if row[2] < _SQLITE_MAX and row[1] < _SQLITE_MAX and row[0].isprintable()
-        ]
+        rows = [row for row in self._new.values() if _fits_table(row)]
         self._new = {}
         if self._listings is not None:
             self._listings.save()
@@ -217,3 +214,10 @@ class DigestCache:
 
     def _full(self, path: str) -> str:
         return path if path[:1] == "/" else self._prefix + path
+
+
+def _fits_table(row: FileRow) -> bool:
+    """Return True if SQLite can store a row: as 64-bit integers, and its path as UTF-8."""
+    if row[1] >= _SQLITE_MAX or row[2] >= _SQLITE_MAX:
+        return False
+    return row[0].isprintable()

@@ -387,10 +387,12 @@ def alone(name: str, device: int) -> bool:
     """
     if os.path.islink(name):
         return False
-    return all(
-        found.st_dev == device and (not stat.S_ISREG(found.st_mode) or found.st_nlink == 1)
-        for _, found in below(name)
-    )
+    for _, found in below(name):
+        if found.st_dev != device:
+            return False
+        if stat.S_ISREG(found.st_mode) and found.st_nlink != 1:
+            return False
+    return True
 
 
 def protect(name: str) -> None:

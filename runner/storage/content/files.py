@@ -197,9 +197,11 @@ def hash_all(
     from ..crew import Crew
 
     crew = Crew(2, progress, total)
-    found = crew.map(
-        lambda batch: [_hash(*files[index], crew.done) for index in batch], list(_batches(files))
-    )
+
+    def hash_batch(batch: range) -> list[tuple[os.stat_result, str]]:
+        return [_hash(*files[index], crew.done) for index in batch]
+
+    found = crew.map(hash_batch, list(_batches(files)))
     return list(itertools.chain.from_iterable(found))
 
 

@@ -92,18 +92,20 @@ class Listings:
 
     def note(self, path: str, scan: TreeScan, manifest: Sequence[Entry]) -> None:
         """Store the digest listing of a tree that recipe just wrote at `path`."""
-        values = {
-            entry.path: bytes.fromhex(entry.value) for entry in manifest if entry.kind in "fx"
-        }
+        values = {}
+        for entry in manifest:
+            if entry.kind in "fx":
+                values[entry.path] = bytes.fromhex(entry.value)
         digests: dict[str, bytes] = {}
         for folder, seen in scan.folders.items():
             prefix = f"{folder}/" if folder else ""
-            rows = zip(seen.names, seen.rows, strict=True)
-            # Only digests of backdated files are valid, as in `DigestCache.note`.
-            digests[folder] = b"".join(
-                values.get(prefix + name, _UNKNOWN) if row[4] - row[3] > slack(row[3]) else _UNKNOWN
-                for name, row in rows
-            )
+            column = []
+            for name, row in zip(seen.names, seen.rows, strict=True):
+                # Only digests of backdated files are valid, as in `DigestCache.note`.
+                mtime_ns, ctime_ns = row[3], row[4]
+                is_backdated = ctime_ns - mtime_ns > slack(mtime_ns)
+                column.append(values.get(prefix + name, _UNKNOWN) if is_backdated else _UNKNOWN)
+            digests[folder] = b"".join(column)
         self._keep(path, _Listing("", _pack(scan), scan.links, scan.empty, digests))
 
     def save(self) -> None:
@@ -185,11 +187,9 @@ def _hexes(column: bytes) -> list[str]:
     """Return the digests of a directory as hex text, "" for unknown digests."""
     text = column.hex()
     values = [text[at : at + 64] for at in range(0, len(text), 64)]
-    return (
-        ["" if value == _UNKNOWN_HEX else value for value in values]
-        if _UNKNOWN in column
-        else values
-    )
+    if _UNKNOWN not in column:
+        return values
+    return ["" if value == _UNKNOWN_HEX else value for value in values]
 
 
 def _listing_path(folder: str, path: str) -> str:

@@ -137,23 +137,10 @@ def unsafe(manifest: Sequence[Entry]) -> str | None:
             return f"has a path outside its directory: {entry.path!r}"
         if entry.path in seen:
             return f"lists {entry.path!r} twice"
-        if (
-            entry.kind not in "fxld"
-            or len(entry.kind) != 1
-            or entry.size < 0
-            or (entry.kind in "fx" and not HEX.fullmatch(entry.value))
-        ):
+        if not _has_valid_fields(entry):
             return f"has an invalid entry for {entry.path!r}"
-        if entry.kind == "l":
-            target = posixpath.normpath(posixpath.join(posixpath.dirname(entry.path), entry.value))
-            if (
-                not entry.value
-                or "\0" in entry.value
-                or entry.value.startswith("/")
-                or target == ".."
-                or target.startswith("../")
-            ):
-                return f"has a link that points outside its directory: {entry.path!r}"
+        if entry.kind == "l" and not _links_inside(entry):
+            return f"has a link that points outside its directory: {entry.path!r}"
         seen.add(entry.path)
         if entry.kind != "d":
             solid.add(entry.path)
@@ -164,3 +151,17 @@ def unsafe(manifest: Sequence[Entry]) -> str | None:
                 return f"has {entry.path!r} below a file"
             at = posixpath.dirname(at)
     return None
+
+
+def _has_valid_fields(entry: Entry) -> bool:
+    if entry.kind not in ("f", "x", "l", "d") or entry.size < 0:
+        return False
+    return entry.kind not in "fx" or HEX.fullmatch(entry.value) is not None
+
+
+def _links_inside(link: Entry) -> bool:
+    """Return True if a symbolic link points into its tree."""
+    if not link.value or "\0" in link.value or link.value.startswith("/"):
+        return False
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(link.path), link.value))
+    return target != ".." and not target.startswith("../")

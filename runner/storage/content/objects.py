@@ -194,19 +194,20 @@ class Objects:
     def path(self, content: Content) -> Path:
         """Return the path of a stored object, first writing a tiny file from its table row."""
         target = self._path(content)
-        if (
-            content[0] != "t"
-            and not os.path.lexists(target)
-            and (data := self.tiny.row(content)) is not None
-        ):
-            temporary = self.disk.temporary()
-            try:
-                write(temporary, data, content[0])
-                os.chmod(temporary, MODE[content[0]])
-                self.disk.place(temporary, target)
-            except OSError as error:
-                fail(target, error)
+        if content[0] != "t" and not os.path.lexists(target):
+            data = self.tiny.row(content)
+            if data is not None:
+                self._write_tiny(data, content[0], target)
         return Path(target)
+
+    def _write_tiny(self, data: bytes, kind: str, target: str) -> None:
+        temporary = self.disk.temporary()
+        try:
+            write(temporary, data, kind)
+            os.chmod(temporary, MODE[kind])
+            self.disk.place(temporary, target)
+        except OSError as error:
+            fail(target, error)
 
     def entries(self, content: Content) -> list[Entry]:
         """Return the manifest of a stored tree."""
@@ -263,14 +264,11 @@ class Objects:
         if not found:
             return self.tiny.row(content) is not None
         seal = self.seals.of(content)
-        holds = seal is not None and seal.mark == found
-        if (
-            holds
-            and seal is not None
-            and (self.seals.of_this_boot(seal) or (content[0] != "t" and size >= SYNCED))
-        ):
+        if seal is not None and seal.mark != found:
+            seal = None  # the object changed after it was sealed
+        if seal is not None and self._is_on_disk(content, seal, size):
             return True
-        if holds and content[0] == "t":
+        if seal is not None and content[0] == "t":
             good = _verify_unsynced(self.manifests, content, target)
         else:
             self._restore_modes(content, target)
@@ -278,6 +276,13 @@ class Objects:
         if good:
             self._seal(content, target, size)
         return good
+
+    def _is_on_disk(self, content: Content, seal: Seal, size: int) -> bool:
+        """Return True if no restart can have lost data of a sealed object."""
+        if self.seals.of_this_boot(seal):
+            return True
+        # A large file is synced before it is sealed. Of a tree, only its large files are synced.
+        return content[0] != "t" and size >= SYNCED
 
     # -- output
 
@@ -468,15 +473,14 @@ class Objects:
 
     def _restore_modes(self, content: Content, target: str) -> None:
         """Restore the read-only modes of an object's files, which a step may have changed."""
+        kinds = {}
         if content[0] != "t":
-            kinds = {target: content[0]}
+            kinds[target] = content[0]
         else:
             try:
-                kinds = {
-                    f"{target}/{entry.path}": entry.kind
-                    for entry in self.manifests.entries(content)
-                    if entry.kind in MODE
-                }
+                for entry in self.manifests.entries(content):
+                    if entry.kind in MODE:
+                        kinds[f"{target}/{entry.path}"] = entry.kind
             except Corrupt:
                 return
         for path, kind in kinds.items():
@@ -521,11 +525,8 @@ def _rows_below(manifest: Sequence[Entry], below: str) -> Sequence[Entry]:
     if not below:
         return manifest
     start = f"{below}/"
-    return [
-        entry._replace(path=entry.path[len(start) :])
-        for entry in manifest
-        if entry.path.startswith(start)
-    ]
+    inside = [entry for entry in manifest if entry.path.startswith(start)]
+    return [entry._replace(path=entry.path[len(start) :]) for entry in inside]
 
 
 class _Turn:

@@ -57,7 +57,8 @@ def _cuts(manifest: Sequence[Entry], sizes: Sequence[int], target: int) -> list[
     """Return the index ranges of the manifest entries for each shard."""
     ranges: list[tuple[int, int]] = []
     first = 0
-    for n in (*(n for n, size in enumerate(sizes) if size > 2 * target), len(sizes)):
+    oversized = [n for n, size in enumerate(sizes) if size > 2 * target]
+    for n in (*oversized, len(sizes)):
         if first < n:
             ranges += _cut_run(manifest, sizes, first, n, target)
         if n < len(sizes):
@@ -84,11 +85,10 @@ def _cut_run(
         hashlib.sha256(entry.path.encode("utf-8", "surrogateescape")).digest()
         for entry in manifest[first:last]
     ]
-    begins = [
-        n
-        for n in _lowest(ranks, starts, reach)
-        if starts[n] >= least and whole - starts[n] >= least
-    ]
+    begins = []
+    for n in _lowest(ranks, starts, reach):
+        if starts[n] >= least and whole - starts[n] >= least:
+            begins.append(n)
     ranges: list[tuple[int, int]] = []
     waiting = list(reversed(list(zip([0, *begins], [*begins, last - first], strict=True))))
     while waiting:
@@ -99,11 +99,10 @@ def _cut_run(
         # A piece that is too long is cut by the same rule within itself, so that no other piece
         # changes.
         inner = range(begin + 1, end)
-        good = [
-            n
-            for n in inner
-            if starts[n] - starts[begin] >= least and starts[end] - starts[n] >= least
-        ]
+        good = []
+        for n in inner:
+            if starts[n] - starts[begin] >= least and starts[end] - starts[n] >= least:
+                good.append(n)
         middle = min(good or inner, key=ranks.__getitem__)
         waiting += [(middle, end), (begin, middle)]
     return ranges

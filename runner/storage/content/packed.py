@@ -101,15 +101,10 @@ def _earlier(folder: Path) -> dict[str, str]:
     names = os.listdir(folder) if folder.is_dir() else []
     if folder.exists() and not folder.is_dir():
         raise NotFound(f"{folder} is not a directory", fix="choose a new directory")
-    if foreign := [
-        name
-        for name in names
-        if name not in (MANIFEST, SUMS)
-        and not _SHARD.fullmatch(name)
-        and not name.endswith(".tar.part")
-    ]:
+    foreign = [name for name in names if not _is_of_pack(name)]
+    if foreign:
         raise NotFound(
-            f"{folder} contains other files: {sorted(foreign)[0]}",
+            f"{folder} contains other files: {min(foreign)}",
             fix="choose a new or empty directory, or a directory with a pack",
         )
     try:
@@ -117,6 +112,13 @@ def _earlier(folder: Path) -> dict[str, str]:
     except (OSError, ValueError):
         return {}
     return {line[66:130]: line[:64] for line in lines if _SHARD.fullmatch(line[66:])}
+
+
+def _is_of_pack(name: str) -> bool:
+    """Return True if a file name is one that `recipe pack` writes, finished or not."""
+    if name in (MANIFEST, SUMS) or name.endswith(".tar.part"):
+        return True
+    return _SHARD.fullmatch(name) is not None
 
 
 def _write_shards(
@@ -202,14 +204,13 @@ def read(folder: Path) -> Pack:
         found = json.loads(path.read_bytes())
         if not isinstance(found, dict) or found.get("pack") != 1:
             raise Corrupt(f"{path}: not a pack manifest, or a format that this version cannot read")
-        content, manifest = (
-            Content(_text(found["content"])),
-            [
-                Entry(_text(path), _text(kind), _count(size), _text(value))
-                for path, kind, size, value in found["entries"]
-            ],
-        )
-        if why := unsafe(manifest):
+        content = Content(_text(found["content"]))
+        manifest = [
+            Entry(_text(path), _text(kind), _count(size), _text(value))
+            for path, kind, size, value in found["entries"]
+        ]
+        why = unsafe(manifest)
+        if why:
             raise ValueError(why)
         names, sums, cut, first = [], [], [], 0
         for row in found["shards"]:
@@ -228,18 +229,27 @@ def read(folder: Path) -> Pack:
         raise Infrastructure(f"{path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Corrupt(f"{path}: a damaged manifest") from error
-    kind = content[:1]
-    right = (
-        manifest == sort_rows(list(manifest))
-        and (kind == "t" or (len(manifest) == 1 and kind in "fx"))
-        and content_of(manifest, kind) == content
-        and first == len(manifest)
-        and names == [shard.name for shard in cut]
-        and all(shard.size == len(END) + sum(map(member_size, shard.entries)) for shard in cut)
-    )
-    if not right:
+    is_whole = _has_content(manifest, content) and first == len(manifest)
+    if not is_whole or not _has_shards(cut, names):
         raise Corrupt(f"{path}: the manifest does not match its content ID, {content[:14]}…")
     return Pack(content, manifest, cut, sums)
+
+
+def _has_content(manifest: list[Entry], content: Content) -> bool:
+    """Return True if a manifest is in order and has this content id."""
+    kind = content[:1]
+    if manifest != sort_rows(list(manifest)):
+        return False
+    if kind != "t" and (len(manifest) != 1 or kind not in "fx"):
+        return False
+    return content_of(manifest, kind) == content
+
+
+def _has_shards(cut: Sequence[Shard], names: Sequence[str]) -> bool:
+    """Return True if the shards have these names, and the sizes that their entries give."""
+    if names != [shard.name for shard in cut]:
+        return False
+    return all(shard.size == len(END) + sum(map(member_size, shard.entries)) for shard in cut)
 
 
 def _text(value: Any) -> str:
@@ -322,7 +332,8 @@ def differences(before: Iterable[Entry], now: Iterable[Entry]) -> list[tuple[str
 
     Kinds are `missing`, `new`, `changed`, `mode` and `link`.
     """
-    old, new = {entry.path: entry for entry in before}, {entry.path: entry for entry in now}
+    old = {entry.path: entry for entry in before}
+    new = {entry.path: entry for entry in now}
     found: list[tuple[str, str]] = []
     for path in sorted(
         old.keys() | new.keys(), key=lambda path: path.encode("utf-8", "surrogateescape")
@@ -355,9 +366,7 @@ def doubts(manifest: Sequence[Entry]) -> list[str]:
         parent, _, name = entry.path.rpartition("/")
         above = folders.get(parent)
         if above is None:
-            above = folders[parent] = next(
-                (part for part in _prefixes(parent) if _is_secret(part.rpartition("/")[2])), ""
-            )
+            above = folders[parent] = _find_secret_folder(parent)
         if above or _is_secret(name):
             secrets[above or entry.path] = None
     found += [f"{path!r} looks like a secret or private file" for path in secrets]
@@ -369,6 +378,14 @@ def doubts(manifest: Sequence[Entry]) -> list[str]:
                 f"{other!r} and {path!r} are the same name on file systems that ignore case or accents"
             )
     return found
+
+
+def _find_secret_folder(path: str) -> str:
+    """Return the topmost directory in a path whose name is secret; "" without one."""
+    for folder in _prefixes(path):
+        if _is_secret(folder.rpartition("/")[2]):
+            return folder
+    return ""
 
 
 def _prefixes(path: str) -> Iterator[str]:

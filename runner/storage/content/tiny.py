@@ -153,23 +153,17 @@ class TinyContents:
 
     def _read_logged(self, content: Content) -> bytes | None:
         """Return the bytes of a content from the logs of all processes, dead or alive."""
-        return next(
-            (
-                data
-                for path in self._tiny_logs()
-                for name, data in _records(path)
-                if name == content
-            ),
-            None,
-        )
+        for path in self._tiny_logs():
+            for name, data in _records(path):
+                if name == content:
+                    return data
+        return None
 
     def _tiny_logs(self) -> list[str]:
         folder = f"{self._root}/partial"
-        return (
-            [f"{folder}/{name}" for name in os.listdir(folder) if name.endswith(_LOG)]
-            if os.path.isdir(folder)
-            else []
-        )
+        if not os.path.isdir(folder):
+            return []
+        return [f"{folder}/{name}" for name in os.listdir(folder) if name.endswith(_LOG)]
 
     def expect(self, contents: Sequence[Content]) -> None:
         """Prefetch the tiny files among these contents in one query."""
@@ -192,35 +186,46 @@ class TinyContents:
 
         Return None if the content is unknown.
         """
-        data = self._tiny.get(content) or (
-            self._recent.get(content[2:]) if content in self._rows else None
-        )
-        if data is None and self._table is not None and content[0] != "t":
-            # Another process may move a content from its log to the table between two lookups, so
-            # the table is read twice.
-            for look in (self._read_stored, self._read_logged, self._read_stored):
-                if (data := look(content)) is not None:
-                    break
-        return data
+        data = self._tiny.get(content) or None
+        if data is None and content in self._rows:
+            data = self._recent.get(content[2:])
+        if data is not None or self._table is None or content[0] == "t":
+            return data
+        # Another process may move a content from its log to the table between two lookups, so
+        # the table is read twice.
+        for look in (self._read_stored, self._read_logged, self._read_stored):
+            data = look(content)
+            if data is not None:
+                return data
+        return None
 
     def _read_stored(self, content: Content) -> bytes | None:
         """Return the verified bytes of a content in the table, or None."""
-        data = self._table.tiny([content]).get(content) if self._table is not None else None
-        return (
-            data if data is not None and hashlib.sha256(data).hexdigest() == content[2:] else None
-        )
+        if self._table is None:
+            return None
+        data = self._table.tiny([content]).get(content)
+        if data is None or hashlib.sha256(data).hexdigest() != content[2:]:
+            return None
+        return data
 
 
 def _records(log: str) -> Iterator[tuple[Content, bytes]]:
     """Yield the intact records of a log, up to the first damaged record."""
     with contextlib.suppress(OSError), open(log, "rb") as file:
-        while (
-            len(words := file.readline().split()) == 2
-            and words[1].isdigit()
-            and int(words[1]) <= TINY
-        ):
-            data = file.read(int(words[1]))
-            content = Content(words[0].decode("ascii", "replace"))
+        while head := _parse_head(file.readline()):
+            content, size = head
+            data = file.read(size)
             if hashlib.sha256(data).hexdigest() != content[2:] or file.read(1) != b"\n":
                 return
             yield content, data
+
+
+def _parse_head(line: bytes) -> tuple[Content, int] | None:
+    """Return the content id and the size that begin a record; None if they are damaged."""
+    words = line.split()
+    if len(words) != 2 or not words[1].isdigit():
+        return None
+    size = int(words[1])
+    if size > TINY:
+        return None
+    return Content(words[0].decode("ascii", "replace")), size

@@ -40,11 +40,9 @@ class Chunk(NamedTuple):
 def outputs_of(value: str) -> Sequence[SharedOutput]:
     """Parse the stored outputs of a run."""
     rows = parse_stored(value)
-    return (
-        tuple(SharedOutput._make(row) for row in rows if isinstance(row, list))
-        if isinstance(rows, list)
-        else ()
-    )
+    if not isinstance(rows, list):
+        return ()
+    return tuple(SharedOutput._make(row) for row in rows if isinstance(row, list))
 
 
 class Exchange:

@@ -93,7 +93,9 @@ NOTHING: Final = Changes()
 def warnings_in(trace: Trace) -> list[str]:
     """Return the step's warnings in a cached result."""
     said = trace.facts.get("warnings")
-    return [str(text) for text in said] if isinstance(said, list) else []
+    if not isinstance(said, list):
+        return []
+    return [str(text) for text in said]
 
 
 class Index:
@@ -150,11 +152,12 @@ class Index:
             chosen,
         ):
             measured.setdefault(row[0], []).append(row)
-        return {
-            row[0]: trace
-            for row in rows
-            if (trace := _trace(row, measured.get(row[0], ()))) is not None
-        }
+        traces: dict[str, Trace] = {}
+        for row in rows:
+            trace = _trace(row, measured.get(row[0], ()))
+            if trace is not None:
+                traces[row[0]] = trace
+        return traces
 
     def trace(self, key: str) -> Trace | None:
         """Return the cached result of a cache key; None if missing or damaged."""
@@ -166,7 +169,9 @@ class Index:
         for start in range(0, len(keys), 10_000):
             part = keys[start : start + 10_000]
             found = self.traces(part)
-            yield from (found[key] for key in part if key in found)
+            for key in part:
+                if key in found:
+                    yield found[key]
 
     def outputs(self, recipe: str) -> dict[str, tuple[list[CachedOutput], bool]]:
         """Return the outputs of every cached result of a recipe, and whether it has metrics.
@@ -190,7 +195,9 @@ class Index:
             """SELECT key FROM traces WHERE recipe = ? AND facts LIKE '%"warnings": [%'""",
             (recipe,),
         )
-        found = self.traces([row[0] for row in rows]) if rows else {}
+        if not rows:
+            return {}
+        found = self.traces([row[0] for row in rows])
         return {key: warnings_in(trace) for key, trace in found.items()}
 
     def traces_of_others(self, recipe: str) -> bool:
@@ -233,11 +240,8 @@ class Index:
             "SELECT key FROM traces WHERE recipe = ? AND step = value ORDER BY made_at DESC LIMIT 1"
         )
         query = f"SELECT value, ({newest}) FROM json_each(?)"  # noqa: S608
-        keys = {
-            step: key
-            for step, key in self._database.all(query, (recipe, json.dumps(list(steps))))
-            if key
-        }
+        rows = self._database.all(query, (recipe, json.dumps(list(steps))))
+        keys = {step: key for step, key in rows if key}
         traces = self.traces(list(keys.values()))
         return {step: traces[key] for step, key in keys.items() if key in traces}
 
@@ -250,11 +254,11 @@ class Index:
             "SELECT attempt, metrics, crc FROM summaries WHERE attempt IN (SELECT value FROM json_each(?))",
             (json.dumps(attempts),),
         )
-        return {
-            attempt: json.loads(found)
-            for attempt, found, crc in rows
-            if _crc(attempt, found) == crc
-        }
+        summaries: dict[str, Mapping[str, Sequence[Any]]] = {}
+        for attempt, metrics, crc in rows:
+            if _crc(attempt, metrics) == crc:
+                summaries[attempt] = json.loads(metrics)
+        return summaries
 
     def summarize(self, found: Mapping[str, Mapping[str, Sequence[object]]]) -> None:
         """Store metrics summaries of finished attempts."""
@@ -347,15 +351,14 @@ class Index:
             "INSERT OR IGNORE INTO traces VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [_trace_row(trace) for trace in traces],
         )
+        measured: list[Row] = []
+        for trace in traces:
+            if trace.measured_json != "{}":
+                measured += _measured_rows(trace)
         # Metrics belong to one attempt, and are not stored with another trace of the key.
         db.executemany(
             "INSERT OR REPLACE INTO measured SELECT key, ?, ?, ?, ? FROM traces WHERE key = ? AND run = ? AND step = ? AND made_at = ?",
-            [
-                row
-                for trace in traces
-                if trace.measured_json != "{}"
-                for row in _measured_rows(trace)
-            ],
+            measured,
         )
 
     def _forget_traces(self, db: sqlite3.Connection, keys: Iterable[str]) -> None:
@@ -373,22 +376,12 @@ def _trace_row(trace: Trace) -> Row:
 def _trace(row: Row, measured: Iterable[Row]) -> Trace | None:
     if _crc(row[0], row[6]) != row[7] or _crc(row[0], row[8], row[9]) != row[10]:
         return None
-    sound = ",".join(
-        [
-            f'"{rule}":{metrics}'
-            for key, rule, _, metrics, crc in measured
-            if _crc(key, rule, metrics) == crc
-        ]
-    )
-    return Trace._make(
-        (
-            *row[:6],
-            tuple(CachedOutput(*item) for item in json.loads(row[6])),
-            row[8],
-            row[9],
-            f"{{{sound}}}",
-        )
-    )
+    by_rule: list[str] = []
+    for key, rule, _, metrics, crc in measured:
+        if _crc(key, rule, metrics) == crc:
+            by_rule.append(f'"{rule}":{metrics}')
+    outputs = tuple(CachedOutput(*item) for item in json.loads(row[6]))
+    return Trace._make((*row[:6], outputs, row[8], row[9], "{" + ",".join(by_rule) + "}"))
 
 
 def _measured_rows(trace: Trace) -> Iterator[Row]:

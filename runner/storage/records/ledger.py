@@ -254,13 +254,11 @@ class Ledger:
         self, db: sqlite3.Connection, row: LeaseRow, after: State, lease: Data, reason: str
     ) -> LeaseRow:
         now = time.time()
-        moved = row._replace(
-            state=after,
-            lease=lease,
-            reason=reason or row.reason,
-            up=now if after == "UP" else row.up,
-            gone=now if after == "GONE" else row.gone,
-        )
+        moved = row._replace(state=after, lease=lease, reason=reason or row.reason)
+        if after == "UP":
+            moved = moved._replace(up=now)
+        elif after == "GONE":
+            moved = moved._replace(gone=now)
         cursor = db.execute(
             "UPDATE leases SET state = ?, lease = ?, reason = ?, up = ?, gone = ?, failure = ?, account = ?"
             " WHERE key = ? AND holder = ? AND state = ?",
@@ -280,9 +278,8 @@ class Ledger:
         _demand(cursor, row)
         if row.price and moved.lease:
             self._note_accrued(db, row, now, after == "GONE")
-        elif (
-            row.price and after == "GONE" and now >= row.until
-        ):  # the machine may have run until its end time and terminated itself
+        elif row.price and after == "GONE" and now >= row.until:
+            # The machine may have run until its end time and terminated itself.
             self._note_accrued(db, row, row.until, True)
         return moved
 

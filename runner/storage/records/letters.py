@@ -149,7 +149,10 @@ class Letters:
 
     def __call__(self, events: Sequence[Event]) -> list[Letter]:
         """Return the webhook deliveries for the events of one run."""
-        return [letter for event in events for letter in self._of(self._runs.get(event.run), event)]
+        letters: list[Letter] = []
+        for event in events:
+            letters += self._of(self._runs.get(event.run), event)
+        return letters
 
     def _of(self, run: RunRow, event: Event) -> list[Letter]:
         failed = failure_of(event) if event.after == "FAILED" else NO_FAILURE
@@ -168,8 +171,10 @@ class Letters:
             data |= {"failure": failed.kind, "error": error}
             if view.failed is not None:
                 data["failed"] = view.failed._asdict()
-        if event.after in FINAL and (found := stored_links(self._runs.attempts(run.id))):
-            data["links"] = [each._asdict() for each in found]
+        if event.after in FINAL:
+            links = stored_links(self._runs.attempts(run.id))
+            if links:
+                data["links"] = [each._asdict() for each in links]
         letters = self.generic(
             run, f"run.{event.after.lower()}", f"{run.id}-{event.seq}", event.at, data
         )
@@ -187,27 +192,33 @@ class Letters:
     ) -> list[Letter]:
         """Return a delivery for each matching webhook endpoint other than the training platform."""
         labels = run.data.get("labels")
+        if not isinstance(labels, dict):
+            labels = {}
         facts = {
             "run": run.id,
             "recipe": run.recipe,
             "user": run.user,
-            "labels": labels if isinstance(labels, dict) else {},
+            "labels": labels,
             **data,
         }
         body = json.dumps({"type": type, "timestamp": moment(at), "data": facts})
-        receivers = [
-            f"webhook POST {each.url}"
-            for each in self._config.webhooks
-            if is_wanted(each.events, type)
-        ]
-        receivers += [
-            f"notify {each.url}" for each in self._config.notify if is_wanted(each.events, type)
-        ]
+        return [Letter(receiver, id, type, body) for receiver in self._receivers(run, type)]
+
+    def _receivers(self, run: RunRow, type: str) -> list[str]:
+        """Return the webhooks and chats of the settings, then the run's own webhooks."""
+        receivers = []
+        for webhook in self._config.webhooks:
+            if is_wanted(webhook.events, type):
+                receivers.append(f"webhook POST {webhook.url}")
+        for chat in self._config.notify:
+            if is_wanted(chat.events, type):
+                receivers.append(f"notify {chat.url}")
         own = run.data.get("webhooks")
-        for each in own if isinstance(own, list) else ():
-            if is_wanted(each["events"], type):
-                receivers.append(f"hook POST {each['url']}")
-        return [Letter(receiver, id, type, body) for receiver in receivers]
+        if isinstance(own, list):
+            for hook in own:
+                if is_wanted(hook["events"], type):
+                    receivers.append(f"hook POST {hook['url']}")
+        return receivers
 
     def _points(self, run: RunRow, event: Event) -> list[Letter]:
         """Return the message for the `[hooks] spend` program about an amount in US dollars.
@@ -215,15 +226,7 @@ class Letters:
         The message reserves the run's cost limit, charges the run's cost, or refunds the rest of
         the reservation.  Other events have no message.
         """
-        what = (
-            "reserve"
-            if not event.before
-            else "charge"
-            if event.after == "COMPLETED"
-            else "refund"
-            if event.after in FINAL
-            else ""
-        )
+        what = _spend_call(event)
         if not what or event.data.get("failure") == RunFailure.POINTS:
             return []
         limits = run.data.get("limits")
@@ -235,25 +238,16 @@ class Letters:
         body = json.dumps(
             {"event": what, "id": id, "run": run.id, "lease": None, "usd": round(usd, 6)}
         )
-        return [
-            Letter(
-                f"{'reserve' if what == 'reserve' else 'spend'} {shlex.join(self.spend)}",
-                id,
-                f"points.{what}",
-                body,
-            )
-        ]
+        # A reservation is not sent with the other deliveries: `reports.points` asks the program
+        # before the run starts.
+        kind = "reserve" if what == "reserve" else "spend"
+        return [Letter(f"{kind} {shlex.join(self.spend)}", id, f"points.{what}", body)]
 
     def _cost(self, run: str) -> float:
         """Return the cost of a run's machines so far, in US dollars."""
         with Ledger.open(of_user(self._environ), read_only=True) as ledger:
-            return sum(
-                (
-                    spent.usd
-                    for spent in ledger.costs([lease.key for lease in ledger.of_run(run)]).values()
-                ),
-                0.0,
-            )
+            costs = ledger.costs([lease.key for lease in ledger.of_run(run)])
+            return sum((spent.usd for spent in costs.values()), 0.0)
 
     # -- training platform
 
@@ -263,33 +257,29 @@ class Letters:
         letters = []
         begins = event.after == "ACTIVE" and not event.data.get("resumed")
         numbers = NO_NUMBERS if begins else numbers_of(view)
-        error = failed.words or (event.reason if event.after == "CANCELLED" else "")
+        progress = {} if begins else _progress(numbers, view.progress)
+        error = failed.words
+        if not error and event.after == "CANCELLED":
+            error = event.reason
         id = f"{run.id}-{event.seq}"
         if self.backend:
             facts = {
                 "job_id": job.id,
                 "status": STATUS[event.after],
-                **({} if begins else _progress(numbers, view.progress)),
+                **progress,
                 "timestamp": moment(event.at),
             }
-            body = json.dumps(facts | ({"error_message": error} if error else {}))
-            letters.append(
-                Letter(
-                    f"status PATCH {self._local(job, 'status')}",
-                    id,
-                    f"run.{event.after.lower()}",
-                    body,
-                )
-            )
+            if error:
+                facts["error_message"] = error
+            receiver = f"status PATCH {self._local(job, 'status')}"
+            letters.append(Letter(receiver, id, f"run.{event.after.lower()}", json.dumps(facts)))
         name = "job_started" if begins else _ALERTS.get(event.after, "")
         if name == "job_failed" and failed.kind == StepFailure.OOM:
             name = "gpu_oom"
         if name:
-            about: dict[str, object] = {
-                "status": _TOLD.get(name, "running"),
-                **({} if begins else _progress(numbers, view.progress)),
-            }
-            about |= {"loss": numbers.loss} if numbers.loss is not None else {}
+            about: dict[str, object] = {"status": _TOLD.get(name, "running"), **progress}
+            if numbers.loss is not None:
+                about["loss"] = numbers.loss
             if event.after in FINAL:
                 about["duration"] = round(1000 * self._seconds(run, event, numbers.training))
             if error:
@@ -397,16 +387,27 @@ def numbers_of(view: RunView) -> ReportedNumbers:
     return ReportedNumbers(int(training.step), total, loss, view.trains)
 
 
+def _spend_call(event: Event) -> str:
+    """Return what a run's new state asks of the spend program; "" for nothing."""
+    if not event.before:
+        return "reserve"
+    if event.after == "COMPLETED":
+        return "charge"
+    if event.after in FINAL:
+        return "refund"
+    return ""
+
+
 def _progress(numbers: ReportedNumbers, progress: Progress) -> dict[str, object]:
     """Return the known progress fields of a message."""
     known: dict[str, object] = {}
     if progress.percent is not None:
         known["progress"] = progress.percent
-    return known | {
-        name: value
-        for name, value in (("current_step", numbers.step), ("total_steps", numbers.total))
-        if value is not None
-    }
+    if numbers.step is not None:
+        known["current_step"] = numbers.step
+    if numbers.total is not None:
+        known["total_steps"] = numbers.total
+    return known
 
 
 def _error_type(kind: str, state: str) -> str:

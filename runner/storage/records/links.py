@@ -66,14 +66,15 @@ def find_links(step: str, log: bytes, outputs: Mapping[str, str]) -> list[Tracke
     for name, pattern in _patterns():
         for match in pattern.finditer(log):
             *own, to = (part.decode(errors="replace") for part in match.groups())
-            place = (
-                _in_output(step, to, outputs)
-                if name == "W&B offline"
-                else to
-                if to.startswith("trackio ")
-                else _address(to)
-            )
-            if place and len(place) <= LONGEST and len(found) < MOST:
+            if name == "W&B offline":
+                place = _in_output(step, to, outputs)
+            elif to.startswith("trackio "):
+                place = to
+            else:
+                place = _address(to)
+            if not place or len(place) > LONGEST:
+                continue
+            if len(found) < MOST:
                 found[TrackerLink(step, name or own[0].strip(), place)] = None
     return list(found)
 
@@ -85,9 +86,9 @@ def _address(text: str) -> str:
     """
     try:
         parts = urlsplit(text)
-        return (
-            "" if not parts.hostname or "@" in parts.netloc else parts._replace(query="").geturl()
-        )
+        if not parts.hostname or "@" in parts.netloc:
+            return ""
+        return parts._replace(query="").geturl()
     except ValueError:
         return ""
 
@@ -102,13 +103,15 @@ def _in_output(step: str, path: str, outputs: Mapping[str, str]) -> str:
 
 def stored_links(attempts: Iterable[AttemptRow]) -> list[TrackerLink]:
     """Return the distinct links stored with the attempts of a run."""
-    rows = [(attempt.step, row) for attempt in attempts for row in _rows(attempt.exit.get("links"))]
-    return list(dict.fromkeys(TrackerLink(step, name, to) for step, (name, to) in rows))
+    links: dict[TrackerLink, None] = {}
+    for attempt in attempts:
+        for name, to in _rows(attempt.exit.get("links")):
+            links[TrackerLink(attempt.step, name, to)] = None
+    return list(links)
 
 
 def _rows(stored: object) -> list[tuple[str, str]]:
-    return (
-        [(str(row[0]), str(row[1])) for row in stored if isinstance(row, list) and len(row) == 2]
-        if isinstance(stored, list)
-        else []
-    )
+    if not isinstance(stored, list):
+        return []
+    pairs = [row for row in stored if isinstance(row, list) and len(row) == 2]
+    return [(str(name), str(to)) for name, to in pairs]

@@ -105,10 +105,9 @@ class Holder:
             "SELECT DISTINCT holder FROM runs WHERE claim <> '' AND starts_with(holder, %s)",
             (f"{machine()} ",),
         )
-        self.looked, self._dead = (
-            time.monotonic(),
-            [holder for (holder,) in rows if not lives(holder)],
-        )
+        looked = time.monotonic()
+        self._dead = [holder for (holder,) in rows if not lives(holder)]
+        self.looked = looked
         return {"dead": self._dead, "machine": f"{machine()} "}
 
     def lately(self) -> dict[str, object]:
@@ -116,11 +115,9 @@ class Holder:
 
         This helps workers that execute many short runs.
         """
-        return (
-            {"dead": self._dead, "machine": f"{machine()} "}
-            if time.monotonic() - self.looked < LATELY
-            else self.find_dead()
-        )
+        if time.monotonic() - self.looked < LATELY:
+            return {"dead": self._dead, "machine": f"{machine()} "}
+        return self.find_dead()
 
 
 class _Beats(Thread):

@@ -205,12 +205,12 @@ class PostgresRuns(Runs):
             "claim": who,
             "fence": int(bool(who)),
             "driver": str(settings.get("driver", "")) if isinstance(settings, dict) else "",
-        }
-        values |= {
             "labels": _pairs(run.data.get("labels")),
-            "holder": self._holder.name if who else "",
-            "long": CLAIM if who else -CLAIM,
         }
+        # An unclaimed run has a claim that ended long ago, so that any worker may take it.
+        values |= {"holder": "", "long": -CLAIM}
+        if who:
+            values |= {"holder": self._holder.name, "long": CLAIM}
         values |= {"now": now, "packed": bundle or None, "channel": CHANNEL}
         listened = self.reporter.listened_to(run.id, run.data)
 
@@ -226,17 +226,13 @@ class PostgresRuns(Runs):
                     id, data, fence, holder = found.fetchall()[0]
                     if id != run.id:
                         same_request(run, id, mapping(data))
-                    return Submission(
-                        id, fence if who and holder == self._holder.name else 0
-                    )  # a match: the response to the first attempt was lost
+                    if not who or holder != self._holder.name:
+                        return Submission(id, 0)
+                    # The claim is ours: the response to the first attempt was lost.
+                    return Submission(id, fence)
                 if listened:
-                    _post(
-                        db,
-                        run.id,
-                        self.reporter.letters(
-                            [Event(run.id, 1, now, "run", run.id, "", "QUEUED", run.reason, {})]
-                        ),
-                    )
+                    queued = Event(run.id, 1, now, "run", run.id, "", "QUEUED", run.reason, {})
+                    _post(db, run.id, self.reporter.letters([queued]))
             return Submission(run.id, int(fresh[0]))
 
         since = boottime()
@@ -305,9 +301,9 @@ class PostgresRuns(Runs):
             tries += 1
             if tries > 1:  # the response to a successful claim may have been lost
                 ours = f"SELECT {_COLUMNS} FROM runs WHERE holder = %s AND claim <> '' AND id <> ALL(%s) LIMIT 1"  # noqa: S608
-                if found := db.execute(
-                    ours.encode(), (self._holder.name, list(self._holder.claims))
-                ).fetchall():
+                known = (self._holder.name, list(self._holder.claims))
+                found = db.execute(ours.encode(), known).fetchall()
+                if found:
                     return found
             if not offer.at_most:
                 return db.execute(statement.encode(), values).fetchall()
@@ -316,12 +312,12 @@ class PostgresRuns(Runs):
                 return db.execute(statement.encode(), values).fetchall()
 
         rows = self._database.do(claim)
-        if (
-            not rows
-            and self._holder.looked < began
-            and values["dead"] != (values := values | self._holder.find_dead())["dead"]
-        ):
-            rows = self._database.do(claim)
+        if not rows and self._holder.looked < began:
+            # The reused list of dead holders may be too old: look again before giving up.
+            known_dead = values["dead"]
+            values |= self._holder.find_dead()
+            if values["dead"] != known_dead:
+                rows = self._database.do(claim)
         if not rows:
             return None
         self._holder.keep(rows[0][0], since)
@@ -362,7 +358,8 @@ class PostgresRuns(Runs):
         crashpoint("group-written")
         # The events are sent to webhooks and platforms in the same transaction.
         events = events_of(run, 0, now, moves)
-        events = events if events and self.reporter.listened_to(run, None) else []
+        if events and not self.reporter.listened_to(run, None):
+            events = []
         # The parameters of `_GROUP`.
         state, why, failure = RunState(*run_state) if run_state else (None, None, None)
         fading = int(not any(map(is_progress, moves)))
@@ -420,13 +417,9 @@ class PostgresRuns(Runs):
                         raise Requested(request)
                 last = int(row[0]) - 1
                 if events:
-                    _post(
-                        db,
-                        run,
-                        self.reporter.letters(
-                            [each._replace(seq=each.seq + last - len(moves) + 1) for each in events]
-                        ),
-                    )
+                    first = last - len(moves) + 1
+                    numbered = [each._replace(seq=first + each.seq) for each in events]
+                    _post(db, run, self.reporter.letters(numbered))
             return last
 
         # The statement also renewed the claim.
@@ -526,7 +519,10 @@ class PostgresRuns(Runs):
 
 def _arrays(name: str, rows: Sequence[Sequence[object]], width: int) -> dict[str, object]:
     """Return the columns of rows as array parameters of `_GROUP`."""
-    return {f"{name}{n}": [row[n] for row in rows] for n in range(width)}
+    arrays: dict[str, object] = {}
+    for n in range(width):
+        arrays[f"{name}{n}"] = [row[n] for row in rows]
+    return arrays
 
 
 def _post(db: Connection[Row], run: str, letters: Sequence[Letter]) -> None:
@@ -539,8 +535,6 @@ def _post(db: Connection[Row], run: str, letters: Sequence[Letter]) -> None:
 
 
 def _pairs(labels: object) -> list[str]:
-    return (
-        sorted(f"{name}={value}" for name, value in labels.items())
-        if isinstance(labels, dict)
-        else []
-    )
+    if not isinstance(labels, dict):
+        return []
+    return sorted(f"{name}={value}" for name, value in labels.items())

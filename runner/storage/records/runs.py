@@ -276,21 +276,16 @@ SILENT: Final = Reporter(lambda run, data: False, lambda events: ())
 
 def events_of(run: str, first: int, now: float, moves: Sequence[Move]) -> list[Event]:
     """Return a run's own state changes as events for webhooks, numbered from `first`."""
-    return [
-        Event(
-            run,
-            number,
-            now,
-            move.subject,
-            move.id,
-            str(move.before),
-            str(move.after),
-            move.reason,
-            move.data,
-        )
-        for number, move in enumerate(moves, first)
-        if move.subject == "run" and move.before != move.after
-    ]
+    events = []
+    for number, move in enumerate(moves, first):
+        if move.subject == "run" and move.before != move.after:
+            before, after = str(move.before), str(move.after)
+            events.append(
+                Event(
+                    run, number, now, move.subject, move.id, before, after, move.reason, move.data
+                )
+            )
+    return events
 
 
 def is_over(run: RunRow, tally: Mapping[tuple[str, str], int]) -> bool:
@@ -303,10 +298,11 @@ def is_over(run: RunRow, tally: Mapping[tuple[str, str], int]) -> bool:
         return run.failure != RunFailure.WORKER_GONE
 
     total, fresh = run.data.get("total"), run.data.get("fresh")
-    known = (
-        isinstance(total, int) and isinstance(fresh, int) and sum(tally.values()) + fresh >= total
-    )  # other steps have no row yet
-    return known and all(state in ENDED for state, _ in tally)
+    if not isinstance(total, int) or not isinstance(fresh, int):
+        return False
+    if sum(tally.values()) + fresh < total:  # the other steps have no row yet
+        return False
+    return all(state in ENDED for state, _ in tally)
 
 
 def same_request(new: RunRow, known: str, data: Data) -> None:
@@ -393,20 +389,16 @@ class Runs(Protocol):
 
     def page(self, wanted: RunFilter, limit: int) -> list[RunRow]:
         """Return at most `limit` runs that match `wanted`, newest first, then by id."""
-        if (
-            len(wanted.states) > 1
-        ):  # a page per state, so that an index applies, then the newest of all
-            found = [
-                row
-                for state in dict.fromkeys(wanted.states)
-                for row in self.page(wanted._replace(states=(state,)), limit)
-            ]
+        if len(wanted.states) > 1:
+            # A page per state, so that an index applies, then the newest of all.
+            found: list[RunRow] = []
+            for state in dict.fromkeys(wanted.states):
+                found += self.page(wanted._replace(states=(state,)), limit)
             return sorted(found, key=lambda row: (row.created, row.id), reverse=True)[:limit]
-        values = wanted._asdict() | {
-            "state": "".join(wanted.states),
-            "label": "=".join(wanted.label or ()),
-            **(wanted.before._asdict() if wanted.before is not None else {}),
-        }
+        values = wanted._asdict()
+        values |= {"state": "".join(wanted.states), "label": "=".join(wanted.label or ())}
+        if wanted.before is not None:
+            values |= wanted.before._asdict()
         # An index applies only if each condition has no alternatives.
         asked = {
             "before": "(created, id) < (:created, :id)",
@@ -418,15 +410,12 @@ class Runs(Protocol):
         if wanted.archived:
             asked["archived"] = self.words.archived[wanted.archived]
         meant = wanted.name or wanted.part or wanted.worked
-        here = self.words.meant if meant else self.words.listed
-        where = " AND ".join(
-            [here, *(condition for name, condition in asked.items() if values[name])]
-        )
+        conditions = [self.words.meant if meant else self.words.listed]
+        conditions += [condition for name, condition in asked.items() if values[name]]
+        where = " AND ".join(conditions)
         query = f"SELECT {self.words.columns} FROM runs WHERE {where} ORDER BY created DESC, id DESC LIMIT :limit"  # noqa: S608
-        return [
-            run_of(row)
-            for row in self.all(query, {**values, "workspace": self.workspace, "limit": limit})
-        ]
+        rows = self.all(query, {**values, "workspace": self.workspace, "limit": limit})
+        return [run_of(row) for row in rows]
 
     def steps(self, run: str) -> dict[str, StepRow]:
         """Return the steps of a run that have changed state, by id."""
@@ -487,10 +476,8 @@ class Runs(Protocol):
             values = {"steps": list(steps), "recipe": recipe, "workspace": self.workspace}
             return {row[2]: attempt_of(row) for row in self.all(self.words.last_attempts, values)}
         wanted = set(steps)
-        found = sorted(
-            (attempt for attempt in self.attempts(run) if attempt.step in wanted),
-            key=lambda attempt: attempt.started or 0.0,
-        )
+        found = [attempt for attempt in self.attempts(run) if attempt.step in wanted]
+        found.sort(key=lambda attempt: attempt.started or 0.0)
         return {attempt.step: attempt for attempt in found}
 
     def events(self, run: str, after: int = 0, limit: int = 1_000_000) -> list[Event]:
@@ -554,11 +541,13 @@ class Runs(Protocol):
             (run, id): data
             for run, id, data in self.all(f"{query} ORDER BY run, seq", {"runs": list(runs)})
         }
-        return {
-            step: str(place)
-            for step, data in begun.items()
-            if '"site"' in data and (place := mapping(data).get("site"))
-        }
+        places = {}
+        for step, data in begun.items():
+            if '"site"' in data:  # parse only the data that can have a host
+                place = mapping(data).get("site")
+                if place:
+                    places[step] = str(place)
+        return places
 
     def live(self, run: str) -> bool:
         """Return True if a live worker has claimed the run."""

@@ -10,7 +10,6 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -101,13 +100,12 @@ class SqliteRuns(Runs):
         self._claims = {}
 
     def all(self, statement: str, values: Mapping[str, object]) -> list[Row]:
-        return self._database.all(
-            statement,
-            {
-                name: json.dumps(value) if isinstance(value, list) else value
-                for name, value in values.items()
-            },
-        )
+        # SQLite has no list parameters: `json_each` of the statement reads them from JSON.
+        parameters = dict(values)
+        for name, value in values.items():
+            if isinstance(value, list):
+                parameters[name] = json.dumps(value)
+        return self._database.all(statement, parameters)
 
     def live(self, run: str) -> bool:
         return self._locks.is_held(_claim_name(run))
@@ -127,58 +125,21 @@ class SqliteRuns(Runs):
         self._claims[run] = self._locks.hold(_claim_name(run))
 
     def submit(self, run: RunRow, who: str = "", bundle: bytes = b"") -> Submission:
-        lock = (
-            (self._claims.pop(run.id, None) or self._locks.try_hold(_claim_name(run.id)))
-            if who
-            else None
-        )
+        lock: Lock | None = None
+        if who:
+            lock = self._claims.pop(run.id, None) or self._locks.try_hold(_claim_name(run.id))
         fence = int(lock is not None)
         now = time.time()
         try:
             with self._database.transaction() as db:
-                if run.idempotency and (
-                    found := db.execute(
-                        "SELECT id, data FROM runs WHERE idempotency = ?", (run.idempotency,)
-                    ).fetchone()
-                ):
-                    same_request(run, found[0], mapping(found[1]))
-                    return Submission(found[0])
-                asked = (
-                    run.id,
-                    run.recipe,
-                    run.plan,
-                    text(run.inputs),
-                    run.workspace,
-                    run.reason,
-                    run.created or now,
-                )
-                held = (
-                    who if fence else "",
-                    fence,
-                    text(run.data),
-                    run.priority,
-                    run.due,
-                    run.idempotency,
-                    run.user,
-                )
-                cursor = db.execute(
-                    "INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, 'QUEUED', ?, '', ?, NULL, ?, ?, 2, ?, ?, ?, ?, 0, ?, '')",
-                    (*asked, *held),
-                )
-                if not cursor.rowcount:
+                known = _find_submitted(db, run)
+                if known is not None:
+                    return Submission(known)
+                if not _insert_run(db, run, who if fence else "", fence, now):
                     return Submission(run.id)
-                db.execute(
-                    "INSERT INTO events VALUES (?, 1, ?, 'run', ?, '', 'QUEUED', ?, '{}')",
-                    (run.id, now, run.id, run.reason),
-                )
                 if self.reporter.listened_to(run.id, run.data):
-                    _post(
-                        db,
-                        run.id,
-                        self.reporter.letters(
-                            [Event(run.id, 1, now, "run", run.id, "", "QUEUED", run.reason, {})]
-                        ),
-                    )
+                    queued = Event(run.id, 1, now, "run", run.id, "", "QUEUED", run.reason, {})
+                    _post(db, run.id, self.reporter.letters([queued]))
             if lock is not None:
                 self._claims[run.id], lock = lock, None
             return Submission(run.id, fence)
@@ -208,38 +169,42 @@ class SqliteRuns(Runs):
         return int(row[0][0])
 
     def claim_next(self, who: str, offer: ClaimCriteria) -> RunRow | None:
-        with (
-            self._locks.hold("claiming") if offer.at_most else nullcontext()
-        ):  # otherwise two workers could count at the same time
-            busy: Counter[tuple[str, str]] = Counter()
-            if offer.at_most:
-                rows = self._database.all(
-                    "SELECT id, user, recipe, json_extract(data, '$.settings.driver') FROM runs WHERE claim <> '' AND state IN ('QUEUED', 'ACTIVE')"
-                )
-                busy.update(
-                    (kind, value)
-                    for run, *values in rows
-                    if self.live(run)
-                    for kind, value in zip(LIMITED, values, strict=True)
-                )
-            for run, *values in _due_runs(self._database, offer):
-                if any(
-                    busy[kind, value] >= offer.at_most.get(kind, sys.maxsize)
-                    for kind, value in zip(LIMITED, values, strict=True)
-                ):
-                    continue
-                lock = None if run in self._claims else self._locks.try_hold(_claim_name(run))
-                if lock is None:
-                    continue
-                if self.get(run).state not in (
-                    "QUEUED",
-                    "ACTIVE",
-                ):  # its worker ended it in the meantime
-                    lock.release()
-                    continue
-                self._claims[run] = lock
-                self.claim(run, who)
-                return self.get(run)
+        if not offer.at_most:
+            return self._claim_first(who, offer, Counter())
+        with self._locks.hold("claiming"):  # otherwise two workers could count at the same time
+            return self._claim_first(who, offer, self._count_busy())
+
+    def _count_busy(self) -> Counter[tuple[str, str]]:
+        """Count the runs that workers execute, by each field that can limit them."""
+        rows = self._database.all(
+            "SELECT id, user, recipe, json_extract(data, '$.settings.driver') FROM runs WHERE claim <> '' AND state IN ('QUEUED', 'ACTIVE')"
+        )
+        busy: Counter[tuple[str, str]] = Counter()
+        for run, *values in rows:
+            if self.live(run):
+                busy.update(zip(LIMITED, values, strict=True))
+        return busy
+
+    def _claim_first(
+        self, who: str, offer: ClaimCriteria, busy: Counter[tuple[str, str]]
+    ) -> RunRow | None:
+        """Claim the first due run below the limits; return None if there is none."""
+        for run, *values in _due_runs(self._database, offer):
+            if any(
+                busy[kind, value] >= offer.at_most.get(kind, sys.maxsize)
+                for kind, value in zip(LIMITED, values, strict=True)
+            ):
+                continue
+            lock = None if run in self._claims else self._locks.try_hold(_claim_name(run))
+            if lock is None:
+                continue
+            # Its worker may have ended it in the meantime.
+            if self.get(run).state not in ("QUEUED", "ACTIVE"):
+                lock.release()
+                continue
+            self._claims[run] = lock
+            self.claim(run, who)
+            return self.get(run)
         return None
 
     def forget_opener(self, run: str, address: str) -> None:
@@ -256,7 +221,11 @@ class SqliteRuns(Runs):
                 "UPDATE runs SET claim = '', due = coalesce(due, ?) WHERE id = ? AND fence = ?",
                 (due, run, fence),
             )
-        if lock := self._claims.pop(run, None):
+        self._release_lock(run)
+
+    def _release_lock(self, run: str) -> None:
+        lock = self._claims.pop(run, None)
+        if lock is not None:
             lock.release()
 
     def group(
@@ -285,63 +254,29 @@ class SqliteRuns(Runs):
             if not rows:
                 raise Stale(run)
             last, request = rows[0][0] - 1, rows[0][1]
-            # The state of the run, and with it the answer to a request.
             if run_state is not None:
                 if request not in ("", answers):
                     if run_state[0] in LET_GO:
                         raise Requested(request)
                     answers = ""
-                ended = now if run_state[0] in FINAL else None
-                db.execute(
-                    "UPDATE runs SET state = ?, reason = ?, failure = ?, request = CASE request WHEN ? THEN '' ELSE request END, ended = ?,"
-                    " claim = CASE WHEN ? THEN '' ELSE claim END WHERE id = ?",
-                    (*RunState(*run_state), answers, ended, run_state[0] in LET_GO, run),
-                )
-                if ended is not None:
-                    db.execute(
-                        "UPDATE runs SET data = json_remove(data, '$.opens') WHERE id = ? AND data LIKE '%\"opens\":%'",
-                        (run,),
-                    )
-            # The events, and the rows of steps and attempts.
+                _store_run_state(db, run, RunState(*run_state), answers, now)
             first = last - len(moves) + 1
-            many = db.executemany
-            many(
-                "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [
-                    (
-                        run,
-                        n,
-                        now,
-                        move.subject,
-                        move.id,
-                        move.before,
-                        move.after,
-                        move.reason,
-                        text(move.data),
-                    )
-                    for n, move in enumerate(moves, first)
-                ],
-            )
-            many("INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?)", steps)
-            many(
+            _insert_events(db, run, first, now, moves)
+            db.executemany("INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?)", steps)
+            db.executemany(
                 "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 map(attempt_row, attempts),
             )
             # What the events send to webhooks and platforms, and the local index.
-            if (events := events_of(run, first, now, moves)) and self.reporter.listened_to(
-                run, None
-            ):
+            events = events_of(run, first, now, moves)
+            if events and self.reporter.listened_to(run, None):
                 _post(db, run, self.reporter.letters(events))
             self._index.write(db, changes)
             crashpoint("group-written")
         if landed is None:
             crashpoint("group-committed")
-        if (
-            run_state is not None
-            and run_state[0] in LET_GO
-            and (lock := self._claims.pop(run, None))
-        ):
-            lock.release()
+        if run_state is not None and run_state[0] in LET_GO:
+            self._release_lock(run)
         return int(last)
 
     def land(self) -> None:
@@ -401,9 +336,10 @@ class SqliteRuns(Runs):
 
     def forget(self, runs: Iterable[str]) -> None:
         with self._database.transaction() as db:
+            runs = list(runs)
             db.execute(
                 "DELETE FROM summaries WHERE attempt IN (SELECT id FROM attempts WHERE run IN (SELECT value FROM json_each(?)))",
-                (json.dumps(runs := list(runs)),),
+                (json.dumps(runs),),
             )
             for table, column in (
                 ("outbox", "run"),
@@ -435,6 +371,87 @@ def _due_runs(database: Database, offer: ClaimCriteria) -> Iterator[Row]:
         if len(rows) < _GLANCE:
             return
         skipped += _GLANCE
+
+
+def _find_submitted(db: sqlite3.Connection, run: RunRow) -> str | None:
+    """Return the id of the run that an earlier submission with the same idempotency key made.
+
+    Raises Invalid if that submission was a different request.
+    """
+    if not run.idempotency:
+        return None
+    query = "SELECT id, data FROM runs WHERE idempotency = ?"
+    found = db.execute(query, (run.idempotency,)).fetchone()
+    if found is None:
+        return None
+    id, data = found
+    same_request(run, id, mapping(data))
+    return str(id)
+
+
+def _insert_run(db: sqlite3.Connection, run: RunRow, who: str, fence: int, now: float) -> bool:
+    """Insert a queued run and its first event; return False if its id exists already."""
+    asked = (
+        run.id,
+        run.recipe,
+        run.plan,
+        text(run.inputs),
+        run.workspace,
+        run.reason,
+        run.created or now,
+    )
+    held = (who, fence, text(run.data), run.priority, run.due, run.idempotency, run.user)
+    cursor = db.execute(
+        "INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, 'QUEUED', ?, '', ?, NULL, ?, ?, 2, ?, ?, ?, ?, 0, ?, '')",
+        (*asked, *held),
+    )
+    if not cursor.rowcount:
+        return False
+    db.execute(
+        "INSERT INTO events VALUES (?, 1, ?, 'run', ?, '', 'QUEUED', ?, '{}')",
+        (run.id, now, run.id, run.reason),
+    )
+    return True
+
+
+def _store_run_state(
+    db: sqlite3.Connection, run: str, state: RunState, answers: str, now: float
+) -> None:
+    """Store the state of a run, and with it the answer to the request `answers`."""
+    ended = now if state.state in FINAL else None
+    db.execute(
+        "UPDATE runs SET state = ?, reason = ?, failure = ?, request = CASE request WHEN ? THEN '' ELSE request END, ended = ?,"
+        " claim = CASE WHEN ? THEN '' ELSE claim END WHERE id = ?",
+        (*state, answers, ended, state.state in LET_GO, run),
+    )
+    if ended is not None:
+        db.execute(
+            "UPDATE runs SET data = json_remove(data, '$.opens') WHERE id = ? AND data LIKE '%\"opens\":%'",
+            (run,),
+        )
+
+
+def _insert_events(
+    db: sqlite3.Connection, run: str, first: int, now: float, moves: Sequence[Move]
+) -> None:
+    """Insert the state changes as events, numbered from `first`."""
+    db.executemany(
+        "INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        [
+            (
+                run,
+                n,
+                now,
+                move.subject,
+                move.id,
+                move.before,
+                move.after,
+                move.reason,
+                text(move.data),
+            )
+            for n, move in enumerate(moves, first)
+        ],
+    )
 
 
 def _post(db: sqlite3.Connection, run: str, letters: Sequence[Letter]) -> None:

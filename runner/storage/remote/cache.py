@@ -92,11 +92,9 @@ class RemoteCache:
 
         The plan must then be evaluated again.
         """
-        keys = [
-            key
-            for n, verdict in enumerate(verdicts)
-            for key in self.unknown(plan.nodes[n], verdict)
-        ]
+        keys: list[str] = []
+        for n, verdict in enumerate(verdicts):
+            keys += self.unknown(plan.nodes[n], verdict)
         return bool(keys) and self._ask_again(keys)
 
     def unknown(self, node: Node, verdict: Verdict) -> list[str]:
@@ -118,27 +116,24 @@ class RemoteCache:
         Callable from any thread.
         """
         found = self.remote.lookup(keys, patience=PATIENCE)
-        return found, self.remote.holds(
-            [made.content for trace, _ in found.values() for made in trace.outputs],
-            patience=PATIENCE,
-        )
+        contents: list[Content] = []
+        for trace, _ in found.values():
+            contents += [made.content for made in trace.outputs]
+        return found, self.remote.holds(contents, patience=PATIENCE)
 
     def learn_answers(
         self, keys: Iterable[str], found: Mapping[str, RemoteResult], there: set[Content]
     ) -> bool:
         """Record the result of a lookup; return True if a cached result was found."""
         self._looked_up.update(keys)
-        self._there |= {
-            made.content: made.content in there
-            for trace, _ in found.values()
-            for made in trace.outputs
-        }
         traces = []
         for key, (trace, sizes) in found.items():
             facts = json.dumps({**trace.facts, "store": self.name})
             traces.append(trace._replace(facts_json=facts))
             self.found.add(key)
-            self._sizes |= {made.content: sizes.get(made.name, 0) for made in trace.outputs}
+            for made in trace.outputs:
+                self._there[made.content] = made.content in there
+                self._sizes[made.content] = sizes.get(made.name, 0)
         Log("storage").info("store %s has results of %d keys", self.name, len(traces))
         if traces:
             self._ws.learn(traces)
@@ -198,9 +193,8 @@ class RemoteCache:
 
         Blocks until finished.
         """
-        wanted = [
-            content for content in dict.fromkeys(contents) if not self._ws.objects.has(content)
-        ]
+        distinct = dict.fromkeys(contents)
+        wanted = [content for content in distinct if not self._ws.objects.has(content)]
         lost: set[Content] = set()
         for content in wanted:
             brought = self.fetcher([content])()
@@ -366,7 +360,8 @@ class Downloads:
     def ask(self, id: str, node: Node, verdict: Verdict, missing: Sequence[Content]) -> bool:
         """Start the lookup or download that a step needs, and return True if the step must wait."""
         remote_cache = self._sharing
-        if keys := remote_cache.unknown(node, verdict):
+        keys = remote_cache.unknown(node, verdict)
+        if keys:
 
             def lookup() -> Callable[[], object]:
                 try:
@@ -380,7 +375,8 @@ class Downloads:
         if not there:
             return False
         fetch = remote_cache.fetcher(there)
-        if (size := remote_cache.size_of(there)) >= WORTH_SAYING:
+        size = remote_cache.size_of(there)
+        if size >= WORTH_SAYING:
             self._say(f"{id}: downloading {about(size)} from the shared store {remote_cache.name}")
 
         def bring() -> Callable[[], object]:

@@ -56,7 +56,7 @@ def collect(session: Session, keep_days: float, *, dry: bool) -> CollectionResul
         _write_seen(session, idle, set(doomed))
     uploads = session.bucket.abandon(now - GRACE, dry=dry)
     return CollectionResult(
-        tuple(_key_of(name) for name in old_traces),
+        tuple(map(_key_of, old_traces)),
         tuple(doomed),
         sum(there[name].size for name in doomed),
         len(idle) - len(doomed),
@@ -110,10 +110,8 @@ def _delete_unchanged(
 def _find_noted(session: Session, since: float) -> set[str]:
     """Return the names of checkpoint objects with a note written since `since`."""
     names: set[str] = set()
-    for data in session.map(
-        session.bucket.read,
-        [stat.name for stat in session.list_objects("states/") if stat.at >= since],
-    ):
+    notes = [stat.name for stat in session.list_objects("states/") if stat.at >= since]
+    for data in session.map(session.bucket.read, notes):
         with suppress(ValueError, TypeError, AttributeError, KeyError):  # ignore damaged notes
             names |= {
                 layout.object_name(Content(content))
@@ -138,19 +136,18 @@ def _find_needed(session: Session, keys: Sequence[str], noted: set[str]) -> set[
             continue
         names |= {layout.object_name(made.content) for made in found.trace.outputs}
     trees = [name for name in names if name.endswith(".t.json")]
+    parts_lists = [name[: -len("json")] + "parts" for name in trees]
     for name, listed in zip(
-        trees,
-        session.map(session.bucket.read, [name[: -len("json")] + "parts" for name in trees]),
-        strict=True,
+        parts_lists, session.map(session.bucket.read, parts_lists), strict=True
     ):
-        names.add(name[: -len("json")] + "parts")
+        names.add(name)
         parts = layout.parts_of(listed) if listed is not None else None
         if parts is not None:
             names |= {layout.object_name(Content(f"f:{sha256}")) for sha256, _ in parts.bundles}
             names |= {f"objects/{blob[:2]}/{blob}" for blob in parts.blobs}
         elif listed is not None:
             raise Corrupt(
-                f"cannot read {session.url}/{name[:-4]}parts, so its objects are unknown",
+                f"cannot read {session.url}/{name}, so its objects are unknown",
                 fix="delete this object, then run `recipe gc --store` again",
             )
     return names

@@ -52,6 +52,9 @@ def note_name(key: str) -> str:
 
 
 def trace_text(trace: Trace, sizes: Mapping[str, int]) -> bytes:
+    outputs = [
+        [made.name, made.path, made.content, sizes.get(made.name, 0)] for made in trace.outputs
+    ]
     body = {
         "key": trace.key,
         "recipe": trace.recipe,
@@ -59,16 +62,14 @@ def trace_text(trace: Trace, sizes: Mapping[str, int]) -> bytes:
         "run": trace.run,
         "made_at": trace.made_at,
         "seconds": trace.seconds,
-        "outputs": [
-            [made.name, made.path, made.content, sizes.get(made.name, 0)] for made in trace.outputs
-        ],
+        "outputs": outputs,
         "metrics": trace.metrics_json,
         "facts": trace.facts_json,
-        **({"measured": trace.measured_json} if trace.measured_json != "{}" else {}),
     }
-    return json.dumps(
-        {**body, "sum": digest.of_value("trace/1", body)}, separators=(",", ":")
-    ).encode()
+    if trace.measured_json != "{}":
+        body["measured"] = trace.measured_json
+    signed = {**body, "sum": digest.of_value("trace/1", body)}
+    return json.dumps(signed, separators=(",", ":")).encode()
 
 
 def trace_of(data: bytes, key: str) -> RemoteResult | None:
@@ -87,9 +88,10 @@ def trace_of(data: bytes, key: str) -> RemoteResult | None:
         made = tuple(CachedOutput(name, path, content) for name, path, content, _ in outputs)
         texts = [str(body[name]) for name in ("metrics", "facts")]
         texts.append(str(body.get("measured", "{}")))
-        if not all(isinstance(parse_json(text), dict) for text in texts) or not all(
-            isinstance(each, dict) for each in parse_json(texts[2]).values()
-        ):
+        if not all(isinstance(parse_json(text), dict) for text in texts):
+            return None
+        measured = parse_json(texts[2])
+        if not all(isinstance(metrics, dict) for metrics in measured.values()):
             return None
         head = [str(body[name]) for name in ("recipe", "step", "run")]
         trace = Trace(
@@ -118,13 +120,13 @@ def parts_of(data: bytes) -> Parts | None:
         parsed = parse_json(data)
         bundles = [(str(sha256), int(count)) for sha256, count in parsed["bundles"]]
         blobs = [str(blob) for blob in parsed["blobs"]]
-        if all(HEX.fullmatch(sha256) and count > 0 for sha256, count in bundles) and all(
-            HEX.fullmatch(blob.removesuffix(".x")) for blob in blobs
-        ):
-            return Parts(int(parsed["small"]), bundles, blobs)
+        if not all(HEX.fullmatch(sha256) and count > 0 for sha256, count in bundles):
+            return None
+        if not all(HEX.fullmatch(blob.removesuffix(".x")) for blob in blobs):
+            return None
+        return Parts(int(parsed["small"]), bundles, blobs)
     except (ValueError, KeyError, TypeError):
-        pass
-    return None
+        return None
 
 
 def manifest_of(data: bytes) -> list[Entry] | None:

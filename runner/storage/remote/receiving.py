@@ -114,8 +114,10 @@ def get_tree(session: Session, content: Content, top: str) -> None:
             os.chmod(f"{top}/{copy.path}", 0o755 if copy.kind == "x" else 0o644)
 
     session.map(get_bundle, groups, width=WIDTH // 2)
-    for entry in [entry for entry in large if entry.size > layout.PART]:
-        get_large(entry)
+    # The largest files are downloaded in parallel parts, so they come one by one.
+    for entry in large:
+        if entry.size > layout.PART:
+            get_large(entry)
     session.map(get_large, [entry for entry in large if entry.size <= layout.PART])
     for entry in manifest:
         if entry.kind == "l":
@@ -127,7 +129,8 @@ def entries(session: Session, name: str, content: Content, text: bytes) -> list[
     manifest = layout.manifest_of(text)
     if manifest is None or files.tree_id(manifest) != content:
         raise session.missing_error(name, "is damaged: its content does not match its digest")
-    if (why := unsafe(manifest)) is not None:
+    why = unsafe(manifest)
+    if why is not None:
         raise session.missing_error(name, why)
     return manifest
 

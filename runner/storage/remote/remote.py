@@ -105,13 +105,10 @@ class Remote(Session):
         wanted = list(dict.fromkeys(keys))
         deadline = self._begin(patience)
         if len(wanted) > MANY:
-            there = {
-                stat.name
-                for part in self.map(
-                    self.list_objects, sorted({f"traces/{key[:2]}/" for key in wanted}), deadline
-                )
-                for stat in part
-            }
+            folders = sorted({f"traces/{key[:2]}/" for key in wanted})
+            there: set[str] = set()
+            for listed in self.map(self.list_objects, folders, deadline):
+                there.update(stat.name for stat in listed)
             wanted = [key for key in wanted if layout.trace_name(key) in there]
         found = self.map(self.trace, wanted, deadline)
         return {key: one for key, one in zip(wanted, found, strict=True) if one is not None}

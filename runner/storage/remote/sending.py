@@ -71,11 +71,14 @@ def put_tree(session: Session, content: Content, objects: ContentSource) -> None
         return sha256, len(group)
 
     # Each large file is uploaded in parallel parts, so large files are sent one by one.
-    for entry in [entry for entry in large if entry.size > layout.PART]:
-        one(entry)
+    for entry in large:
+        if entry.size > layout.PART:
+            one(entry)
     session.map(one, [entry for entry in large if entry.size <= layout.PART])
     packed = session.map(many, bundles, width=WIDTH // 2)
-    blobs = [entry.value + (".x" if entry.kind == "x" else "") for entry in large]
+    blobs = []
+    for entry in large:
+        blobs.append(f"{entry.value}.x" if entry.kind == "x" else entry.value)
     parts = {"small": layout.SMALL, "bundles": packed, "blobs": blobs}
     crashpoint("remote-blobs")
     name = layout.object_name(content)

@@ -47,11 +47,9 @@ class LocalSource(NamedTuple):
 
     def size(self, content: Content) -> int:
         path = self.paths[content]
-        return (
-            sum(entry.size for entry in files.entries(path))
-            if content[0] == "t"
-            else os.path.getsize(path)
-        )
+        if content[0] == "t":
+            return sum(entry.size for entry in files.entries(path))
+        return os.path.getsize(path)
 
 
 class SharedCheckpoint(NamedTuple):
@@ -116,11 +114,10 @@ def note_of(data: bytes | None) -> Note | None:
     try:
         body = parse_json(data or b"")
         expected = body.pop("sum")
-        if (
-            expected != digest.of_value("state-note/1", body)
-            or not isinstance(body["made"], dict)
-            or not isinstance(body["made"]["continues"], dict)
-        ):
+        if expected != digest.of_value("state-note/1", body):
+            return None
+        made = body["made"]
+        if not isinstance(made, dict) or not isinstance(made["continues"], dict):
             return None
         states = {
             str(state): SharedCheckpoint(str(name), Content(str(content)))
@@ -128,13 +125,16 @@ def note_of(data: bytes | None) -> Note | None:
         }
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
-    plain = all(
-        "/" not in part and part not in (".", "..")
-        for state, sent in states.items()
-        for part in (state, sent.name)
-    )
-    whole = all(re.fullmatch(r"[fxt]:[0-9a-f]{64}", sent.content) for sent in states.values())
-    return Note(body["made"], states) if plain and whole else None
+    for state, sent in states.items():
+        if not _is_plain_name(state) or not _is_plain_name(sent.name):
+            return None
+        if not re.fullmatch(r"[fxt]:[0-9a-f]{64}", sent.content):
+            return None
+    return Note(made, states)
+
+
+def _is_plain_name(name: str) -> bool:
+    return "/" not in name and name not in (".", "..")
 
 
 def restore(remote: Remote, note: Note, root: Path, objects: Objects) -> list[str]:
