@@ -396,11 +396,12 @@ class _RoundCopier:
             if await self._list_now(name) == listing:
                 self._failures.append(error)
             return False
-        if why := await self._find_problem(name, target, older):
+        problem = await self._find_problem(name, target, older)
+        if problem:
             await asyncio.to_thread(delete, target)
             if name:
                 self._memory.bad[name] = listing
-                self._result.rejected.append((name, why))
+                self._result.rejected.append((name, problem))
             return False
         if not self._exited and await self._list_now(name) != listing:
             await asyncio.to_thread(delete, target)

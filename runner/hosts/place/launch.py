@@ -171,7 +171,8 @@ def _render_file(path: str, tree: Any, scope: Mapping[str, Any]) -> bytes:
         raise CannotRun(f"files.{path}: {error}", fix=error.fix) from error
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
-    if wrong := unwritable(path, kinds_of(value)):
+    wrong = unwritable(path, kinds_of(value))
+    if wrong:
         raise CannotRun(
             f"files.{path}: {wrong}",
             fix="use one of these suffixes, or write the content of the file as text",

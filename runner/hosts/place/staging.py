@@ -329,10 +329,13 @@ class AttemptDirectory:
         self._add_files(inputs.objects, known, name)
 
     def _add_files(self, objects: Objects, content: Content, name: str, below: str = "") -> None:
-        if why := objects.give(content, f"{self.path}/{name}", below):
+        why = objects.give(content, f"{self.path}/{name}", below)
+        if why:
             self.notices[name] = why if why == FULL else LINKS.format(why)
-        elif content[0] == "t" and (count := len(objects.entries(content))) > MANY_FILES:
-            self.notices[name] = MANY.format(f"{count:,}", count * SECONDS_PER_FILE)
+        elif content[0] == "t":
+            count = len(objects.entries(content))
+            if count > MANY_FILES:
+                self.notices[name] = MANY.format(f"{count:,}", count * SECONDS_PER_FILE)
         self.objects[name] = content
 
     def _link(self, inputs: StoredInputs, source: InputSource, name: str) -> None:
@@ -449,10 +452,12 @@ class AttemptDirectory:
         """
         if name in self.staged or self._is_in_given(source, name):
             return True
-        if (known := self._earlier_inputs["objects"].get(name)) is not None:
+        known = self._earlier_inputs["objects"].get(name)
+        if known is not None:
             self._origins[name] = source
             return known == content  # later changes of the source do not matter
-        if (known := self._earlier_inputs["links"].get(name)) is not None:
+        known = self._earlier_inputs["links"].get(name)
+        if known is not None:
             self._origins[name] = source
             self.links[name] = (at, known)
             return known == content == _content_now(cache, at)
@@ -465,7 +470,9 @@ class AttemptDirectory:
         Returns whether the input still matches the key.
         """
         known = self._earlier_inputs["objects"].get(name)
-        return known == content if known is not None else self._recall_copy(content, name)
+        if known is not None:
+            return known == content
+        return self._recall_copy(content, name)
 
     def _recall_copy(self, content: str, name: str) -> bool:
         target = f"{self.path}/{name}"

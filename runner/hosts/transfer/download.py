@@ -103,8 +103,9 @@ class OutputDownload:
 
         Raises Corrupt if the data changed, DiskFull, Infrastructure.
         """
-        if self._is_tree and (trouble := find_fault(self._output.entries)):
-            raise Corrupt(f"{self._wire.name}: {trouble}", fix="check that this is the right host")
+        fault = find_fault(self._output.entries) if self._is_tree else ""
+        if fault:
+            raise Corrupt(f"{self._wire.name}: {fault}", fix="check that this is the right host")
         try:
             await self._prepare()
             with self._wire.measure(f"from {self._wire.name}", self._missing_bytes()) as meter:
@@ -156,8 +157,8 @@ class OutputDownload:
             os.makedirs(self._partial, exist_ok=True)
             for folder in list_folders(self._output.entries):
                 os.makedirs(f"{self._partial}/{folder}", exist_ok=True)
-        elif parent := os.path.dirname(self._partial):
-            os.makedirs(parent, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(self._partial) or ".", exist_ok=True)
         for entry in self._missing.values():
             self._holes[entry.path] = [_Span(entry, 0, entry.size)]
         if self._is_visible:

@@ -410,10 +410,12 @@ def _parse_output(name: str, kind: str, rows: Sequence[Sequence[Any]]) -> Hashed
         (only,) = entries
         if only.kind != kind:
             raise ValueError
-        if trouble := find_fault([only._replace(path="it")]):
-            return HashedOutput(problem=f"{name}: {trouble}", kind=kind)
+        fault = find_fault([only._replace(path="it")])
+        if fault:
+            return HashedOutput(problem=f"{name}: {fault}", kind=kind)
         content = f"{only.kind}:{only.value}"
         return HashedOutput(content, (only._replace(path=""),), only.size, kind=kind)
-    if trouble := find_fault(entries):
-        return HashedOutput(problem=f"{name}: {trouble}", kind=kind)
+    fault = find_fault(entries)
+    if fault:
+        return HashedOutput(problem=f"{name}: {fault}", kind=kind)
     return HashedOutput(files.tree_id(entries), entries, files_size(entries), kind=kind)

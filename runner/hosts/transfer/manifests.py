@@ -70,7 +70,8 @@ def find_fault(entries: Sequence[Entry]) -> str:
         return "duplicate name"
     targets = _link_targets(entries)
     for entry in entries:
-        if fault := _find_entry_fault(entry, paths, targets):
+        fault = _find_entry_fault(entry, paths, targets)
+        if fault:
             return fault
     return ""
 

@@ -39,7 +39,8 @@ class SharedDisk:
             return set()
         existing: list[tuple[str, list[int]]] = []
         for path in paths:
-            if mark := marks(path):
+            mark = marks(path)
+            if mark:
                 existing.append((path, mark))
         flags = await self.wire.ask(
             "same", existing, read=lambda answer: _parse_flags(answer, len(existing))

@@ -533,33 +533,20 @@ class Uploader:
         With the manifest, the tar includes the links too.  If the tar is the only job of the round,
         the host names the objects at once.
         """
-        title = f".manifest-{next(_count)}"
-        data = upload.describe_tree()[0] if with_manifest else b""
-        listing = Entry(title, "f", len(data), hashlib.sha256(data).hexdigest())
-        expected = _joint_digest([listing, *batch] if with_manifest else batch)
-
-        def pieces() -> Iterator[bytes]:
-            if with_manifest:
-                yield tar.member(listing, data)
-            if upload.root:
-                links = upload.links if with_manifest else ()
-                yield from tar.tar_stream(upload.root, [*batch, *links])
-                return
-            for entry in batch:
-                yield tar.member(entry, _read_whole(upload.origin(entry), entry.size))
-            yield tar.END
-
+        manifest = _manifest_file(upload) if with_manifest else None
+        sent_files = [manifest.entry, *batch] if manifest is not None else batch
+        expected = _joint_digest(sent_files)
         may_name = is_only and not upload.had_data
         stamp = upload.describe_tree()[1] if may_name and upload.root else ""
         folder = upload.name if upload.root else ""
         files_to_name = list(upload.files) if may_name else []
-        manifest_name = title if with_manifest else ""
+        manifest_name = manifest.entry.path if manifest is not None else ""
         arguments = (folder, upload.name, manifest_name, expected, stamp, files_to_name)
         arrived, is_named = await self._wire.ask_once(
             "batch",
             *arguments,
             read=lambda answer: (str(answer["digest"]), bool(answer["placed"])),
-            data=meter.count(pieces()),
+            data=meter.count(_tar_pieces(upload, batch, manifest)),
         )
         if arrived != expected:
             raise CorruptReply
@@ -645,6 +632,35 @@ class Uploader:
             raise CorruptReply
         upload.missing.pop(entry.path, None)
         upload.holes.pop(entry.path, None)
+
+
+class _ManifestFile(NamedTuple):
+    """The manifest of a tree, as a file of the upload."""
+
+    entry: Entry
+    data: bytes
+
+
+def _manifest_file(upload: Upload) -> _ManifestFile:
+    data = upload.describe_tree()[0]
+    digest = hashlib.sha256(data).hexdigest()
+    return _ManifestFile(Entry(f".manifest-{next(_count)}", "f", len(data), digest), data)
+
+
+def _tar_pieces(
+    upload: Upload, batch: Sequence[Entry], manifest: _ManifestFile | None
+) -> Iterator[bytes]:
+    """Yield a tar of small files, and with the manifest also of the links."""
+    links: Sequence[Entry] = ()
+    if manifest is not None:
+        yield tar.member(manifest.entry, manifest.data)
+        links = upload.links
+    if upload.root:
+        yield from tar.tar_stream(upload.root, [*batch, *links])
+        return
+    for entry in batch:
+        yield tar.member(entry, _read_whole(upload.origin(entry), entry.size))
+    yield tar.END
 
 
 def _split_batches(entries: Iterable[Entry], most: int) -> list[list[Entry]]:
