@@ -272,9 +272,14 @@ def _capacity_of(resources: Resources) -> dict[str, float]:
 def _parse_shell(text: str, python: str) -> Shell:
     """Parse the output of `_ASK`.  `python` is the interpreter that the settings name."""
     lines = text.split("\n")
-    facts = dict(line.split("=", 1) for line in lines if line.startswith(_FACTS))
-    variables = [line.removeprefix("env ") for line in lines if line.startswith("env ")]
-    login = dict(line.split("=", 1) for line in variables if "=" in line)
+    facts: dict[str, str] = {}
+    login: dict[str, str] = {}
+    for line in lines:
+        name, equals, value = line.partition("=")
+        if line.startswith(_FACTS):
+            facts[name] = value
+        elif line.startswith("env ") and equals:
+            login[name.removeprefix("env ")] = value
     python, path = facts.get("PYTHON") or python, facts.get("PATH", "/usr/bin:/bin")
     for folder in (os.path.dirname(python), facts.get("CALLED")):
         if folder:

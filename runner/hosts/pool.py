@@ -713,7 +713,7 @@ class HostPool:
 
     def instance_of(self, place: Place) -> str:
         """Return the provider's ids of a place's machines; its name if there are none."""
-        leases = next((held.leases for held in self.inventory.held if held.place is place), ())
+        leases = self.inventory.leases_of(place)
         ids = [str(row.lease["id"]) for row in leases if row.lease.get("id")]
         return ",".join(ids) or place.name
 

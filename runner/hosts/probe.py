@@ -419,5 +419,8 @@ def _first_fact(facts: machine.Facts, name: str) -> str:
 
 def _printable(text: str) -> str:
     """Return untrusted text, printable and shortened."""
-    characters = [character if character.isprintable() else "?" for character in text]
-    return "".join(characters)[:_SHOWN].strip()
+    return "".join(map(_mask_control, text))[:_SHOWN].strip()
+
+
+def _mask_control(character: str) -> str:
+    return character if character.isprintable() else "?"

@@ -304,13 +304,18 @@ class HostGroup(Place):
             for future in finishing:
                 future.cancel()
             await asyncio.gather(stopping, *finishing, return_exceptions=True)
-        errors = [end for end in ends if isinstance(end, BaseException)]
-        for error in errors:
-            if isinstance(error, HostLost):
-                raise error
+        results: list[TaskResult] = []
+        errors: list[BaseException] = []
+        for end in ends:
+            if isinstance(end, HostLost):
+                raise end
+            if isinstance(end, BaseException):
+                errors.append(end)
+            else:
+                results.append(end)
         if errors:
             raise errors[0]
-        return [end for end in ends if isinstance(end, TaskResult)]
+        return results
 
     async def _stop_after_failure(self, task: HostTask) -> None:
         """Stop all nodes as soon as one fails or is lost, because the others would wait for it."""
@@ -371,15 +376,19 @@ def _find_first_failed(exits: Mapping[int, Exit], met: Rendezvous) -> int:
     A lost node counts first: a restarting host is noticed late, after the failures that it caused
     on other nodes.
     """
-    failed = {rank for rank, exit in exits.items() if not _is_success(exit)}
-    lost = {rank for rank in failed if exits[rank].reason == "lost"}
-    unprompted = {rank for rank in failed if exits[rank].reason != "stopped"}
     ahead = dict(enumerate(met.ahead))
 
-    def end_of(rank: int) -> tuple[float, int]:
-        return exits[rank].ended - ahead.get(rank, 0.0), rank
+    def sort_key(rank: int) -> tuple[int, float, int]:
+        exit = exits[rank]
+        if exit.reason == "lost":
+            order = 0
+        elif _is_success(exit) or exit.reason == "stopped":
+            order = 2
+        else:
+            order = 1
+        return order, exit.ended - ahead.get(rank, 0.0), rank
 
-    return min(lost or unprompted or exits, key=end_of)
+    return min(exits, key=sort_key)
 
 
 def _combine_exits(exits: Sequence[Exit]) -> Exit:

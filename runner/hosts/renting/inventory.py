@@ -87,6 +87,13 @@ class Inventory:
         self.held = remaining
         return list(rows.values()), [held.place for held in others]
 
+    def leases_of(self, place: Place) -> Sequence[LeaseRow]:
+        """Return the leases of a place; empty if it is not in the inventory."""
+        for held in self.held:
+            if held.place is place:
+                return held.leases
+        return ()
+
     def find_places(self, need: Need) -> list[Place]:
         """Return the places that fit a need and accept new steps."""
         return [held.place for held in self.held if held.serves(need) and held.is_open]

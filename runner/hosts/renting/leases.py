@@ -610,10 +610,11 @@ class Leases:
 
         Returns the leases that could not be released, with reasons.
         """
-        living = [row for row in self.ledger.of_run(self.run) if row.state != "GONE"]
-        rows = [row for row in living if row.holder == self.holder]
-        if keys is not None:
-            rows = [row for row in rows if row.key in keys]
+        rows: list[LeaseRow] = []
+        for row in self.ledger.of_run(self.run):
+            is_ours = row.state != "GONE" and row.holder == self.holder
+            if is_ours and (keys is None or row.key in keys):
+                rows.append(row)
         # In parallel, so that a slow release does not let others cost money.
         faults = await asyncio.gather(*(self._try_release(row, reason, failure) for row in rows))
         return [(row, fault) for row, fault in zip(rows, faults, strict=True) if fault]

@@ -237,8 +237,12 @@ class OutputDownload:
         wrong = find_different(on_host, local)
         if not wrong:  # all chunks are equal, but the whole file has another digest than before
             raise self._changed_error(entry)
-        starts = [number * chunk for number in wrong if number * chunk < entry.size]
-        return [_Span(entry, start, min(chunk, entry.size - start)) for start in starts]
+        spans: list[_Span] = []
+        for number in wrong:
+            start = number * chunk
+            if start < entry.size:  # the host's file may be longer by now
+                spans.append(_Span(entry, start, min(chunk, entry.size - start)))
+        return spans
 
     async def _check_complete_files(self) -> None:
         """Verify the files that are complete now.  For a wrong file, find its wrong ranges."""
