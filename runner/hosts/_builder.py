@@ -150,9 +150,8 @@ class Pip:
         ):
             if not got[1].endswith(".metadata"):
                 self.finished += 1
-                self.size += (
-                    float(got[2] or 0) * {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[got[3] or ""]
-                )
+                unit = {"": 1, "k": 1e3, "M": 1e6, "G": 1e9}[got[3] or ""]
+                self.size += float(got[2] or 0) * unit
         elif line.startswith("Installing collected packages:"):
             self.installing = True
             self.wanted = line.count(",") + 1
@@ -172,34 +171,34 @@ class Pip:
         if any(word in output for word in FULL):
             return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if "DO NOT MATCH THE HASHES" in output:
-            package = next(
-                (
-                    line.rstrip(":")
-                    for line in self.faults
-                    if re.match(r"[\w.-]+==\S+ from |\S+://|[\w.-]+==", line)
-                ),
-                "a package",
-            )
             return _hash_error(
-                re.sub(r" \(from -r .*", "", package),
+                self._find_wrong_package(),
                 r"Expected sha\d+ ([0-9a-f]{12})",
                 r"Got\s+([0-9a-f]{12})",
                 output,
             )
         missing = re.search(r"No matching distribution found for ([^\s;]+)", output)
-        if re.search(
+        lost_connection = re.search(
             r"Max retries|timed out|ProtocolError|IncompleteRead|ConnectionReset", output
-        ) or (missing and self.broken):
+        )
+        # pip reports an index that it cannot reach as one without the package, after its warnings.
+        if lost_connection or (missing and self.broken):
             return IndexUnreachable(
                 f"cannot reach the package index ({self.index})",
                 _index_fix(INDEXES_OF_PIP, "pip.conf"),
             )
         if missing:
             return missing_package(missing[1], self.meant)
-        errors = [
-            line.partition("ERROR:")[2].strip() or line for line in self.faults if "ERROR" in line
-        ]
+        lines = [line for line in self.faults if "ERROR" in line]
+        errors = [line.partition("ERROR:")[2].strip() or line for line in lines]
         return BuildError(" ".join(errors) or "pip failed without an error message", ANOTHER_LOCK)
+
+    def _find_wrong_package(self) -> str:
+        """Return the package that pip names in its error about hashes."""
+        for line in self.faults:
+            if re.match(r"[\w.-]+==\S+ from |\S+://|[\w.-]+==", line):
+                return re.sub(r" \(from -r .*", "", line.rstrip(":"))
+        return "a package"
 
     def find_unpinned(self) -> list[str]:
         """Return the dependencies that the lock does not pin, each with the package that needs it."""
@@ -230,19 +229,25 @@ class Uv:
 
     def argv(self, requirements: str) -> list[str]:
         # All indexes have equal priority, as for pip: the hashes pin the files.
-        how = (
-            *("--require-hashes", "--no-deps", "--index-strategy", "unsafe-best-match"),
-            *no_index_option(os.environ),
-        )
-        return [self.program, "pip", "install", "--python", self.python, *how, "-r", requirements]
+        options = ["--require-hashes", "--no-deps", "--index-strategy", "unsafe-best-match"]
+        options += no_index_option(os.environ)
+        return [
+            self.program,
+            "pip",
+            "install",
+            "--python",
+            self.python,
+            *options,
+            "-r",
+            requirements,
+        ]
 
     def parse_line(self, line: str) -> None:
         """Update the progress and the errors from a line of uv's output."""
         if got := re.match(r"(Resolved|Prepared) (\d+) package", line):
-            self.wanted, self.installing = (
-                int(got[2]) if got[1] == "Resolved" else self.wanted,
-                got[1] == "Prepared",
-            )
+            if got[1] == "Resolved":
+                self.wanted = int(got[2])
+            self.installing = got[1] == "Prepared"
         elif got := re.match(r"Downloading (\S+) \(([\d.]+)([KMG]?)i?B\)", line):
             self.large[got[1]] = float(got[2]) * {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}[got[3]]
         elif got := re.match(r" Downloaded (\S+)", line):
@@ -252,7 +257,8 @@ class Uv:
 
     def download_progress(self) -> str:
         size = sum(self.large.get(name, 0.0) for name in self.finished)
-        return f"{len(self.finished)} of {len(self.large)} large packages downloaded, {size / 1e9:.1f} of {sum(self.large.values()) / 1e9:.1f} GB"
+        total = sum(self.large.values())
+        return f"{len(self.finished)} of {len(self.large)} large packages downloaded, {size / 1e9:.1f} of {total / 1e9:.1f} GB"
 
     def find_error(self) -> Exception:
         """Return the cause of the failure: BuildError, Broken, or OSError if a disk is full."""
@@ -290,8 +296,8 @@ class Uv:
             )
         if got := re.search(r"you\s+require\s+([\w.\[\],-]+==[^\s,;]+)", output):
             return missing_package(got[1], self.meant)
-        words = [re.sub(r"^(error|cause): ", "", line).rstrip(".") for line in self.faults if line]
-        return BuildError("; ".join(words) or "uv failed without an error message", ANOTHER_LOCK)
+        lines = [re.sub(r"^(error|cause): ", "", line).rstrip(".") for line in self.faults if line]
+        return BuildError("; ".join(lines) or "uv failed without an error message", ANOTHER_LOCK)
 
     def find_unpinned(self) -> list[str]:
         """Return the dependencies that the lock does not pin, each with the package that needs it."""
@@ -317,10 +323,9 @@ def build(home: str, requirements: str, uv: str) -> None:
         try:
             wanted = make_environment(home, requirements, uv, lock)
         except (BuildError, OSError):
+            # A partial environment is useless, and may be the reason why the disk is full.
             with contextlib.suppress(OSError):
-                _clear(
-                    home
-                )  # a partial environment is useless, and may be the reason why the disk is full
+                _clear(home)
             raise
         os.sync()  # after a power cut, `complete` must not exist beside empty files, here or in a cache
         with open(f"{home}/complete", "w") as file:
@@ -348,7 +353,8 @@ def make_environment(home: str, requirements: str, uv: str, lock: int) -> int:
     # The first line of our own locks names their target.
     head = re.match(r"# Made by .*?: (.*?)\.?$", lines[0]) if lines else None
     meant = head[1] if head else ""
-    wanted = sum(1 for line in lines if re.match(r"[A-Za-z0-9]", line))
+    # Other lines are comments, options and hashes.
+    wanted = len([line for line in lines if re.match(r"[A-Za-z0-9]", line)])
     if not _can_run(uv):
         pip = _find_pip(home)
         return install_insistently(lambda: Pip(pip, home, wanted, meant), home, requirements, lock)
@@ -389,16 +395,15 @@ def install_insistently(
 
 def _can_run(uv: str) -> bool:
     """Return whether the program `uv` runs on this host.  A uv for another C library does not."""
+    if not uv:
+        return False
     try:
-        return (
-            bool(uv)
-            and subprocess.run(
-                [uv, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-            ).returncode
-            == 0
+        asked = subprocess.run(
+            [uv, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
     except OSError:
         return False
+    return asked.returncode == 0
 
 
 def _find_pip(home: str) -> list[str]:
@@ -410,14 +415,13 @@ def _find_pip(home: str) -> list[str]:
 
     python = f"{home}/bin/python"
     with contextlib.suppress(metadata.PackageNotFoundError):
-        if (
-            tuple(int(number) for number in re.findall(r"\d+", metadata.version("pip"))[:2])
-            >= OLDEST_PIP
-        ):
+        numbers = re.findall(r"\d+", metadata.version("pip"))[:2]
+        if tuple(map(int, numbers)) >= OLDEST_PIP:
             return [sys.executable, "-I", "-m", "pip", "--python", python]
-    if subprocess.run(
+    ensured = subprocess.run(
         [python, "-m", "ensurepip"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ).returncode:
+    )
+    if ensured.returncode:
         raise BuildError(
             f"{sys.executable} has neither pip nor ensurepip",
             "install python3-venv on the host, or set another `python` in the driver's settings",
@@ -453,9 +457,10 @@ def install(installer: Pip | Uv, home: str, requirements: str, lock: int) -> int
         raise installer.find_error()
     # Only the packages of the lock were installed, so the version check reports what the lock
     # forgot.
-    if forgotten := installer.find_unpinned():
+    unpinned = installer.find_unpinned()
+    if unpinned:
         raise BuildError(
-            f"the lock does not pin {'; nor '.join(forgotten)}",
+            f"the lock does not pin {'; nor '.join(unpinned)}",
             "create the lock file again with all dependencies",
         )
     shutil.rmtree(f"{home}/fetched", ignore_errors=True)
@@ -463,10 +468,10 @@ def install(installer: Pip | Uv, home: str, requirements: str, lock: int) -> int
 
 
 def _installer_env(home: str) -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name not in ELSEWHERE} | {
-        "TMPDIR": f"{home}/fetched",
-        "PYTHONUNBUFFERED": "1",
-    }
+    env = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
+    env["TMPDIR"] = f"{home}/fetched"
+    env["PYTHONUNBUFFERED"] = "1"
+    return env
 
 
 def _uv_env(home: str) -> dict[str, str]:
@@ -480,16 +485,19 @@ def _uv_env(home: str) -> dict[str, str]:
         **_installer_env(home),
         "UV_PYTHON_DOWNLOADS": "never",
     }
-    cache = (
-        env.get("UV_CACHE_DIR")
-        or f"{env.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')}/uv"
-    )
+    caches = env.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if not _is_writable(env.get("UV_CACHE_DIR") or f"{caches}/uv"):
+        env["UV_CACHE_DIR"] = f"{home}/fetched"
+    return env
+
+
+def _is_writable(folder: str) -> bool:
+    """Create a directory if it is missing; return whether files can be written there."""
     try:
-        os.makedirs(cache, exist_ok=True)
-        writable = os.access(cache, os.W_OK)
+        os.makedirs(folder, exist_ok=True)
+        return os.access(folder, os.W_OK)
     except OSError:
-        writable = False
-    return env if writable else {**env, "UV_CACHE_DIR": f"{home}/fetched"}
+        return False
 
 
 def translate_pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
@@ -498,14 +506,15 @@ def translate_pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
     Local paths that do not exist are left out, as pip does.
     """
     settings = _read_pip_settings(environ)
-    found = {}
+    variables = {}
     for name, variable in OF_PIP.items():
-        words = [word for word in settings.get(name, "").split() if _is_there(word)]
-        if words:
-            found[variable] = ("," if variable == "UV_FIND_LINKS" else " ").join(words)
+        values = [value for value in settings.get(name, "").split() if _is_there(value)]
+        if values:
+            separator = "," if variable == "UV_FIND_LINKS" else " "
+            variables[variable] = separator.join(values)
     if environ.get("UV_INDEX_URL"):  # the deprecated name, over which UV_DEFAULT_INDEX would win
-        found.pop("UV_DEFAULT_INDEX", None)
-    return found
+        variables.pop("UV_DEFAULT_INDEX", None)
+    return variables
 
 
 def no_index_option(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -535,17 +544,14 @@ def _read_pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
     for path in () if named == os.devnull else (*files, named):
         with contextlib.suppress(OSError, UnicodeDecodeError, configparser.Error):
             read.read(path)
-    settings = {
-        name: value
-        for part in ("global", "install")
-        if read.has_section(part)
-        for name, value in read.items(part)
-    }
-    return settings | {
-        name[4:].lower().replace("_", "-"): value
-        for name, value in environ.items()
-        if name.startswith("PIP_")
-    }
+    settings: dict[str, str] = {}
+    for section in ("global", "install"):
+        if read.has_section(section):
+            settings.update(read.items(section))
+    for name, value in environ.items():
+        if name.startswith("PIP_"):
+            settings[name[len("PIP_") :].lower().replace("_", "-")] = value
+    return settings
 
 
 def _is_there(place: str) -> bool:
@@ -558,33 +564,30 @@ def _index_fix(variables: Sequence[str], files: str) -> str:
 
     It names only settings that reach this installer.
     """
-    place = ", ".join(name for name in variables if os.environ.get(name))
-    return f"check the network and the package index in {place or f'{files} of the machine'}, then run again"
+    place = ", ".join(filter(os.environ.get, variables)) or f"{files} of the machine"
+    return f"check the network and the package index in {place}, then run again"
 
 
 def _report_progress(home: str, installer: Pip | Uv, over: threading.Event) -> None:
     last, pause = "", PULSE
     while not over.wait(pause):
         pause = min(SLOWEST, pause * 1.3)
-        words = (
-            f"{_count_installed(home)} of {installer.wanted} packages installed"
-            if installer.installing
-            else installer.download_progress()
-        )
-        if words != last:
-            _say(says=words)
-        last = words
+        if installer.installing:
+            progress = f"{_count_installed(home)} of {installer.wanted} packages installed"
+        else:
+            progress = installer.download_progress()
+        if progress != last:
+            _say(says=progress)
+        last = progress
 
 
 def _count_installed(home: str) -> int:
-    with contextlib.suppress(OSError):
-        return sum(
-            name.endswith(".dist-info")
-            for name in os.listdir(
-                f"{home}/lib/python{sys.version_info[0]}.{sys.version_info[1]}/site-packages"
-            )
-        )
-    return 0
+    version = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    try:
+        names = os.listdir(f"{home}/lib/python{version}/site-packages")
+    except OSError:
+        return 0
+    return sum(name.endswith(".dist-info") for name in names)
 
 
 def _hash_error(package: str, expected: str, got: str, output: str) -> BuildError:
@@ -592,16 +595,20 @@ def _hash_error(package: str, expected: str, got: str, output: str) -> BuildErro
 
     The patterns find the digests in the installer's output.
     """
-    wanted, found = re.search(expected, output), re.search(got, output)
-    what = f"{package} has other hashes than the lock (expected {wanted[1] if wanted else '?'}…, got {found[1] if found else '?'}…)"
+    expected_match, got_match = re.search(expected, output), re.search(got, output)
+    expected_digest = expected_match[1] if expected_match else "?"
+    got_digest = got_match[1] if got_match else "?"
     return BuildError(
-        what, "restore the lock file, or create it again to accept the changed package"
+        f"{package} has other hashes than the lock (expected {expected_digest}…, got {got_digest}…)",
+        "restore the lock file, or create it again to accept the changed package",
     )
 
 
 def missing_package(package: str, meant: str) -> MissingFile:
     python = f"Python {sys.version_info[0]}.{sys.version_info[1]} on {os.uname().machine}"
-    why = f"the package index has no {package} for {python}{f'; the lock is for {meant}' if meant else ''}"
+    why = f"the package index has no {package} for {python}"
+    if meant:
+        why += f"; the lock is for {meant}"
     return MissingFile(
         why,
         "use a Python version of the lock file, or pass `--python current` to use the installed packages",
@@ -622,20 +629,32 @@ def hold_lock(path: str) -> Iterator[int]:
 
 def _clear(home: str) -> None:
     for item in list(os.scandir(home)):
-        if item.name != "lock":
-            shutil.rmtree(item.path) if item.is_dir(follow_symlinks=False) else os.unlink(item.path)
+        if item.name == "lock":
+            continue
+        if item.is_dir(follow_symlinks=False):
+            shutil.rmtree(item.path)
+        else:
+            os.unlink(item.path)
 
 
 def _disk_usage(home: str) -> int:
-    return sum(
-        os.lstat(os.path.join(folder, name)).st_size
-        for folder, _, names in os.walk(home)
-        for name in names
-    )
+    size = 0
+    for folder, _, names in os.walk(home):
+        size += sum(os.lstat(os.path.join(folder, name)).st_size for name in names)
+    return size
 
 
 def _say(**words: object) -> None:
     print(json.dumps(words), flush=True)
+
+
+def _find_full_disk(path: str | None, home: str) -> pathlib.Path:
+    """Return an existing directory on the disk that has no space for a file at `path`."""
+    if not path or str(path).startswith(f"{home}/"):
+        path = home
+    # The installer may have deleted the file's own directory meanwhile.
+    folders = (pathlib.Path(path), *pathlib.Path(path).parents)
+    return next(folder for folder in folders if folder.is_dir())
 
 
 def main(home: str, requirements: str, uv: str = "") -> int:
@@ -646,16 +665,7 @@ def main(home: str, requirements: str, uv: str = "") -> int:
         _say(wrong=str(error)[:LONGEST], fix=error.fix)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = (
-                error.filename
-                if error.filename and not str(error.filename).startswith(f"{home}/")
-                else home
-            )
-            disk = next(
-                path
-                for path in (pathlib.Path(where), *pathlib.Path(where).parents)
-                if path.is_dir()
-            )
+            disk = _find_full_disk(error.filename, home)
             fix = "free disk space, or use another disk: set RECIPE_HOME, `root` in a driver's settings, or UV_CACHE_DIR for uv's cache"
             _say(
                 wrong=f"the disk of {disk} is full: {shutil.disk_usage(disk).free / 1e9:.1f} GB are free",

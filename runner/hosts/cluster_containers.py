@@ -86,30 +86,24 @@ def wrap(
     box = f"{command.cwd}.box"
     program = engine.program.rpartition("/")[2]
     ordered = sorted(mounts, key=lambda mount: mount.target)  # parent directories first
-    given = {
-        name: value
-        for name, value in engine.env.items()
-        if engine.kind == "enroot" or name in _FINDS
-    }
     env = dict(command.env) | {"RECIPE_CONTAINER": posixpath.basename(box)}
     if engine.kind == "enroot":
-        cards = "all" if gpus is None else ",".join(gpu.uuid or gpu.name for gpu in gpus)
-        given |= {
-            "ENROOT_LOGIN_SHELL": "no",
-            "NVIDIA_VISIBLE_DEVICES": cards if engine.gpus and cards else "void",
-        }
-        if engine.gpus and cards:
-            given["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
+        given = _enroot_variables(engine, gpus)
         words = ["start", "--conf", f"{box}/conf"]
-        words += [word for mount in ordered for word in ("--mount", _fstab_mount(mount))]
+        for mount in ordered:
+            words += ["--mount", _fstab_mount(mount)]
         env, secrets = _add_prefix(env, _HIDDEN), _add_prefix(command.secrets, _HIDDEN)
     else:
         if gpus:
             env |= device_variables(gpus, env)
+        given = {name: value for name, value in engine.env.items() if name in _FINDS}
         apart = "SINGULARITYENV_" if program == "singularity" else "APPTAINERENV_"
         words = ["exec", "--home", box, "--pwd", command.cwd]
-        words += ["--nv"] if engine.gpus and (gpus is None or gpus) else []
-        words += [word for mount in ordered for word in ("--mount", _csv_mount(mount))]
+        sees_gpus = gpus is None or bool(gpus)
+        if engine.gpus and sees_gpus:
+            words.append("--nv")
+        for mount in ordered:
+            words += ["--mount", _csv_mount(mount)]
         env.pop("HOME", None)  # `--home` sets it
         env, secrets = _escape_own(env, apart), _escape_own(command.secrets, apart)
     argv = (*engine.words, *words, *engine.args, image, *command.argv)
@@ -121,14 +115,33 @@ def wrap(
     )
 
 
+def _enroot_variables(engine: Engine, gpus: Sequence[Device] | None) -> dict[str, str]:
+    """Return the environment of Enroot's client, whose hook makes the GPUs visible."""
+    variables = {
+        **engine.env,
+        "ENROOT_LOGIN_SHELL": "no",
+        # The images of NVIDIA set this variable to "all", which would count otherwise.
+        "NVIDIA_VISIBLE_DEVICES": "void",
+    }
+    cards = "all"
+    if gpus is not None:
+        cards = ",".join(gpu.uuid or gpu.name for gpu in gpus)
+    if engine.gpus and cards:
+        variables["NVIDIA_VISIBLE_DEVICES"] = cards
+        variables["NVIDIA_DRIVER_CAPABILITIES"] = "compute,utility"
+    return variables
+
+
 def _add_prefix(values: Mapping[str, str], before: str) -> dict[str, str]:
     return {before + name: value for name, value in values.items()}
 
 
 def _escape_own(values: Mapping[str, str], apart: str) -> dict[str, str]:
-    return {
-        apart + name if name.startswith(_OWN) else name: value for name, value in values.items()
-    }
+    escaped: dict[str, str] = {}
+    for name, value in values.items():
+        escaped_name = apart + name if name.startswith(_OWN) else name
+        escaped[escaped_name] = value
+    return escaped
 
 
 def _csv_mount(mount: Mount) -> str:
@@ -137,10 +150,18 @@ def _csv_mount(mount: Mount) -> str:
         raise CannotRun(
             f"apptainer cannot mount {mount.path!r}", fix="rename the path without line breaks"
         )
-    named = {"source": mount.path, "destination": mount.target}
-    fields = [f"{name}={path}".replace('"', '""') for name, path in named.items()]
-    paths = [f'"{field}"' if {",", '"'} & set(field) else field for field in fields]
-    return ",".join(["type=bind", *paths, *([] if mount.writable else ["ro"])])
+    source, destination = f"source={mount.path}", f"destination={mount.target}"
+    fields = ["type=bind", _csv_field(source), _csv_field(destination)]
+    if not mount.writable:
+        fields.append("ro")
+    return ",".join(fields)
+
+
+def _csv_field(text: str) -> str:
+    escaped = text.replace('"', '""')
+    if "," in text or '"' in text:
+        return f'"{escaped}"'
+    return escaped
 
 
 def _fstab_mount(mount: Mount) -> str:

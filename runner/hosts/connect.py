@@ -272,12 +272,14 @@ def _capacity_of(resources: Resources) -> dict[str, float]:
 def _parse_shell(text: str, python: str) -> Shell:
     """Parse the output of `_ASK`.  `python` is the interpreter that the settings name."""
     lines = text.split("\n")
-    facts = dict(line.split("=", 1) for line in lines if line.startswith(_FACTS))
-    login = dict(
-        line.removeprefix("env ").split("=", 1)
-        for line in lines
-        if line.startswith("env ") and "=" in line
-    )
+    facts: dict[str, str] = {}
+    login: dict[str, str] = {}
+    for line in lines:
+        name, equals, value = line.partition("=")
+        if line.startswith(_FACTS):
+            facts[name] = value
+        elif line.startswith("env ") and equals:
+            login[name.removeprefix("env ")] = value
     python, path = facts.get("PYTHON") or python, facts.get("PATH", "/usr/bin:/bin")
     for folder in (os.path.dirname(python), facts.get("CALLED")):
         if folder:
@@ -293,8 +295,9 @@ async def check_as_sold(offer: Offer, need: Need, host: Host, image: str, cuda: 
     `image` is the driver's default image, `cuda` its CUDA version if the name has none.
     """
     facts = machine.facts(await ask_program(host.call, machine.question(".", machine.GPUS)))
-    if short := machine.describe_shortfall(offer.resources, need, facts, need.image or image, cuda):
-        raise UnusableMachine(f"the machine has less than offered: {short}", LeaseFailure.LACKS)
+    shortfall = machine.describe_shortfall(offer.resources, need, facts, need.image or image, cuda)
+    if shortfall:
+        raise UnusableMachine(f"the machine has less than offered: {shortfall}", LeaseFailure.LACKS)
 
 
 async def check_same_packages(places: Iterable[Place]) -> None:

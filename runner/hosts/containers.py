@@ -91,10 +91,9 @@ _CLIENT = (
     ),
 )
 """Variables with which the engine's client finds its program, its daemon and its storage."""
-_PROXIES = tuple(
-    name
-    for low in ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
-    for name in (low, low.upper())
+_PROXIES = frozenset(
+    {"http_proxy", "https_proxy", "no_proxy", "all_proxy"}
+    | {"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY"}
 )
 """Proxy variables for image registries."""
 _CLIENT_PREFIXES = (
@@ -261,17 +260,19 @@ def _read_docker_info(path: str, info: Mapping[str, Any], facts: Mapping[str, st
     rootless = any("rootless" in option for option in info.get("SecurityOptions") or ())
     # Docker names an init program even if it is missing, but then without its version.
     has_init_version = (info.get("InitCommit") or {}).get("ID") != "N/A"
+    # Rootless Docker maps its user to root in the container.
+    user = "0:0" if rootless else _user_of(facts)
     cards = _count_cards(facts)
+    gpus = _find_docker_gpus(info, facts) if cards else ""
     return Engine(
         "docker",
         path,
         str(info["ServerVersion"]),
-        # Rootless Docker maps its user to root in the container.
-        "0:0" if rootless else _user_of(facts),
+        user,
         rootless,
         init=bool(info.get("InitBinary")) and has_init_version,
         cards=cards,
-        gpus=_find_docker_gpus(info, facts) if cards else "",
+        gpus=gpus,
         memory=_memory_bytes(facts),
     )
 
@@ -564,21 +565,20 @@ def cover_paths(paths: Iterable[str], most: int = MOST) -> list[str]:
 
     Returns the root only if nothing else fits.
     """
-    found = _remove_nested(paths)
-    while len(found) > most:
-        deepest = max(path.count("/") for path in found)
-        found = _remove_nested(
-            posixpath.dirname(path) if path.count("/") == deepest else path for path in found
-        )
-    return found
+    folders = _remove_nested(paths)
+    while len(folders) > most:
+        depth = max(path.count("/") for path in folders)
+        deepest = {path for path in folders if path.count("/") == depth}
+        folders = _remove_nested((set(folders) - deepest).union(map(posixpath.dirname, deepest)))
+    return folders
 
 
 def _remove_nested(paths: Iterable[str]) -> list[str]:
-    found: list[str] = []
+    outermost: list[str] = []
     for path in sorted(set(paths), key=lambda path: path.split("/")):
-        if not found or not _is_within(path, found[-1]):
-            found.append(path)
-    return found
+        if not outermost or not _is_within(path, outermost[-1]):
+            outermost.append(path)
+    return outermost
 
 
 def wrap(
@@ -681,7 +681,9 @@ def _gpu_flags(gpus: Sequence[Device] | None, engine: Engine) -> list[str]:
         names = ",".join(gpu.uuid or gpu.name for gpu in gpus)
         # Docker parses CSV: without quotes, a comma would end the value.
         return ["--gpus", f'"device={names}"']
-    numbers = ["all"] if gpus is None else [gpu.place or gpu.name for gpu in gpus]
+    numbers = ["all"]
+    if gpus is not None:
+        numbers = [gpu.place or gpu.name for gpu in gpus]
     flags = []
     for number in numbers:
         flags += ["--device", f"nvidia.com/gpu={number}"]
@@ -725,20 +727,19 @@ def _is_read_by_client(name: str) -> bool:
 def _mount_flags(mount: Mount, engine: Engine) -> list[str]:
     path, target = mount.path, mount.target
     if not ({",", '"', "\n"} & set(path + target)):
-        return [
-            "--mount",
-            f"type=bind,source={path},target={target}" + ("" if mount.writable else ",readonly"),
-        ]
+        access = "" if mount.writable else ",readonly"
+        return ["--mount", f"type=bind,source={path},target={target}{access}"]
     if {":", "\n"} & set(path + target):
         raise CannotRun(
             f"{engine.kind} cannot mount {path!r}",
             fix="rename the path without commas, quotes and colons",
         )
-    return ["--volume", f"{path}:{target}" + ("" if mount.writable else ":ro")]
+    access = "" if mount.writable else ":ro"
+    return ["--volume", f"{path}:{target}{access}"]
 
 
 def _has_flag(args: Sequence[str], *flags: str) -> bool:
-    return any(arg == flag or arg.startswith(f"{flag}=") for arg in args for flag in flags)
+    return any(arg.partition("=")[0] in flags for arg in args)
 
 
 def explain(exit: Exit, tail: bytes, image: str) -> str:
@@ -746,25 +747,23 @@ def explain(exit: Exit, tail: bytes, image: str) -> str:
 
     The message is from the end of the log.
     """
-    *_, before, last = [
-        "",
-        "",
-        *(line for line in tail.decode(errors="replace").splitlines() if line.strip()),
-    ]
+    lines = [line for line in tail.decode(errors="replace").splitlines() if line.strip()]
+    *_, before, last = ["", "", *lines]
     by_init = _INIT.match(last)
     if by_init is not None and exit.code in (1, 126, 127):
-        program, reason = (
-            by_init[2] or "the program of the command",
-            by_init[1] or by_init[3],
-        )
-    elif last.startswith(MARK) and exit.code in (125, 126, 127):
-        reason = before.strip().removeprefix("docker: ").removeprefix("Error: ")
-        named = re.search(r'exec: "([^"]+)"|file `([^`]+)`', reason)
-        program = (named[1] or named[2]) if named else "the program of the command"
-        if exit.code == 125:
-            return f"cannot start a container of {image}: {reason}"
-    else:
+        return _explain_program(image, by_init[2], by_init[1] or by_init[3])
+    if not last.startswith(MARK) or exit.code not in (125, 126, 127):
         return cluster_containers.explain(exit.code, last, image)
+    reason = before.strip().removeprefix("docker: ").removeprefix("Error: ")
+    if exit.code == 125:
+        return f"cannot start a container of {image}: {reason}"
+    named = re.search(r'exec: "([^"]+)"|file `([^`]+)`', reason)
+    return _explain_program(image, (named[1] or named[2]) if named else "", reason)
+
+
+def _explain_program(image: str, program: str, reason: str) -> str:
+    """Return the error message for a program that could not be executed in a container."""
+    program = program or "the program of the command"
     if "no such file" in reason.lower() or "not found" in reason:
         return f"the image {image} does not have {program} (a script requires /bin/sh, or bash with `shell: bash`)"
     return f"the image {image} cannot run {program}: {reason}"

@@ -30,6 +30,7 @@ from .place.hooks import INSTALL, Hooks
 from .place.place import Place
 
 _PROGRAM = Path(__file__).with_name("_builder.py")
+_HASHES_OF_PIP: Final = ("sha256", "sha384", "sha512")
 LOOK = 0.2
 """Seconds between two checks whether another run has built the environment."""
 
@@ -62,14 +63,11 @@ class EnvironmentSpec(NamedTuple):
     def name(self) -> str:
         """The environment's directory below the root of a host."""
         parts = (self.content[2:34], self.version and f"python{self.version}")
-        return f"envs/{'-'.join(part for part in parts if part)}"
+        return f"envs/{'-'.join(filter(None, parts))}"
 
     def __str__(self) -> str:
-        return " of ".join(
-            part
-            for part in (self.version and f"Python {self.version}", str(self.lock or ""))
-            if part
-        )
+        parts = (self.version and f"Python {self.version}", str(self.lock or ""))
+        return " of ".join(filter(None, parts))
 
 
 async def find_python(place: Place, version: str) -> str:
@@ -185,17 +183,18 @@ async def _build(
         INSTALL, argv, pass_env=inherited, files=files, on_line=on_line
     )
     if exit.code != 0:
-        words = last.get("wrong") or " ".join(output.split()) or exit.reason
-        where = (
-            f" on {hooks.place.name}" if hooks.place.folder.root != str(hooks.place.ws.home) else ""
-        )
+        reason = last.get("wrong") or " ".join(output.split()) or exit.reason
+        is_remote = hooks.place.folder.root != str(hooks.place.ws.home)
+        where = f" on {hooks.place.name}" if is_remote else ""
         raise CannotRun(
-            f"cannot create the environment of {wanted}{where}: {words}",
+            f"cannot create the environment of {wanted}{where}: {reason}",
             fix=last.get("fix", "correct the lock, or use --python current"),
         )
-    if lock and (done := last.get("done")):
-        many = f"{done['packages']} package{'s' if done['packages'] != 1 else ''}"
-        say(f"{many}, {about(done['bytes'])}, installed in {duration_text(round(done['seconds']))}")
+    done = last.get("done")
+    if lock and done:
+        packages = "1 package" if done["packages"] == 1 else f"{done['packages']} packages"
+        duration = duration_text(round(done["seconds"]))
+        say(f"{packages}, {about(done['bytes'])}, installed in {duration}")
 
 
 async def _provide_uv(place: Place) -> str:
@@ -280,12 +279,13 @@ def _requirement(package: Mapping[str, Any]) -> str:
         raise ValueError(
             f"{package['name']} has no wheels or sdist: a directory or repository cannot be pinned by hash"
         )
-    files = [*package.get("wheels", ()), *([package["sdist"]] if "sdist" in package else [])]
-    hashes = [
-        f"--hash={kind}:{digest}"
-        for file in files
-        for kind, digest in file["hashes"].items()
-        if kind in ("sha256", "sha384", "sha512")
-    ]
+    files = [*package.get("wheels", ())]
+    if "sdist" in package:
+        files.append(package["sdist"])
+    hashes: dict[str, None] = {}  # ordered, and without duplicates
+    for file in files:
+        for kind, digest in file["hashes"].items():
+            if kind in _HASHES_OF_PIP:
+                hashes[f"--hash={kind}:{digest}"] = None
     marker = f" ; {package['marker']}" if "marker" in package else ""
-    return f"{package['name']}=={package['version']}{marker} {' '.join(dict.fromkeys(hashes))}\n"
+    return f"{package['name']}=={package['version']}{marker} {' '.join(hashes)}\n"

@@ -52,8 +52,10 @@ class StackHead:
 
     def find_fitting(self, spec: StepSpec, places: Sequence[Place]) -> Sequence[Place]:
         """Return the places that could run the step, or one node of the step with GPUs of its own."""
-        could = [place for place in places if place.fits(spec.resources.room)]
-        return select_disjoint(could, spec.resources.gpus or 0) if spec.node_count > 1 else could
+        fitting = [place for place in places if place.fits(spec.resources.room)]
+        if spec.node_count > 1:
+            return select_disjoint(fitting, spec.resources.gpus or 0)
+        return fitting
 
     def choose_places(self, spec: StepSpec, places: Sequence[Place]) -> Sequence[Place]:
         """Return the places of a step by rank: the head, if the step uses it, then workers.
@@ -133,7 +135,8 @@ def _find_host_settings(settings: Mapping[str, Any], head: Head) -> dict[str, ob
 def _choose_in_one_zone(places: Sequence[Place], gpus: int, count: int) -> Sequence[Place]:
     """Return `count` disjoint places of one zone; empty if no zone has that many."""
     for zone in dict.fromkeys(place.zone for place in places):
-        chosen = select_disjoint([place for place in places if place.zone == zone], gpus)
+        in_zone = [place for place in places if place.zone == zone]
+        chosen = select_disjoint(in_zone, gpus)
         if len(chosen) >= count:
             return chosen[:count]
     return []

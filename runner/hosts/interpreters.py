@@ -45,18 +45,13 @@ def choose_python(asked: str, root: Path, environ: Mapping[str, str]) -> str:
     if asked == CURRENT:
         return sys.executable
     if asked:
-        path = os.path.abspath(os.path.expanduser(asked))
-        found = (
-            _find_in_folder(path)
-            if os.path.isdir(path)
-            else shutil.which(path if "/" in asked else asked, path=environ.get("PATH"))
-        )
-        if not found:
+        python = _find_asked(asked, environ)
+        if not python:
             raise CannotRun(
                 f"--python {asked}: no such Python interpreter",
                 fix="pass the path of an interpreter or of a virtual environment",
             )
-        return found
+        return python
     return (
         _find_in_folder(f"{root}/.venv")
         or _find_in_folder(environ.get("VIRTUAL_ENV", ""))
@@ -64,6 +59,14 @@ def choose_python(asked: str, root: Path, environ: Mapping[str, str]) -> str:
         or shutil.which("python", path=environ.get("PATH"))
         or "python3"
     )
+
+
+def _find_asked(asked: str, environ: Mapping[str, str]) -> str:
+    """Return the interpreter that the user asked for by path, directory or name; empty if missing."""
+    path = os.path.abspath(os.path.expanduser(asked))
+    if os.path.isdir(path):
+        return _find_in_folder(path)
+    return shutil.which(path if "/" in asked else asked, path=environ.get("PATH")) or ""
 
 
 def command_path(python: str, home: Path, environ: Mapping[str, str]) -> str:
@@ -111,10 +114,12 @@ def find_version(python: str) -> tuple[str, str]:
 
     Runs the interpreter only if necessary.
     """
-    if number := _known_version(python):
+    number = _known_version(python)
+    if number:
         return python, number
-    if (known := _recall_answer(python)) is not None:
-        return known
+    answer = _recall_answer(python)
+    if answer is not None:
+        return answer
     ask_version(python)
     asked = _asked.pop(python, None)
     if asked is None:
@@ -161,19 +166,24 @@ def _read_settings(python: str) -> str:
 
 def _find_in_folder(folder: str) -> str:
     """Return the interpreter of a virtual environment; empty if there is none."""
-    return next(
-        (path for name in NAMES if folder and os.access(path := f"{folder}/bin/{name}", os.X_OK)),
-        "",
-    )
+    if not folder:
+        return ""
+    for name in NAMES:
+        path = f"{folder}/bin/{name}"
+        if os.access(path, os.X_OK):
+            return path
+    return ""
 
 
 def _resolves_to(path: str, python: str) -> bool:
     """Return whether `python` and `python3` both resolve to this interpreter on a PATH."""
-    return all(
-        (found := shutil.which(name, path=path))
-        and (found == python or _is_same_program(found, python))
-        for name in NAMES
-    )
+    for name in NAMES:
+        program = shutil.which(name, path=path)
+        if not program:
+            return False
+        if program != python and not _is_same_program(program, python):
+            return False
+    return True
 
 
 def _is_same_program(a: str, b: str) -> bool:

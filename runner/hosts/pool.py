@@ -181,13 +181,12 @@ class HostPool:
 
         The result is empty if machines are rented on demand.
         """
-        return (
-            {}
-            if self.is_priced
-            else {
-                name: sum(place.capacity.total_of(name) for place in self.places) for name in names
-            }
-        )
+        if self.is_priced:
+            return {}
+        totals: dict[str, float] = {}
+        for name in names:
+            totals[name] = sum(place.capacity.total_of(name) for place in self.places)
+        return totals
 
     @property
     def has_late(self) -> bool:
@@ -279,14 +278,16 @@ class HostPool:
         self._opened.append(self.local_place)
         if not self.is_remote:
             return
-        if among := data_notice(self.ws.config, self.name):
-            self.say(among)
+        notice = data_notice(self.ws.config, self.name)
+        if notice:
+            self.say(notice)
         self.leases = self._open_leases()
         self._upkeep = LeaseUpkeep(
             self.leases, self.inventory, self.name, self.say, self.ws.environ
         )
         self._wish, self._want = wish(), want
-        if self.stack and (head := self.ws.config.stacks[self.stack].head) is not None:
+        head = self.ws.config.stacks[self.stack].head if self.stack else None
+        if head is not None:
             self.head = StackHead(self.ws, head, self.python, self.say)
         await self.head.open(
             self.leases.driver.traits, unused=not self.leases.ledger.of_run(self.run)
@@ -403,16 +404,19 @@ class HostPool:
         joined: list[Place] = []
         names = {place.name for place in self.places}
         for offer in await self._offers(Wish()):
-            if (missing := self._count_missing()) > 0 and f"{self.name} {offer.id}" not in names:
+            missing = self._count_missing()
+            if missing > 0 and f"{self.name} {offer.id}" not in names:
                 joined += await self._acquire(offer, missing, Need(), ready=ready)
         return joined
 
     async def allocate(self) -> Sequence[Place]:
         """Acquire one lease with the nodes of a step, from the first offer available."""
         for offer in await self._offers(self._wish):
-            if short := self._require_leases().budget.explain_shortage(self._wish.need, offer):
-                raise _limit_error(short)
-            if places := await self._acquire(offer, 1, self._wish.need):
+            shortage = self._require_leases().budget.explain_shortage(self._wish.need, offer)
+            if shortage:
+                raise _limit_error(shortage)
+            places = await self._acquire(offer, 1, self._wish.need)
+            if places:
                 return places
         return ()
 
@@ -427,11 +431,11 @@ class HostPool:
         leases = self.leases
         leases.require_free()
         self.step_totals = {replace(need, market="any"): takes for need, takes in needs.items()}
-        leases.budget.checkpoint_intervals = {
-            need: takes.checkpoint_interval
-            for need, takes in self.step_totals.items()
-            if takes.checkpoint_interval is not None
-        }
+        intervals: dict[Need, float] = {}
+        for need, takes in self.step_totals.items():
+            if takes.checkpoint_interval is not None:
+                intervals[need] = takes.checkpoint_interval
+        leases.budget.checkpoint_intervals = intervals
         found = set()
         for need in needs:
             if self.inventory.count_machines(need):
@@ -445,8 +449,9 @@ class HostPool:
             found.add(need)
             await leases.call(leases.driver.solvent)
             funds = leases.budget.maximum_funds()
-            if short := leases.budget.explain_shortage(need, offers[0], funds=funds):
-                raise _limit_error(short)
+            shortage = leases.budget.explain_shortage(need, offers[0], funds=funds)
+            if shortage:
+                raise _limit_error(shortage)
         return found
 
     async def rent(self, need: Need, ready: Callable[[Place], Awaitable[object]]) -> Place | None:
@@ -500,11 +505,8 @@ class HostPool:
 
         Earlier offers may be gone, or more expensive.
         """
-        offers = [
-            offer
-            for offer in await self._offers(wish_for(need, self.step_totals, self.where))
-            if (offer.driver, offer.id) not in requested
-        ]
+        present = await self._offers(wish_for(need, self.step_totals, self.where))
+        offers = [offer for offer in present if (offer.driver, offer.id) not in requested]
         if need in self.together:
             return self.zones.filter_offers(need, offers, self._zones_of(need))
         return offers
@@ -545,7 +547,8 @@ class HostPool:
 
     def _leave_zone(self, need: Need) -> bool:
         """Give up the zone of a need, with its idle machines; False if no zone was chosen."""
-        if not (zone := self.zones.give_up(need, self._zones_of(need))):
+        zone = self.zones.give_up(need, self._zones_of(need))
+        if not zone:
             return False
         why = f"too few machines in {zone}"
         self.say(f"{why} for the nodes of one step; trying another zone")
@@ -559,9 +562,8 @@ class HostPool:
         others = [each for each in offers if each.market != offer.market]
         if need.market != "any" or not others or offer is not offers[0]:
             return ""
-        often = self._pricing_for(need).known_history.preemption_rate(
-            offer if offer.market == "spot" else others[0]
-        )
+        spot_offer = offer if offer.market == "spot" else others[0]
+        often = self._pricing_for(need).known_history.preemption_rate(spot_offer)
         losses = f"with {often:.2g} preemptions an hour"
         if offer.market == "spot":
             left = self.spot.max_preemptions - self.spot.preemptions
@@ -650,13 +652,18 @@ class HostPool:
             if self._require_leases().driver.traits.allocates:
                 return await self.allocate() if wanted else ()
             for offer in await self._offers(Wish()):
-                if not any(place.name == f"{self.name} {offer.id}" for place in self.places) and (
-                    found := await self._acquire(offer, lost.capacity.slots or 1, Need())
-                ):
-                    return found
+                if self._has_place(offer):
+                    continue
+                places = await self._acquire(offer, lost.capacity.slots or 1, Need())
+                if places:
+                    return places
         except (DriverError, Infrastructure) as error:
             self.say(f"no replacement for {lost.name}: {error}")
         return ()
+
+    def _has_place(self, offer: Offer) -> bool:
+        """Return whether a place on the host of an offer is in use."""
+        return any(place.name == f"{self.name} {offer.id}" for place in self.places)
 
     async def close(self, *, leave: bool = False) -> None:
         """Release everything.
@@ -706,8 +713,9 @@ class HostPool:
 
     def instance_of(self, place: Place) -> str:
         """Return the provider's ids of a place's machines; its name if there are none."""
-        leases = next((held.leases for held in self.inventory.held if held.place is place), ())
-        return ",".join(str(row.lease["id"]) for row in leases if row.lease.get("id")) or place.name
+        leases = self.inventory.leases_of(place)
+        ids = [str(row.lease["id"]) for row in leases if row.lease.get("id")]
+        return ",".join(ids) or place.name
 
     def _require_leases(self) -> StackLeases:
         assert self.leases is not None

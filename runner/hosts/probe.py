@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from typing import Final, Literal, NamedTuple
 
 from drivers import machine
@@ -202,9 +202,10 @@ def _refusal(error: DriverError) -> ProbeLine:
 def parse_findings(output: bytes) -> list[ProbeLine]:
     """Parse a host's answer into findings, the most important first."""
     facts = machine.facts(output)
-    tools = {
-        name: where for name, _, where in (line.partition(" ") for line in facts.get("tool", ()))
-    }
+    tools: dict[str, str] = {}
+    for line in facts.get("tool", ()):
+        name, _, path = line.partition(" ")
+        tools[name] = path
     return [
         *_login(facts),
         *_programs(facts, tools),
@@ -254,7 +255,8 @@ def _programs(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[ProbeL
         yield ProbeLine("ok", "coreutils", f"{len(_NEEDED)} of {len(_NEEDED)} programs")
     for name in lacking:
         yield ProbeLine("missing", name, "not found", f"install {name} on the host")
-    if agent := _first_fact(facts, "agent"):
+    agent = _first_fact(facts, "agent")
+    if agent:
         yield ProbeLine("ok", "agent", f"runs on {agent}")
     else:
         root = _first_fact(facts, "root")
@@ -348,22 +350,20 @@ def _gpus(facts: machine.Facts) -> Iterator[ProbeLine]:
     if "hung" in facts:
         yield ProbeLine("missing", "gpus", machine.HUNG, machine.WEDGED)
     elif have.gpus:
-        driver, cuda = (
-            _first_fact(facts, "gpu_driver") or "unknown",
-            _first_fact(facts, "cuda") or "unknown",
-        )
+        driver = _first_fact(facts, "gpu_driver") or "unknown"
+        cuda = _first_fact(facts, "cuda") or "unknown"
         memory = f" with {have.gpu_memory / 1e9:.0f} GB" if have.gpu_memory else ""
         yield ProbeLine(
             "ok",
             "gpus",
             f"{have.gpus} x {_printable(have.gpu or '')}{memory} (driver {driver}, CUDA {cuda})",
         )
-    elif cards or any("NVIDIA" in row or "nvidia" in row for row in facts.get("gpu", ())):
-        words = _printable(next(iter(facts.get("gpu", ())), "nvidia-smi is not installed"))
+    elif cards or _names_nvidia(facts.get("gpu", ())):
+        reason = _printable(next(iter(facts.get("gpu", ())), "nvidia-smi is not installed"))
         yield ProbeLine(
             "note",
             "gpus",
-            f"{cards} in /dev, but they cannot be used: {words}",
+            f"{cards} in /dev, but they cannot be used: {reason}",
             "install the NVIDIA driver and nvidia-smi, or reboot after an update of it",
         )
     else:
@@ -373,6 +373,11 @@ def _gpus(facts: machine.Facts) -> Iterator[ProbeLine]:
             "none",
             "for recipes that need a GPU, use another machine or a preset for CPUs (`--preset smoke`)",
         )
+
+
+def _names_nvidia(rows: Iterable[str]) -> bool:
+    """Return whether the output of nvidia-smi, or an error in it, is about its driver."""
+    return any("NVIDIA" in row or "nvidia" in row for row in rows)
 
 
 def _containers(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[ProbeLine]:
@@ -396,11 +401,10 @@ def _containers(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[Prob
             f"none of {', '.join(ENGINES)}",
             "install one for recipes with an `image`",
         )
-    if (
-        {*usable} - {"apptainer", "singularity"}
-        and machine.parse_resources(facts).gpus
-        and "container_gpus" not in facts
-    ):
+    # Apptainer passes GPUs without the toolkit.
+    needs_toolkit = set(usable) - {"apptainer", "singularity"}
+    has_toolkit = "container_gpus" in facts
+    if needs_toolkit and not has_toolkit and machine.parse_resources(facts).gpus:
         yield ProbeLine(
             "note",
             "gpus in containers",
@@ -415,6 +419,8 @@ def _first_fact(facts: machine.Facts, name: str) -> str:
 
 def _printable(text: str) -> str:
     """Return untrusted text, printable and shortened."""
-    return "".join(character if character.isprintable() else "?" for character in text)[
-        :_SHOWN
-    ].strip()
+    return "".join(map(_mask_control, text))[:_SHOWN].strip()
+
+
+def _mask_control(character: str) -> str:
+    return character if character.isprintable() else "?"

@@ -53,7 +53,8 @@ class Sandboxes:
         async with self._alone:
             if place.name not in self._refusals:
                 self._refusals[place.name] = await _find_refusal(place)
-        if why := self._refusals[place.name]:
+        why = self._refusals[place.name]
+        if why:
             raise CannotRun(f"cannot create a sandbox on {place.name}: {why}", fix=FIX)
 
 
@@ -98,7 +99,9 @@ def wrap(
     command: Command, place: Place, python: str, mounts: Sequence[Mount], *, network: bool
 ) -> Command:
     """Return `command`, changed to run in a sandbox.  `python` is the interpreter of the step."""
-    shown = [word for mount in mounts for word in (_mode(mount), mount.path, mount.target)]
+    shown: list[str] = []
+    for mount in mounts:
+        shown += [_mode(mount), mount.path, mount.target]
     kind = "network" if network else "closed"
     words = (kind, f"{command.cwd}.box", python, f"{len(mounts)}", *shown)
     return replace(command, argv=(*_program(place), *words, *command.argv))

@@ -46,8 +46,9 @@ def wait_for_stack(
     Raises Busy if another run holds the stack and `queue` is false.
     """
     locks, name = Locks(of_user(environ).parent / "stacks"), of_value("stack", stack.id)
-    if (held := locks.try_hold(name)) is not None:
-        return held
+    lock = locks.try_hold(name)
+    if lock is not None:
+        return lock
     words = f"{locks.holder(name)} uses the stack {stack.name}"
     if not stack.queue:
         raise Busy(
@@ -56,8 +57,9 @@ def wait_for_stack(
         )
     say(f"{words}: waiting for it")
     while not leave():
-        if (held := locks.try_hold(name)) is not None:
-            return held
+        lock = locks.try_hold(name)
+        if lock is not None:
+            return lock
         time.sleep(LOOK)
     return None
 
@@ -117,13 +119,12 @@ async def read_state(leases: StackLeases) -> StackState:
 
     Raises DriverError.
     """
-    if (machine := leases.find_machine()) is None:
+    machine = leases.find_machine()
+    if machine is None:
         return StackState(None)
-    return StackState(
-        machine,
-        leases.find_uses(machine),
-        await leases.ask_status(machine) if machine.lease else "",
-    )
+    uses = leases.find_uses(machine)
+    status = await leases.ask_status(machine) if machine.lease else ""
+    return StackState(machine, uses, status)
 
 
 async def start_machine(leases: StackLeases, say: Callable[[str], None]) -> LeaseRow:
@@ -138,7 +139,8 @@ async def start_machine(leases: StackLeases, say: Callable[[str], None]) -> Leas
     need = Need(gpus=1)
     for offer in await leases.offers(Wish(need)):
         say(f"{offer.id} for ${offer.price:.2f} an hour")
-        if (row := await leases.rent(need, offer)) is None:
+        row = await leases.rent(need, offer)
+        if row is None:
             continue
         try:
             row, hosts = await leases.wait_until_up(row)
@@ -166,7 +168,8 @@ async def ensure(ws: Workspace, stack: Stack, leases: StackLeases) -> list[str]:
     Returns descriptions of the new resources.
     """
     made = [*await leases.call(leases.driver.ensure)]
-    if (store := _bucket(ws, stack)) is not None and await asyncio.to_thread(store.make):
+    store = _bucket(ws, stack)
+    if store is not None and await asyncio.to_thread(store.make):
         made.append(f"the store {store.url}")
     return made
 

@@ -40,11 +40,7 @@ _IN_CONTAINERS: Final = ("HF_HUB_", "HF_ENDPOINT", "NCCL_")
 
 def inherit_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the login variables that a step on this machine inherits."""
-    return {
-        name: value
-        for name, value in environ.items()
-        if _is_listed(name) and not is_tokenlike(name, value)
-    }
+    return {name: value for name, value in environ.items() if _is_inherited(name, value)}
 
 
 def container_variables(login: Mapping[str, str]) -> dict[str, str]:
@@ -52,20 +48,12 @@ def container_variables(login: Mapping[str, str]) -> dict[str, str]:
 
     GPU numbers and paths are left out, because they differ there.
     """
-    return {
-        name: value
-        for name, value in login.items()
-        if (name.startswith(_IN_CONTAINERS) or name.endswith(ENDS)) and not value.startswith("/")
-    }
+    return {name: value for name, value in login.items() if _is_for_containers(name, value)}
 
 
 def sandbox_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a step in a sandbox, without paths to the login's own directories."""
-    kept = {
-        name: value
-        for name, value in env.items()
-        if name not in _OWN_FOLDERS and not name.startswith("XDG_")
-    }
+    kept = {name: value for name, value in env.items() if not _is_own_folder(name)}
     return {**kept, "HOME": SANDBOX_HOME}
 
 
@@ -74,13 +62,22 @@ def fixed_variables(given: Collection[str]) -> dict[str, str]:
 
     Our LC_ALL must not overrule the step's locale.
     """
-    own = any(name == "LANG" or name.startswith("LC_") for name in given)
-    return {
-        name: value
-        for name, value in SAME.items()
-        if name not in given and not (own and name != "TZ")
-    }
+    fixed = {name: value for name, value in SAME.items() if name not in given}
+    if any(name == "LANG" or name.startswith("LC_") for name in given):
+        fixed.pop("LANG", None)
+        fixed.pop("LC_ALL", None)
+    return fixed
 
 
-def _is_listed(name: str) -> bool:
-    return name in NAMES or name.startswith(BEGINNINGS) or name.endswith(ENDS)
+def _is_inherited(name: str, value: str) -> bool:
+    is_listed = name in NAMES or name.startswith(BEGINNINGS) or name.endswith(ENDS)
+    return is_listed and not is_tokenlike(name, value)
+
+
+def _is_for_containers(name: str, value: str) -> bool:
+    is_listed = name.startswith(_IN_CONTAINERS) or name.endswith(ENDS)
+    return is_listed and not value.startswith("/")
+
+
+def _is_own_folder(name: str) -> bool:
+    return name in _OWN_FOLDERS or name.startswith("XDG_")

@@ -102,7 +102,7 @@ def _rental_wishes(
     wanted = {}
     for need, numbers in steps.items():
         takes = taken[need]
-        wish = Wish(need, hours=takes.hours, home=takes.home, keep=keep)
+        wish = Wish(need, hours=takes.hours, home=takes.download_bytes, keep=keep)
         wanted[found.plan.nodes[numbers[0]].id] = OfferRequest(wish, takes.hours_on)
     return wanted
 

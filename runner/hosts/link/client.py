@@ -204,12 +204,12 @@ class Client:
         self._asked[number] = answer
         try:
             self._send(_message("free", f"{number}", " ".join(locks)))
-            found = await answer
+            slots = await answer
         finally:
             self._asked.pop(number, None)
-        if found["problem"]:
-            raise Denied(f"cannot check which slots of the host are free: {found['problem']}")
-        return found["locks"].split()
+        if slots["problem"]:
+            raise Denied(f"cannot check which slots of the host are free: {slots['problem']}")
+        return slots["locks"].split()
 
     async def wait(self, job: Job, patience: timedelta) -> Exit | None:
         """Wait for the end of a job; None if the job still runs after `patience`.  Raises Unreachable, HostLost."""
@@ -450,7 +450,9 @@ class Client:
                         Unreachable(f"the agent of {self.root} sent an invalid message")
                     )
                     return
-            elif (number := _protocol_of(line)) in PROTOCOLS:
+                continue
+            number = _protocol_of(line)
+            if number in PROTOCOLS:
                 self._greeted = True
                 self._failing_since, self._tries = None, 0
                 self._until_greeted.clear()
@@ -816,7 +818,7 @@ def _message(*fields: str) -> bytes:
 
 
 def _file_error(error: OSError, root: str) -> Denied | Unreachable:
-    words = f"{error.filename or root}: {error.strerror or error}"
+    message = f"{error.filename or root}: {error.strerror or error}"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
-        return Denied(words)
-    return Unreachable(words)
+        return Denied(message)
+    return Unreachable(message)

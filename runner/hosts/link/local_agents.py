@@ -69,12 +69,10 @@ def _facts_of_proc(proc: str) -> list[str]:
     """Return the inherited properties of a process from its directory in /proc, and the boot id."""
     lines = _read(f"{proc}/status").split("\n")
     status = dict(line.split(":", 1) for line in lines if ":" in line)
-    return [
-        *(f"{name}{status.get(name, '')}" for name in _STATUS),
-        *(_read(f"{proc}/{name}") for name in _FILES),
-        *(_target(f"{proc}/ns/{name}") for name in _NAMESPACES),
-        _read("/proc/sys/kernel/random/boot_id"),
-    ]
+    facts = [f"{name}{status.get(name, '')}" for name in _STATUS]
+    facts += [_read(f"{proc}/{name}") for name in _FILES]
+    facts += [_target(f"{proc}/ns/{name}") for name in _NAMESPACES]
+    return [*facts, _read("/proc/sys/kernel/random/boot_id")]
 
 
 def _facts_without_proc() -> list[str]:
@@ -228,9 +226,10 @@ def _target(path: str) -> str:
 
 
 def _umask() -> int:
-    found = os.umask(0o077)
-    os.umask(found)
-    return found
+    # The mask can be read only by setting another one.
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _limits() -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ...agent.tree_hash import hash_blocks
 from ...storage.content.files import Changed
@@ -29,7 +29,17 @@ def read_part(path: str, size: int, start: int, count: int) -> Iterator[bytes]:
 def hash_chunks(path: str, size: int, chunk: int) -> list[str]:
     """Return the digest of each chunk of a file."""
     with open(path, "rb", buffering=0) as file:
-        found = hash_blocks(file.fileno(), size, chunk)
-        if os.fstat(file.fileno()).st_size != size or len(found) * chunk < size:
+        digests = hash_blocks(file.fileno(), size, chunk)
+        if os.fstat(file.fileno()).st_size != size or len(digests) * chunk < size:
             raise Changed(path)
-    return found
+    return digests
+
+
+def find_different(digests: Sequence[str], others: Sequence[str]) -> list[int]:
+    """Return the numbers of the chunks whose digest differs from that of the other file's chunk.
+
+    A chunk that the other file does not have differs.
+    """
+    pairs = enumerate(zip(digests, others, strict=False))
+    different = [number for number, (digest, other) in pairs if digest != other]
+    return different + list(range(len(others), len(digests)))

@@ -235,7 +235,7 @@ class Stream:
 
 def _loader_argv(host: Host, root: str, mark: str, part: Part, program: Program) -> tuple[str, ...]:
     """Return the command that finds a Python on the host, and loads and starts the agent."""
-    pythons = dict.fromkeys(each for each in (host.python, *PYTHONS) if each)
+    pythons = dict.fromkeys(filter(None, (host.python, *PYTHONS)))
     size = str(len(program.data))
     return ("/bin/sh", "-c", _FIND, "sh", root, mark, _LOAD, program.digest, size, part, *pythons)
 
@@ -289,7 +289,7 @@ class _LoaderOutput:
     def feed(self, data: bytes) -> Sequence[str]:
         """Return the words that `data` completes, without `here`."""
         self._unparsed += data
-        found: list[str] = []
+        words: list[str] = []
         while self.rest is None:
             before, marked, after = self._unparsed.partition(self._line_start)
             word, ended, rest = after.partition(b"\n")
@@ -301,10 +301,10 @@ class _LoaderOutput:
             if word == b"here":
                 self.rest = rest
             else:
-                found.append(word.decode("utf-8", "surrogateescape"))
+                words.append(word.decode("utf-8", "surrogateescape"))
                 # The end of this line may be the start of the next line with the mark.
                 self._unparsed = b"\n" + rest if rest.startswith(self._line_start[1:]) else rest
-        return found
+        return words
 
 
 async def _drain_queue(sent: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
@@ -314,15 +314,18 @@ async def _drain_queue(sent: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
     """
     while data := await sent.get():
         while len(data) < SMALL and not sent.empty():
-            if not (more := sent.get_nowait()):
+            more = sent.get_nowait()
+            if not more:
                 yield data
                 return
             data += more
         yield data
 
 
-def _refusal(words: str) -> Denied | Rejected:
+def _refusal(message: str) -> Denied | Rejected:
     """Return Denied if a host's error message says that its disk is full or cannot be written,
     otherwise Rejected.
     """
-    return Denied(words) if any(word in words for word in _FULL) else Rejected(words)
+    if any(sign in message for sign in _FULL):
+        return Denied(message)
+    return Rejected(message)

@@ -299,20 +299,20 @@ class Wire:
     def _parse_answer(self, payload: bytes) -> Any:
         """Return the answer of a payload.
 
-        Raises Gone, and Infrastructure with the host's error message.
+        Raises UploadGone, and Infrastructure with the host's error message.
         """
         kind = payload[:1]
         try:
             answer = json.loads(payload[1:])
-            fault, words = answer if kind == b"e" else ("", "")
+            fault, message = answer if kind == b"e" else ("", "")
         except (ValueError, TypeError, RecursionError) as error:
             raise CorruptReply from error
         if kind == b"r":
             return answer
         if fault == "gone":
             raise UploadGone
-        self.raise_if_disk_full(str(words))
-        raise Infrastructure(f"{self.name}: {words}")
+        self.raise_if_disk_full(str(message))
+        raise Infrastructure(f"{self.name}: {message}")
 
     @contextlib.asynccontextmanager
     async def _reserve_stream(self) -> AsyncIterator[Stream]:
@@ -422,10 +422,10 @@ class Wire:
                 fix="check the connection to the host",
             ) from error
 
-    def raise_if_disk_full(self, words: str) -> None:
+    def raise_if_disk_full(self, message: str) -> None:
         """Raise DiskFull if the host's error message says that its disk is full."""
-        if any(sign in words for sign in _FULL):
-            text = " ".join(words.split())
+        if any(sign in message for sign in _FULL):
+            text = " ".join(message.split())
             raise DiskFull(
                 f"the disk of {self.name} is full ({text})",
                 fix=f"free disk space below {self.root} on the host, or set another `root`",

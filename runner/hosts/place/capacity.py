@@ -114,25 +114,24 @@ class Capacity:
         `but` are GPUs of the step's other nodes, which may be the same cards.
         """
         now = time.monotonic()
-        if (again := self._crowded.get(count, 0.0)) > now:
-            return GpuPick((), again - now, 0)
-        candidates = [
-            device for device in remove_taken(self.devices, but) if device not in self._given
-        ]
+        next_check = self._crowded.get(count, 0.0)
+        if next_check > now:
+            return GpuPick((), next_check - now, 0)
+        devices = remove_taken(self.devices, but)
+        candidates = [device for device in devices if device not in self._given]
         free: Sequence[str] = ()
-        with contextlib.suppress(
-            Unreachable, TimeoutError
-        ):  # the next check tries again; the job itself reports a lost host
+        # The next check tries again, and the job itself reports a lost host.
+        with contextlib.suppress(Unreachable, TimeoutError):
             async with asyncio.timeout(LONGEST_QUESTION):
                 free = await self._free([device.lock for device in candidates])
-        found = tuple(device for device in candidates if device.lock in free)
-        if len(found) >= count:
+        available = tuple(device for device in candidates if device.lock in free)
+        if len(available) >= count:
             self._crowded.clear()
             self._pause = SOONEST_LOOK
-            return GpuPick(found[:count], 0.0, 0)
+            return GpuPick(available[:count], 0.0, 0)
         pause, self._pause = self._pause, min(LATEST_LOOK, self._pause * 2)
         self._crowded[count] = now + pause
-        return GpuPick((), pause, len(candidates) - len(found))
+        return GpuPick((), pause, len(candidates) - len(available))
 
     def reserve(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
         """Reserve a slot, resources and GPUs for a step."""

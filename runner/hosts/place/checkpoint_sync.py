@@ -295,12 +295,8 @@ class _RoundCopier:
         self._units = _split_listing(listing.files, self._state.pattern)
         partial = {f"{name or WHOLE}.coming" for name in self._units}
         await asyncio.to_thread(_clean_incoming, self._state, partial)
-        ages = {
-            name: _age_key(name, files)
-            for name, files in self._units.items()
-            if _is_checkpoint(name, self._state.pattern)
-        }
-        names = sorted(ages, key=lambda name: ages[name], reverse=True)
+        names = [name for name in self._units if _is_checkpoint(name, self._state.pattern)]
+        names.sort(key=lambda name: _age_key(name, self._units[name]), reverse=True)
         complete = await asyncio.to_thread(_complete_checkpoints, self._state)
         floor = None
         if only_newer and complete:
@@ -400,11 +396,12 @@ class _RoundCopier:
             if await self._list_now(name) == listing:
                 self._failures.append(error)
             return False
-        if why := await self._find_problem(name, target, older):
+        problem = await self._find_problem(name, target, older)
+        if problem:
             await asyncio.to_thread(delete, target)
             if name:
                 self._memory.bad[name] = listing
-                self._result.rejected.append((name, why))
+                self._result.rejected.append((name, problem))
             return False
         if not self._exited and await self._list_now(name) != listing:
             await asyncio.to_thread(delete, target)
@@ -445,7 +442,7 @@ class _RoundCopier:
         old = self._find_old(names, backed_up, short_of_space=listing.free < needed)
         if old:
             spared = await asyncio.to_thread(checkpoints.best, state.local_path / backed_up[0])
-            old = [name for name in old if not spared or name != spared]
+            old = [name for name in old if name != spared]
         if old:
             await self._host.remove([_join(state.host_path, name) for name in old])
         await asyncio.to_thread(checkpoints.prune, state.local_path, state.pattern, state.keep)
@@ -482,19 +479,19 @@ class HostCheckpoints:
         self._host_store = host_store
 
     async def list_files(self, path: str) -> DirectoryListing:
-        found, free, total = await self._host_store.list_folder(self._at(path))
-        files = {
-            name: (LINK if link else size, written)
-            for name, size, written, link in found
-            if not {"", ".", ".."} & set(name.split("/"))
-        }
+        rows, free, total = await self._host_store.list_folder(self._at(path))
+        files: dict[str, tuple[int, int]] = {}
+        for name, size, written, is_link in rows:
+            # The host is not trusted: a name must not lead out of the directory.
+            if {"", ".", ".."}.isdisjoint(name.split("/")):
+                files[name] = (LINK if is_link else size), written
         return DirectoryListing(files, free, total)
 
     async def download(self, path: str, target: Path) -> int:
-        taken = await self.hash_path(path)
-        if not taken.content:
-            raise Rejected(taken.problem or f"{path} no longer exists")
-        return await self.download_hashed(path, taken, target)
+        output = await self.hash_path(path)
+        if not output.content:
+            raise Rejected(output.problem or f"{path} no longer exists")
+        return await self.download_hashed(path, output, target)
 
     async def list_resumable(self, path: str) -> DirectoryListing:
         return await self.list_files(path)
@@ -502,19 +499,19 @@ class HostCheckpoints:
     async def hash_path(self, path: str) -> HashedOutput:
         """Return the digest and manifest of a file or directory on the host.
 
-        Raises Vanished if the state directory does not exist.
+        Raises MissingDirectory if the state directory does not exist.
         """
         folder, _, name = self._at(path).rpartition("/")
         return (await self._host_store.hash_outputs(folder, [name])).outputs[name]
 
-    async def download_hashed(self, path: str, taken: HashedOutput, target: Path) -> int:
+    async def download_hashed(self, path: str, output: HashedOutput, target: Path) -> int:
         """Download a content found by `hash_path`, or a part of it.
 
         Returns the number of bytes.
         """
-        await self._host_store.fetch(self._at(path), taken, str(target))
+        await self._host_store.fetch(self._at(path), output, str(target))
         await asyncio.to_thread(_make_writable, target)
-        return taken.size
+        return output.size
 
     async def upload(self, source: Path, path: str) -> int:
         content = await asyncio.to_thread(scan, source)
@@ -548,33 +545,37 @@ class CheckpointPruner:
         """
         if self._pattern is None or not self._folder.is_dir():
             return [], ""
-        listings = {
-            name: _listing(self._folder / name)
-            for name in checkpoints.newest_first(self._folder, self._pattern)
-        }
-        newest = next(iter(listings.items()), None)
-        settled, self._newest = newest == self._newest, newest
-        good = [
-            name
-            for name, verdict in checkpoints.judge_checkpoints(self._folder, self._pattern)
-            if verdict.ok and (settled or name != next(iter(listings)))
-        ]
+        names = checkpoints.newest_first(self._folder, self._pattern)
+        listings = {name: _listing(self._folder / name) for name in names}
+        complete = self._find_complete(listings, self._pattern)
         sizes = {name: _total_bytes(listing) for name, listing in listings.items()}
         disk = os.statvfs(self._folder)
-        free, total, need = (
-            disk.f_bavail * disk.f_frsize,
-            disk.f_blocks * disk.f_frsize,
-            int(max(sizes.values(), default=0) * MARGIN),
-        )
+        free, total = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+        needed = int(max(sizes.values(), default=0) * MARGIN)
         old: list[str] = []
-        if self._keep is not None and good:
-            spared = checkpoints.best(self._folder / good[0])
-            old = [name for name in good[max(1, self._keep) :] if name != spared]
+        if self._keep is not None and complete:
+            spared = checkpoints.best(self._folder / complete[0])
+            old = [name for name in complete[max(1, self._keep) :] if name != spared]
             for name in old:
                 delete(self._folder / name)
-        level, words = disk_strain(free + sum(sizes[name] for name in old), total, need)
-        warning, self._level = words if level > self._level else "", level
+        free += sum(sizes[name] for name in old)
+        level, message = disk_strain(free, total, needed)
+        warning = message if level > self._level else ""
+        self._level = level
         return old, warning
+
+    def _find_complete(self, listings: Mapping[str, Listing], pattern: str) -> list[str]:
+        """Return the names of the complete checkpoints, newest first.
+
+        `listings` are all checkpoints, newest first.
+        """
+        newest = next(iter(listings.items()), None)
+        is_settled = newest == self._newest
+        self._newest = newest
+        complete = _complete_names(self._folder, pattern)
+        if is_settled or newest is None:
+            return complete
+        return [name for name in complete if name != newest[0]]
 
 
 def disk_strain(free: int, total: int, need: int) -> tuple[int, str]:
@@ -597,20 +598,15 @@ def _error_text(error: Exception) -> str:
 
 
 def _is_checkpoint(name: str, pattern: str | None) -> bool:
-    return (
-        name == ""
-        if pattern is None
-        else fnmatch.fnmatchcase(name, pattern) and not TEMPORARY.match(name)
-    )
+    if pattern is None:
+        return name == ""
+    return fnmatch.fnmatchcase(name, pattern) and not TEMPORARY.match(name)
 
 
 def _age_key(name: str, listing: Listing) -> tuple[int, int, str]:
     """Return a sort key: the number in the checkpoint's name, then its last change."""
-    return (
-        checkpoints.number(name),
-        max((changed for _, changed in listing.values()), default=0),
-        name,
-    )
+    latest = max((changed for _, changed in listing.values()), default=0)
+    return checkpoints.number(name), latest, name
 
 
 def _split_listing(files: Listing, pattern: str | None) -> dict[str, Listing]:
@@ -619,26 +615,29 @@ def _split_listing(files: Listing, pattern: str | None) -> dict[str, Listing]:
     """
     if pattern is None:
         return {"": files} if files else {}
-    found: dict[str, dict[str, tuple[int, int]]] = {}
+    units: dict[str, dict[str, tuple[int, int]]] = {}
     for path, known in files.items():
         name, _, rest = path.partition("/")
         if not rest and known[0] == LINK:
             continue  # usually an alias of a checkpoint, which itself is copied
-        found.setdefault(name, {})[rest] = known
-    return dict(found)
+        units.setdefault(name, {})[rest] = known
+    return dict(units)
 
 
 def _listing(path: Path) -> Listing:
     """Return the listing of a local path; empty if it does not exist."""
     try:
-        names = checkpoints.files(path) if path.is_dir() and not path.is_symlink() else [""]
+        names: Sequence[str] = [""]
+        if path.is_dir() and not path.is_symlink():
+            names = checkpoints.files(path)
         return {name: _identity_of(os.lstat(path / name)) for name in names}
     except OSError:
         return {}
 
 
-def _identity_of(found: os.stat_result) -> tuple[int, int]:
-    return LINK if stat.S_ISLNK(found.st_mode) else found.st_size, found.st_mtime_ns
+def _identity_of(status: os.stat_result) -> tuple[int, int]:
+    size = LINK if stat.S_ISLNK(status.st_mode) else status.st_size
+    return size, status.st_mtime_ns
 
 
 def _total_bytes(listing: Listing) -> int:
@@ -649,15 +648,10 @@ def _listings(folder: Path, pattern: str | None) -> dict[str, Listing]:
     if pattern is None:
         whole = _listing(folder)
         return {"": whole} if whole else {}
-    return (
-        {
-            name: _listing(folder / name)
-            for name in sorted(os.listdir(folder))
-            if not (folder / name).is_symlink()
-        }
-        if folder.is_dir()
-        else {}
-    )
+    if not folder.is_dir():
+        return {}
+    names = [name for name in sorted(os.listdir(folder)) if not (folder / name).is_symlink()]
+    return {name: _listing(folder / name) for name in names}
 
 
 def _below(folder: Path, name: str) -> Path:
@@ -672,40 +666,59 @@ def _complete_checkpoints(state: StateFolder) -> dict[str, Listing]:
     """Return the complete local checkpoints."""
     if state.pattern is None:
         return _listings(state.local_path, None)
-    return {
-        name: _listing(state.local_path / name)
-        for name, verdict in checkpoints.judge_checkpoints(state.local_path, state.pattern)
-        if verdict.ok
-    }
+    names = _complete_names(state.local_path, state.pattern)
+    return {name: _listing(state.local_path / name) for name in names}
 
 
-def _clean_incoming(state: StateFolder, going: Collection[str] | None = ()) -> None:
+def _complete_names(folder: Path, pattern: str) -> list[str]:
+    """Return the names of the complete checkpoints in a directory, newest first."""
+    verdicts = checkpoints.judge_checkpoints(folder, pattern)
+    return [name for name, verdict in verdicts if verdict.ok]
+
+
+def _clean_incoming(state: StateFolder, partial: Collection[str] | None = ()) -> None:
     """Clean `.incoming` after a kill.
 
-    Restores checkpoints that were moved aside, and deletes all but the partial downloads `going`
-    (None: keep all).
+    Restores checkpoints that were moved aside, and deletes all but the `partial` downloads (None:
+    keep all).
     """
     incoming = _incoming_dir(state)
     incoming.mkdir(parents=True, exist_ok=True)
     for name in os.listdir(incoming):
-        place = _below(state.local_path, "" if state.pattern is None else name.removesuffix(".old"))
-        if name.endswith(".old") and (
-            not os.path.lexists(place) or (place == state.local_path and not os.listdir(place))
-        ):
-            os.rename(incoming / name, place)
-        elif going is not None and name not in going:
+        if name.endswith(".old") and _is_missing(state, name.removesuffix(".old")):
+            os.rename(incoming / name, _checkpoint_path(state, name.removesuffix(".old")))
+        elif partial is not None and name not in partial:
             delete(incoming / name)
     state.local_path.mkdir(parents=True, exist_ok=True)
 
 
+def _checkpoint_path(state: StateFolder, name: str) -> Path:
+    """Return the path of a checkpoint: without a pattern, the whole state is the only one."""
+    return state.local_path if state.pattern is None else _below(state.local_path, name)
+
+
+def _is_missing(state: StateFolder, name: str) -> bool:
+    """Return whether a checkpoint was moved aside without a successor."""
+    path = _checkpoint_path(state, name)
+    if not os.path.lexists(path):
+        return True
+    # An empty directory is no successor: each round creates the state directory if it is missing.
+    return path == state.local_path and not os.listdir(path)
+
+
 def _make_writable(path: Path) -> None:
     """Make downloaded files writable for a local training."""
-    os.chmod(path, os.stat(path).st_mode | (0o700 if path.is_dir() else 0o600))
+    _add_owner_bits(path)
     for folder, below, names in os.walk(path):
         for name in (*below, *names):
             inner = os.path.join(folder, name)
             if not os.path.islink(inner):
-                os.chmod(inner, os.stat(inner).st_mode | (0o700 if name in below else 0o600))
+                _add_owner_bits(inner)
+
+
+def _add_owner_bits(path: str | Path) -> None:
+    mode = os.stat(path).st_mode
+    os.chmod(path, mode | (0o700 if stat.S_ISDIR(mode) else 0o600))
 
 
 def _publish(source: Path, target: Path, listing: Listing) -> None:

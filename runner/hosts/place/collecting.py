@@ -39,13 +39,8 @@ class Collector:
         task: HostTask,
         paths: Paths,
     ) -> None:
-        self._ws, self._host_store, self._folder, self._task, self._paths = (
-            ws,
-            host_store,
-            folder,
-            task,
-            paths,
-        )
+        self._ws, self._host_store, self._folder = ws, host_store, folder
+        self._task, self._paths = task, paths
 
     async def collect_outputs(self, exit: Exit) -> TaskResult:
         """Hash the outputs on the host, download them, and keep them in the host's store.
@@ -60,18 +55,19 @@ class Collector:
         hashed = await self._host_store.hash_outputs(
             self._paths.cwd, [path for _, path, _ in outputs]
         )
-        if words := await self._find_changed_input(hashed):
-            return TaskResult(exit, problem="input", words=words)
+        changed_input = await self._find_changed_input(hashed)
+        if changed_input:
+            return TaskResult(exit, problem="input", words=changed_input)
         moved = attempt.read_moved_outputs()  # by a host whose worker was killed meanwhile
-        found, problems = self._check_outputs(hashed, moved)
+        contents, problems = self._check_outputs(hashed, moved)
         if problems:
             return TaskResult(exit, problem="output", words="; ".join(problems))
-        await self._download_outputs(hashed, found, moved)
-        for name, content in found.items():
+        await self._download_outputs(hashed, contents, moved)
+        for name, content in contents.items():
             if name not in moved:
                 attempt.record_moved_output(name, content)
-        await self._store_outputs(found, moved)
-        return TaskResult(exit, found)
+        await self._store_outputs(contents, moved)
+        return TaskResult(exit, contents)
 
     async def _find_changed_input(self, hashed: HashedOutputs) -> str:
         """Return a message that names a changed input; empty if none changed."""
@@ -91,66 +87,68 @@ class Collector:
 
         `moved` are outputs that the host has already moved into its store.
         """
-        found: dict[str, str] = {}
+        contents: dict[str, str] = {}
         problems: list[str] = []
         for declared in self._task.outputs:
             name, path, _ = declared
             output = hashed.outputs[path]
             problem = find_output_problem(declared, output.kind, is_empty=output.is_empty)
             if output.kind == MISSING and name in moved:
-                found[name] = moved[name]
+                contents[name] = moved[name]
             elif problem or output.problem:
                 problems.append(problem or output.problem)
             elif output.content:
-                found[name] = output.content
-        return found, problems
+                contents[name] = output.content
+        return contents, problems
 
     async def _download_outputs(
-        self, hashed: HashedOutputs, found: Mapping[str, str], moved: Mapping[str, str]
+        self, hashed: HashedOutputs, contents: Mapping[str, str], moved: Mapping[str, str]
     ) -> None:
         for name, path, flags in self._task.outputs:
-            if name in found and name not in moved and not flags & TEMPORARY:
+            is_new = name in contents and name not in moved
+            if is_new and not flags & TEMPORARY:
                 output = hashed.outputs[path]
                 partial = f"{self._task.name}-{output.content[2:18]}"
                 await self._folder.download_output(f"{self._paths.cwd}/{path}", output, partial)
 
-    async def _store_outputs(self, found: Mapping[str, str], moved: Mapping[str, str]) -> None:
+    async def _store_outputs(self, contents: Mapping[str, str], moved: Mapping[str, str]) -> None:
         """Move the outputs into the host's store.  Outputs in a state are copied."""
-        new = {
-            path: found[name]
-            for name, path, _ in self._task.outputs
-            if name in found and name not in moved
-        }
-        states = [state.path for state in self._task.states]
-        in_states = {path for path in new if is_in_state(path, states)}
+        new: dict[str, str] = {}
+        already_there: set[str] = set()
+        for name, path, flags in self._task.outputs:
+            if name not in contents:
+                continue
+            if name not in moved:
+                new[path] = contents[name]
+            elif flags & TEMPORARY:
+                already_there.add(contents[name])
         if new:
+            states = [state.path for state in self._task.states]
+            in_states = {path for path in new if is_in_state(path, states)}
             self._folder.contents |= await self._host_store.store_outputs(
                 self._paths.cwd, new, copy=in_states
             )
-        on_host = {
-            found[name]
-            for name, _, flags in self._task.outputs
-            if flags & TEMPORARY and name in found and name in moved
-        }
-        if on_host:
-            await self._folder.look_up(on_host)
+        # The host may have deleted a temporary output since, and there is no copy here.
+        if already_there:
+            await self._folder.look_up(already_there)
 
     async def download_leftovers(self) -> None:
         """Download small leftover files of a failed attempt for debugging.
 
         The host's copies are deleted.
         """
-        with contextlib.suppress(
-            DriverError, RecipeError, OSError
-        ):  # the step's own failure is more important
-            found, others = await self._host_store.read_leftovers(
+        # The step's own failure is more important than an error here.
+        with contextlib.suppress(DriverError, RecipeError, OSError):
+            leftovers, others = await self._host_store.read_leftovers(
                 self._paths.cwd, each=REMAINS_EACH, all=REMAINS_ALL, count=REMAINS_COUNT
             )
-            for name, data in found.items():
+            for name, data in leftovers.items():
                 _write_leftover(self._task.attempt.path, name, data)
             if others:
-                of = f"{others} of {others + len(found)} files left on {self._host_store.wire.name}"
-                self._task.say(f"{of} are not copied: too large, too many, or unreadable")
+                total, host = others + len(leftovers), self._host_store.wire.name
+                self._task.say(
+                    f"{others} of {total} files left on {host} are not copied: too large, too many, or unreadable"
+                )
 
 
 def _write_leftover(top: str, name: str, data: bytes) -> None:
@@ -158,7 +156,9 @@ def _write_leftover(top: str, name: str, data: bytes) -> None:
     folder = top
     for part in name.split("/")[:-1]:
         folder = f"{folder}/{part}"
-        if os.path.islink(folder) or not (os.path.isdir(folder) or not os.path.lexists(folder)):
+        if os.path.islink(folder):
+            return
+        if os.path.lexists(folder) and not os.path.isdir(folder):
             return
         os.makedirs(folder, exist_ok=True)
     with contextlib.suppress(FileExistsError), open(f"{top}/{name}", "xb") as file:
@@ -167,7 +167,6 @@ def _write_leftover(top: str, name: str, data: bytes) -> None:
 
 def _input_name(attempt: AttemptDirectory, name: str) -> str:
     """Return the step's name of an input: the host knows some inputs only by content."""
-    names = {content: path for path, (_, content) in attempt.links.items()} | {
-        content: path for path, content in attempt.objects.items()
-    }
+    names = {content: path for path, (_, content) in attempt.links.items()}
+    names |= {content: path for path, content in attempt.objects.items()}
     return names.get(name, name)

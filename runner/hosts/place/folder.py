@@ -134,10 +134,9 @@ class RemoteFolder(Folder):
     ) -> Paths:
         from ..transfer.host_store import AttemptContents
 
-        contents = AttemptContents(
-            {path: (data, 0o644) for path, data in files.items()},
-            beside={} if script is None else {".sh": script},
-        )
+        contents = AttemptContents({path: (data, 0o644) for path, data in files.items()})
+        if script is not None:
+            contents.beside[".sh"] = script
         await self._contact.insist(lambda: self._host_store.stage(name, contents))
         return Paths.at(f"{self.root}/attempts/{name}")
 
@@ -157,9 +156,8 @@ class RemoteFolder(Folder):
                     break
             spent, self._spent = self._spent, []
             if spent:
-                with contextlib.suppress(
-                    DriverError
-                ):  # an unreachable host keeps the files until a sweep
+                # An unreachable host keeps the files until a sweep.
+                with contextlib.suppress(DriverError):
                     await self._host_store.clear(spent)
 
     async def has_marker(self, path: str) -> bool:

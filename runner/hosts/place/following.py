@@ -90,7 +90,8 @@ class AttemptFollower:
         """Copy the output and metrics since the last check."""
         task, local, paths = self.task, self._local, self._paths
         await self._copy_log()
-        if (log := self._job.data.get("log")) and self._host.has_no_log(self._job):
+        log = self._job.data.get("log")
+        if log and self._host.has_no_log(self._job):
             await self._copy_rest_of("its log", log, local.log)
         if exit.ended - exit.started >= SAMPLED:
             await self._copy_rest_of("the record of its machine", paths.host, local.host)

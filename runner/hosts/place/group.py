@@ -53,19 +53,23 @@ class GroupCapacity(Capacity):
         self._members, self._heads = members, heads
 
     def share(self, rank: int, devices: Sequence[Device]) -> tuple[Device, ...]:
-        each, worker = len(devices) // (len(self._members) - self._heads), rank - self._heads
-        return tuple(devices[worker * each : (worker + 1) * each]) if worker >= 0 else ()
+        worker = rank - self._heads
+        if worker < 0:
+            return ()
+        each = len(devices) // (len(self._members) - self._heads)
+        return tuple(devices[worker * each : (worker + 1) * each])
 
     async def pick(self, count: int, but: Sequence[Device] = ()) -> GpuPick:
         """Pick `count` GPUs of every host, those of node 0 first."""
         picks: list[GpuPick] = []
-        taken = [*but]
+        devices: list[Device] = []
         for each in self._members[self._heads :]:
-            pick = await each.pick(count, taken)
+            # Several members may be slots of one machine, and would pick the same cards.
+            pick = await each.pick(count, [*but, *devices])
             picks.append(pick)
-            taken += pick.devices
+            devices += pick.devices
         if all(pick.devices for pick in picks):
-            return GpuPick(tuple(device for pick in picks for device in pick.devices), 0.0, 0)
+            return GpuPick(tuple(devices), 0.0, 0)
         again = max(pick.again for pick in picks)
         return GpuPick((), again, sum(pick.others for pick in picks))
 
@@ -135,11 +139,9 @@ class HostGroup(Place):
         return self._lost_members
 
     def paths(self, attempt: AttemptDirectory) -> Paths:
-        return self._members[0].paths(
-            attempt
-            if attempt.called
-            else AttemptDirectory(attempt.path, called=f"{Path(attempt.path).name}.0")
-        )
+        if not attempt.called:
+            attempt = AttemptDirectory(attempt.path, called=f"{Path(attempt.path).name}.0")
+        return self._members[0].paths(attempt)
 
     def describe_python(self, python: str, *, may_ask: bool) -> str:
         return self._members[0].describe_python(python, may_ask=may_ask)
@@ -208,11 +210,11 @@ class HostGroup(Place):
     async def _run_attempt(self, task: HostTask) -> TaskResult:
         met, checkpoints = UNTOUCHED, self._checkpoint_sync(task)
         if task.job is None:
-            found: Mapping[str, Newest] = {}
+            restored: Mapping[str, Newest] = {}
             if checkpoints is not None:
-                found = await self._members[0].contact.insist(checkpoints.restore)
+                restored = await self._members[0].contact.insist(checkpoints.restore)
             try:
-                met = await self._start_nodes(task, found)
+                met = await self._start_nodes(task, restored)
             except TimeoutError:
                 detail = f"not all nodes had started after {BEGIN:.0f} s"
                 return TaskResult(Exit(None, reason="stopped", detail=detail))
@@ -241,13 +243,13 @@ class HostGroup(Place):
         )
         return CheckpointSync(nodes, task.states, task.round, processes=task.processes)
 
-    async def _start_nodes(self, task: HostTask, found: Mapping[str, Newest]) -> Rendezvous:
+    async def _start_nodes(self, task: HostTask, restored: Mapping[str, Newest]) -> Rendezvous:
         """Prepare all nodes, find a common port, and start the commands.
 
         After an error, all are stopped.
         """
         pairs = list(zip(self._members, task.parts, strict=True))
-        commands = await gather_all(each.prepare(part, found) for each, part in pairs)
+        commands = await gather_all(each.prepare(part, restored) for each, part in pairs)
         nodes = [
             RendezvousNode(
                 each.name, each.host, each.address, part.python or each.python, bool(part.python)
@@ -277,15 +279,13 @@ class HostGroup(Place):
         The first failed node ends the others and provides the result.
         """
         results = await self._collect_results(task)
-        failed = {
-            rank: result.exit for rank, result in enumerate(results) if not _is_success(result.exit)
-        }
+        exits = [result.exit for result in results]
+        failed = {rank: exit for rank, exit in enumerate(exits) if not _is_success(exit)}
         if failed:
             rank = _find_first_failed(failed, met)
             return results[rank]._replace(node=rank)
         rank = next((rank for rank, result in enumerate(results) if result.problem), 0)
-        exit = _combine_exits([result.exit for result in results])
-        return results[rank]._replace(node=rank, exit=exit)
+        return results[rank]._replace(node=rank, exit=_combine_exits(exits))
 
     async def _collect_results(self, task: HostTask) -> list[TaskResult]:
         """Return the results of all nodes by rank.
@@ -304,13 +304,18 @@ class HostGroup(Place):
             for future in finishing:
                 future.cancel()
             await asyncio.gather(stopping, *finishing, return_exceptions=True)
-        errors = [end for end in ends if isinstance(end, BaseException)]
-        for error in errors:
-            if isinstance(error, HostLost):
-                raise error
+        results: list[TaskResult] = []
+        errors: list[BaseException] = []
+        for end in ends:
+            if isinstance(end, HostLost):
+                raise end
+            if isinstance(end, BaseException):
+                errors.append(end)
+            else:
+                results.append(end)
         if errors:
             raise errors[0]
-        return [end for end in ends if isinstance(end, TaskResult)]
+        return results
 
     async def _stop_after_failure(self, task: HostTask) -> None:
         """Stop all nodes as soon as one fails or is lost, because the others would wait for it."""
@@ -321,7 +326,8 @@ class HostGroup(Place):
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             ended = {waiting[future] for future in done}
-            await self._stop_nodes(task.name, GRACE, [rank for rank in ranks if rank not in ended])
+            others = [rank for rank in ranks if rank not in ended]
+            await self._stop_nodes(task.name, GRACE, others)
         finally:
             for future in waiting:
                 future.cancel()
@@ -340,9 +346,8 @@ class HostGroup(Place):
         """Stop the commands of these nodes: SIGTERM, and SIGKILL after `grace`."""
 
         async def stop(rank: int) -> None:
-            with contextlib.suppress(
-                DriverError
-            ):  # the wait for the node's end reports a lost or unreachable host
+            # The wait for the node's end reports a lost or unreachable host.
+            with contextlib.suppress(DriverError):
                 await self._members[rank].host.stop(Job(f"{name}.{rank}"), grace)
 
         await asyncio.gather(*map(stop, ranks))
@@ -350,11 +355,9 @@ class HostGroup(Place):
 
 def group_of(places: Sequence[Place]) -> Place:
     """Return several hosts as one place; the first is node 0."""
-    return (
-        places[0]
-        if len(places) == 1
-        else HostGroup([place for place in places if isinstance(place, RemotePlace)])
-    )
+    if len(places) == 1:
+        return places[0]
+    return HostGroup([place for place in places if isinstance(place, RemotePlace)])
 
 
 def rank_name(name: str, rank: int) -> str:
@@ -373,25 +376,30 @@ def _find_first_failed(exits: Mapping[int, Exit], met: Rendezvous) -> int:
     A lost node counts first: a restarting host is noticed late, after the failures that it caused
     on other nodes.
     """
-    failed = {rank for rank, exit in exits.items() if not _is_success(exit)}
-    lost = {rank for rank in failed if exits[rank].reason == "lost"}
-    unprompted = {rank for rank in failed if exits[rank].reason != "stopped"}
     ahead = dict(enumerate(met.ahead))
 
-    def end_of(rank: int) -> tuple[float, int]:
-        return exits[rank].ended - ahead.get(rank, 0.0), rank
+    def sort_key(rank: int) -> tuple[int, float, int]:
+        exit = exits[rank]
+        if exit.reason == "lost":
+            order = 0
+        elif _is_success(exit) or exit.reason == "stopped":
+            order = 2
+        else:
+            order = 1
+        return order, exit.ended - ahead.get(rank, 0.0), rank
 
-    return min(lost or unprompted or exits, key=end_of)
+    return min(exits, key=sort_key)
 
 
 def _combine_exits(exits: Sequence[Exit]) -> Exit:
     """Combine the exits of successful nodes: the whole duration and the total resource use."""
+    started = min(exit.started for exit in exits)
+    ended = max(exit.ended for exit in exits)
+    cpu = sum(exit.cpu for exit in exits)
+    peak_memory = max(exit.peak_memory for exit in exits)
+    strays = sum(exit.strays for exit in exits)
     return exits[0]._replace(
-        started=min(each.started for each in exits),
-        ended=max(each.ended for each in exits),
-        cpu=sum(each.cpu for each in exits),
-        peak_memory=max(each.peak_memory for each in exits),
-        strays=sum(each.strays for each in exits),
+        started=started, ended=ended, cpu=cpu, peak_memory=peak_memory, strays=strays
     )
 
 

@@ -119,20 +119,18 @@ class Hooks:
         script = None if made.script is None else made.script.encode("utf-8", "surrogateescape")
         paths = await self.place.folder.create_scratch(name, files, script)
         argv = made.argv if script is None else (*made.argv, paths.script)
-        passed = {
-            name: self.place.ws.environ[name] for name in pass_env if name in self.place.ws.environ
-        }
+        environ = self.place.ws.environ
+        passed = {name: environ[name] for name in pass_env if name in environ}
         env = {**self.place.env(passed), **passed, "RECIPE_RUN": self._run, **made.env}
         try:
             job = await self.place.host.start(
                 Command(tuple(argv), paths.cwd, env, {}, seconds, None, paths.log), name
             )
             self._doing[name] = job
-            exit = (
-                await self.place.host.wait(job, FOREVER)
-                if on_line is None
-                else await self._listen(job, on_line)
-            )
+            if on_line is None:
+                exit = await self.place.host.wait(job, FOREVER)
+            else:
+                exit = await self._listen(job, on_line)
             assert exit is not None
             output = (await self.place.host.log(job, 0)).decode(errors="replace")[-TAIL:].strip()
             return exit, "".join(f"\n  {line}" for line in output.splitlines())

@@ -63,10 +63,11 @@ def render(spec: StepSpec, scope: Mapping[str, Any], *, python: str) -> Launch:
 
 
 def _render_command(spec: StepSpec, scope: Mapping[str, Any], python: str) -> Launch:
-    texts = {
-        name: _render_variable(value, scope, f"env.{name}") for name, value in spec.env.items()
-    }
-    env = {name: text for name, text in texts.items() if text is not None}
+    env: dict[str, str] = {}
+    for name, value in spec.env.items():
+        text = _render_variable(value, scope, f"env.{name}")
+        if text is not None:
+            env[name] = text
     files = {path: _render_file(path, tree, scope) for path, tree in spec.files.items()}
     try:
         if spec.accelerate is not None:
@@ -75,9 +76,8 @@ def _render_command(spec: StepSpec, scope: Mapping[str, Any], python: str) -> La
             return Launch(tuple(argv), files, {**extra, **env})
         run = spec.run
         if isinstance(run, list):
-            words = [word for word in run if isinstance(word, str) and "{{" not in word]
-            if len(words) < len(run):
-                words = template.argv(run, scope)
+            is_rendered = all(isinstance(word, str) and "{{" not in word for word in run)
+            words = run if is_rendered else template.argv(run, scope)
             if not words:
                 raise CannotRun("the step's command is empty")
             return Launch(tuple(words), files, env)
@@ -115,7 +115,8 @@ def _render_accelerate(
     block: Mapping[str, Any], scope: Mapping[str, Any], python: str
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command and the environment of an `accelerate` block."""
-    fields = template.render({k: v for k, v in block.items() if k != "args"}, scope)
+    settings = {key: value for key, value in block.items() if key != "args"}
+    fields = template.render(settings, scope)
     assert isinstance(fields, dict)
     each = count_processes(block, scope)
     words = [python, "-m", "accelerate.commands.launch", *_launcher_flags(fields, scope, each)]
@@ -170,7 +171,8 @@ def _render_file(path: str, tree: Any, scope: Mapping[str, Any]) -> bytes:
         raise CannotRun(f"files.{path}: {error}", fix=error.fix) from error
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape")
-    if wrong := unwritable(path, kinds_of(value)):
+    wrong = unwritable(path, kinds_of(value))
+    if wrong:
         raise CannotRun(
             f"files.{path}: {wrong}",
             fix="use one of these suffixes, or write the content of the file as text",
@@ -190,12 +192,12 @@ def _toml(table: Mapping[str, Any], name: tuple[str, ...]) -> list[str]:
 
     Null values are left out.
     """
-    lines = [f"[{'.'.join(json.dumps(part) for part in name)}]"] if name else []
-    lines += [
-        f"{json.dumps(key)} = {_toml_value(value)}"
-        for key, value in table.items()
-        if value is not None and not isinstance(value, dict)
-    ]
+    lines: list[str] = []
+    if name:
+        lines.append(f"[{'.'.join(map(json.dumps, name))}]")
+    for key, value in table.items():
+        if value is not None and not isinstance(value, dict):
+            lines.append(f"{json.dumps(key)} = {_toml_value(value)}")
     for key, value in table.items():
         if isinstance(value, dict):
             lines += ["", *_toml(value, (*name, key))]
@@ -206,7 +208,9 @@ def _toml_value(value: Any) -> str:
     if isinstance(value, list):
         return f"[{', '.join(_toml_value(item) for item in value)}]"
     if isinstance(value, dict):
-        return f"{{{', '.join(f'{json.dumps(k)} = {_toml_value(v)}' for k, v in value.items() if v is not None)}}}"
+        present = {key: inner for key, inner in value.items() if inner is not None}
+        pairs = [f"{json.dumps(key)} = {_toml_value(inner)}" for key, inner in present.items()]
+        return f"{{{', '.join(pairs)}}}"
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -54,7 +54,9 @@ async def follow(
     try:
         while True:
             await asyncio.sleep(max(0.0, min(due.values()) - time.monotonic()))
-            for output in [output for output, at in due.items() if at <= time.monotonic()]:
+            now = time.monotonic()
+            ready = [output for output, at in due.items() if at <= now]
+            for output in ready:
                 try:
                     content = await _bring(
                         host_store, attempt, folder, partial, output, copied.get(output.path, "")

@@ -77,11 +77,9 @@ class RemotePlace(Place):
         )
 
     def describe_python(self, python: str, *, may_ask: bool) -> str:
-        return (
-            f"{python} ({self.shell.version})"
-            if self.shell.version and python == self.python
-            else python
-        )
+        if self.shell.version and python == self.python:
+            return f"{python} ({self.shell.version})"
+        return python
 
     def link_states(self, attempt: AttemptDirectory, states: Sequence[StateFolder]) -> None:
         """Do nothing: the contents of the attempt directory include the links to the states."""
@@ -93,18 +91,17 @@ class RemotePlace(Place):
         from ..engines import Mount
 
         paths = self.paths(attempt)
-        return [
-            Mount(paths.cwd, True),
-            *([Mount(paths.script)] if command.argv[-1] == paths.script else ()),
-            *([Mount(paths.metrics, True)] if "RECIPE_METRICS" in command.env else ()),
-            Mount(f"{self.folder.root}/objects"),
-            *(
-                map(Mount, link_targets(attempt.path, f"{self.ws.home}/objects"))
-                if self.host_store.shared_disk.host_sees_workspace
-                else ()
-            ),
-            *(Mount(f"{self.folder.root}/{state.host_path}", True) for state in states),
-        ]
+        mounts = [Mount(paths.cwd, True)]
+        if command.argv[-1] == paths.script:
+            mounts.append(Mount(paths.script))
+        if "RECIPE_METRICS" in command.env:
+            mounts.append(Mount(paths.metrics, True))
+        mounts.append(Mount(f"{self.folder.root}/objects"))
+        if self.host_store.shared_disk.host_sees_workspace:
+            # Inputs on the shared disk are links to local files.
+            mounts += map(Mount, link_targets(attempt.path, f"{self.ws.home}/objects"))
+        mounts += [Mount(f"{self.folder.root}/{state.host_path}", True) for state in states]
+        return mounts
 
     def may_have_made(self, attempt: AttemptDirectory, outputs: Sequence[OutputSpec]) -> bool:
         return True
@@ -112,17 +109,18 @@ class RemotePlace(Place):
     async def run_attempt(self, task: HostTask) -> TaskResult:
         checkpoints = self._checkpoint_sync(task)
         if task.job is None:
-            found = (
-                await self.contact.insist(checkpoints.restore) if checkpoints is not None else {}
-            )
-            task.job = await self.start(task, await self.prepare(task, found))
+            restored: Mapping[str, Newest] = {}
+            if checkpoints is not None:
+                restored = await self.contact.insist(checkpoints.restore)
+            command = await self.prepare(task, restored)
+            task.job = await self.start(task, command)
         return await self.finish(task, task.job, checkpoints)
 
-    async def prepare(self, task: HostTask, found: Mapping[str, Newest]) -> Command:
+    async def prepare(self, task: HostTask, restored: Mapping[str, Newest]) -> Command:
         """Upload an attempt and its inputs; return the command to start."""
         task.phase("TRANSFERRING_DATA")
         await task.bring()
-        command, script = task.compose(found)
+        command, script = task.compose(restored)
         await self.contact.insist(lambda: self._upload(task, script))
         crashpoint("attempt-carried")
         return command
@@ -142,12 +140,10 @@ class RemotePlace(Place):
         follower = AttemptFollower(self.host, self.host_store, self.contact, task, job, paths)
         collector = Collector(self.ws, self.host_store, self.folder, task, paths)
         try:
-            exit = await follower.wait_for_end(
-                [
-                    *self._sync_outputs(task, paths),
-                    *([checkpoints.run()] if checkpoints is not None else ()),
-                ]
-            )
+            syncs = [*self._sync_outputs(task, paths)]
+            if checkpoints is not None:
+                syncs.append(checkpoints.run())
+            exit = await follower.wait_for_end(syncs)
         finally:
             if checkpoints is not None and not self.lost:
                 await checkpoints.finish()
@@ -160,7 +156,7 @@ class RemotePlace(Place):
         task.phase("FETCHING_RESULTS")
         crashpoint("job-over")
         try:
-            brought = await self._collect(task, exit, collector, rest)
+            result = await self._collect(task, exit, collector, rest)
         except DiskFull as error:
             return TaskResult(exit, problem="full", words=str(error))
         except OSError as error:
@@ -168,9 +164,9 @@ class RemotePlace(Place):
                 raise
             words = str(no_space(error, str(error.filename or task.attempt.path)))
             return TaskResult(exit, problem="full", words=words)
-        if brought.problem == "output":
+        if result.problem == "output":
             await collector.download_leftovers()
-        return brought
+        return result
 
     async def _collect(
         self, task: HostTask, exit: Exit, collector: Collector, rest: Coroutine[Any, Any, None]
@@ -179,11 +175,11 @@ class RemotePlace(Place):
         if task.metrics is not None and task.metrics[0]:
             await rest  # before outputs are moved: they may contain the metrics
             return await self.contact.insist(lambda: collector.collect_outputs(exit))
-        brought: TaskResult
-        brought, _ = await asyncio.gather(
+        result: TaskResult
+        result, _ = await asyncio.gather(
             self.contact.insist(lambda: collector.collect_outputs(exit)), rest
         )
-        return brought
+        return result
 
     def _sync_outputs(
         self, task: HostTask, paths: Paths
@@ -247,9 +243,7 @@ class RemotePlace(Place):
         if task.metrics is not None and task.metrics.in_environment:
             contents.beside[".metrics"] = b""  # a missing file cannot be mounted into a container
         name = attempt.called or os.path.basename(attempt.path)
-        wanted = {
-            content for content in contents.links.values() if content not in self.folder.contents
-        }
+        wanted = set(contents.links.values()) - self.folder.contents
         if not wanted:
             self._report_links(task, await self.host_store.stage(name, contents))
             return
@@ -263,9 +257,8 @@ class RemotePlace(Place):
 
         async def stage() -> None:
             try:
-                linked = await self.host_store.stage(
-                    name, contents, wanted
-                )  # sent in parallel with the contents
+                # The contents are uploaded in parallel with this request, which waits for them.
+                linked = await self.host_store.stage(name, contents, wanted)
             except UploadGone:  # the uploads took longer than the host waits
                 await sent.wait()
                 linked = await self.host_store.stage(name, contents)
@@ -290,22 +283,19 @@ class RemotePlace(Place):
         """
         if not self.host_store.shared_disk.host_sees_workspace:
             return {}
-        large = [
-            name
-            for name, (at, content) in attempt.links.items()
-            if content
-            and size_of(self.ws.cache, self._source_of(attempt, name, at, content)) > COPIED
-        ]
-        given = {
-            name: os.path.realpath(f"{attempt.path}/{name}") for name in (*large, *attempt.objects)
-        }
-        seen = await self.host_store.shared_disk.find_same(list(given.values()))
-        return {name: path for name, path in given.items() if path in seen}
+        large = [name for name in attempt.links if self._is_large_input(attempt, name)]
+        paths: dict[str, str] = {}
+        for name in (*large, *attempt.objects):
+            paths[name] = os.path.realpath(f"{attempt.path}/{name}")
+        shared = await self.host_store.shared_disk.find_same(list(paths.values()))
+        return {name: path for name, path in paths.items() if path in shared}
 
-    def _source_of(
-        self, attempt: AttemptDirectory, name: str, at: str, content: str
-    ) -> InputSource:
-        return InputSource(at, os.path.realpath(f"{attempt.path}/{name}"), Content(content))
+    def _is_large_input(self, attempt: AttemptDirectory, name: str) -> bool:
+        at, content = attempt.links[name]
+        if not content:
+            return False
+        path = os.path.realpath(f"{attempt.path}/{name}")
+        return size_of(self.ws.cache, InputSource(at, path, Content(content))) > COPIED
 
     def _find_sources(
         self, attempt: AttemptDirectory, wanted: set[str]
@@ -334,9 +324,8 @@ def _attempt_contents(attempt: AttemptDirectory, states: Mapping[str, str]) -> A
     from ..transfer.host_store import AttemptContents
 
     contents = AttemptContents(states=dict(states))
-    contents.links = {
-        name: content for name, (_, content) in attempt.links.items()
-    } | attempt.objects
+    contents.links = {name: content for name, (_, content) in attempt.links.items()}
+    contents.links |= attempt.objects
     waiting = [""]
     while waiting:
         folder = waiting.pop()
@@ -347,9 +336,8 @@ def _attempt_contents(attempt: AttemptDirectory, states: Mapping[str, str]) -> A
                 name = f"{folder}/{item.name}" if folder else item.name
                 if name in contents.links or name in contents.states:
                     continue
-                if (
-                    item.is_symlink()
-                ):  # a link of a repository, which may lead outside: keep it as a link
+                if item.is_symlink():
+                    # A link of a repository may lead outside, so it stays a link.
                     contents.paths[name] = os.readlink(item.path)
                 elif item.is_dir():
                     waiting.append(name)

@@ -145,10 +145,11 @@ async def check_nodes(nodes: Sequence[RendezvousNode], port: int = 0) -> Rendezv
     over = asyncio.Event()
     loop = asyncio.get_running_loop()
     reports: list[asyncio.Future[_Report]] = [loop.create_future() for _ in nodes]
+    ports = [port, *(0 for _ in nodes[1:])]
     listening = asyncio.ensure_future(
         gather_all(
-            _listen(node, answer, over, 0 if rank else port)
-            for rank, (node, answer) in enumerate(zip(nodes, reports, strict=True))
+            _listen(node, report, over, own_port)
+            for node, report, own_port in zip(nodes, reports, ports, strict=True)
         )
     )
     try:
@@ -162,10 +163,7 @@ async def check_nodes(nodes: Sequence[RendezvousNode], port: int = 0) -> Rendezv
         _compare(nodes, answers)
         dialled = range(1 if port else len(nodes))
         try:
-            await gather_all(
-                _dial(rank, [n for n in dialled if n != rank], nodes, answers)
-                for rank in range(len(nodes))
-            )
+            await gather_all(_dial(rank, dialled, nodes, answers) for rank in range(len(nodes)))
         except CannotRun:
             await asyncio.wait({listening}, timeout=AWAY)
             if listening.done():
@@ -203,15 +201,12 @@ async def _listen(
         ):
             line += data
             if line.endswith(b"\n") and not answer.done():
-                port, now, have = json.loads(
-                    line.splitlines()[-1]
-                )  # a Python may print a greeting first
+                # A Python may print a greeting first.
+                port, now, have = json.loads(line.splitlines()[-1])
                 ahead = now - time.time()
-                answer.set_result(
-                    _Report(
-                        port, ahead if abs(ahead) > SKEW else 0.0, have if node.compared else {}
-                    )
-                )
+                if abs(ahead) <= SKEW:
+                    ahead = 0.0
+                answer.set_result(_Report(port, ahead, have if node.compared else {}))
         if not answer.done():
             raise CannotRun(
                 f"rendezvous failed: {node.python} on {node.name} cannot listen on a port: {line[:200]!r}"
@@ -234,8 +229,10 @@ async def _listen(
 
 
 async def _dial(
-    rank: int, others: Sequence[int], nodes: Sequence[RendezvousNode], answers: Sequence[_Report]
+    rank: int, dialled: Iterable[int], nodes: Sequence[RendezvousNode], answers: Sequence[_Report]
 ) -> None:
+    """Dial these nodes from the node `rank`, which does not dial itself."""
+    others = [n for n in dialled if n != rank]
     if not others:
         return
     pairs = json.dumps([[nodes[n].address, answers[n].port] for n in others])

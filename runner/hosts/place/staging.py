@@ -85,7 +85,8 @@ class Workdir:
     @property
     def folders(self) -> tuple[str, ...]:
         """The created subdirectories, parents first."""
-        return tuple(folder[len(self._path) + 1 :] for folder in self._made if folder != self._path)
+        subfolders = [folder for folder in self._made if folder != self._path]
+        return tuple(folder[len(self._path) + 1 :] for folder in subfolders)
 
     def begin(self, scrap: SparePool | None = None) -> None:
         """Create the directory, or reuse a spare one."""
@@ -130,16 +131,14 @@ class Workdir:
 
     def _remove_spare_folder(self, path: str) -> None:
         """Remove an unused spare directory whose name is needed; its spare files stay in the attempt."""
-        for spare in [spare for spare in self._spare if spare.startswith(f"{path}/")]:
+        inside = [spare for spare in self._spare if spare.startswith(f"{path}/")]
+        for spare in inside:
             self._set_aside(spare)
-        for folder in reversed(self._idle):  # subdirectories first
-            if folder == path or folder.startswith(f"{path}/"):
-                os.rmdir(folder)
-        self._idle = {
-            folder: None
-            for folder in self._idle
-            if folder != path and not folder.startswith(f"{path}/")
-        }
+        folders = [folder for folder in self._idle if f"{folder}/".startswith(f"{path}/")]
+        for folder in reversed(folders):  # subdirectories first
+            os.rmdir(folder)
+        for folder in folders:
+            del self._idle[folder]
 
     def _make_folder(self, folder: str, whole: Sequence[Container[str]]) -> None:
         name = folder[len(self._path) + 1 :]
@@ -330,10 +329,13 @@ class AttemptDirectory:
         self._add_files(inputs.objects, known, name)
 
     def _add_files(self, objects: Objects, content: Content, name: str, below: str = "") -> None:
-        if why := objects.give(content, f"{self.path}/{name}", below):
+        why = objects.give(content, f"{self.path}/{name}", below)
+        if why:
             self.notices[name] = why if why == FULL else LINKS.format(why)
-        elif content[0] == "t" and (count := len(objects.entries(content))) > MANY_FILES:
-            self.notices[name] = MANY.format(f"{count:,}", count * SECONDS_PER_FILE)
+        elif content[0] == "t":
+            count = len(objects.entries(content))
+            if count > MANY_FILES:
+                self.notices[name] = MANY.format(f"{count:,}", count * SECONDS_PER_FILE)
         self.objects[name] = content
 
     def _link(self, inputs: StoredInputs, source: InputSource, name: str) -> None:
@@ -370,11 +372,13 @@ class AttemptDirectory:
 
     def _is_in_given(self, source: str, name: str) -> bool:
         """Return whether a user's file is already staged, alone or in a directory."""
-        return any(
-            self._origins[head] + name[len(head) :] == source
-            for head in (heads(name) if self._origins else ())
-            if head in self._origins
-        )
+        if not self._origins:
+            return False
+        for head in heads(name):
+            origin = self._origins.get(head)
+            if origin is not None and origin + name[len(head) :] == source:
+                return True
+        return False
 
     def add_object(
         self, objects: Objects, content: str, name: str, *, by_link: bool = False
@@ -448,10 +452,12 @@ class AttemptDirectory:
         """
         if name in self.staged or self._is_in_given(source, name):
             return True
-        if (known := self._earlier_inputs["objects"].get(name)) is not None:
+        known = self._earlier_inputs["objects"].get(name)
+        if known is not None:
             self._origins[name] = source
             return known == content  # later changes of the source do not matter
-        if (known := self._earlier_inputs["links"].get(name)) is not None:
+        known = self._earlier_inputs["links"].get(name)
+        if known is not None:
             self._origins[name] = source
             self.links[name] = (at, known)
             return known == content == _content_now(cache, at)
@@ -464,7 +470,9 @@ class AttemptDirectory:
         Returns whether the input still matches the key.
         """
         known = self._earlier_inputs["objects"].get(name)
-        return known == content if known is not None else self._recall_copy(content, name)
+        if known is not None:
+            return known == content
+        return self._recall_copy(content, name)
 
     def _recall_copy(self, content: str, name: str) -> bool:
         target = f"{self.path}/{name}"
@@ -475,9 +483,10 @@ class AttemptDirectory:
         """Return whether a file or directory of this mode was staged, not created by the command."""
         if name in self.staged or stat.S_ISLNK(mode):
             return True
-        return (stat.S_ISDIR(mode) or not mode & WRITABLE) and any(
-            head in self.objects or head in self.links for head in heads(name)
-        )
+        # Files of a staged directory are read-only, so the command created a writable one.
+        if mode & WRITABLE and not stat.S_ISDIR(mode):
+            return False
+        return any(head in self.objects or head in self.links for head in heads(name))
 
     def add_bytes(self, data: bytes, name: str) -> None:
         """Write a file of the recipe, also in place of an input, which stays unchanged."""
@@ -501,29 +510,24 @@ class AttemptDirectory:
         other processes.
         """
         changed = find_changed_copies(self.staged, self.path) if self.overlays is None else []
-        changed += [
-            name
-            for name, content in self.objects.items()
-            # an object may exist on its host only, or may be deleted by `gc`
-            if objects.has(Content(content)) and not objects.intact(Content(content))
-        ]
+        changed += [name for name, content in self.objects.items() if _is_damaged(objects, content)]
         if changed:
             return f"the step changed its input {changed[0]}"
-        changed = [
-            name for name, (at, content) in self.links.items() if _content_now(cache, at) != content
-        ]
-        return f"the step or another process changed its input {changed[0]}" if changed else ""
+        changed = [name for name, link in self.links.items() if _has_changed(cache, *link)]
+        if changed:
+            return f"the step or another process changed its input {changed[0]}"
+        return ""
 
     def find_stale_sources(self, cache: DigestCache) -> list[str]:
         """Return the sources with another content than in the key, so that the step may have read
         other data.
         """
         try:
-            return self.doubtful + [
-                at for at, now in cache.contents(self.sources).items() if now != self.sources[at]
-            ]
+            contents = cache.contents(self.sources)
         except Changed as error:
             return [*self.doubtful, error.path]
+        changed = [at for at, now in contents.items() if now != self.sources[at]]
+        return self.doubtful + changed
 
     def is_slow_to_collect(self, outputs: Sequence[OutputSpec]) -> bool:
         """Return whether collecting the outputs would block the event loop."""
@@ -546,23 +550,24 @@ class AttemptDirectory:
         Raises OutputProblem with all problems.  The files stay in the attempt until `retire`, so a
         worker after a kill can repeat this.
         """
-        wrong: list[str] = []
-        found: dict[str, str] = {}
+        problems: list[str] = []
+        contents: dict[str, str] = {}
         for output in outputs:
             name, path, flags = output
             kind, status = look_at_output(self.path, path, states.values())
             is_empty = bool(flags & NONEMPTY) and _is_empty(f"{self.path}/{path}", kind)
-            if problem := find_output_problem(output, kind, is_empty=is_empty):
+            problem = find_output_problem(output, kind, is_empty=is_empty)
+            if problem:
                 hint = self._find_elsewhere(path) if kind == MISSING else ""
-                wrong.append(problem + hint)
+                problems.append(problem + hint)
             elif status is not None:
                 try:
-                    found[name] = self._store_output(path, status, objects, states)
+                    contents[name] = self._store_output(path, status, objects, states)
                 except Unhashable as error:
-                    wrong.append(str(error).replace(self.path + "/", ""))
-        if wrong:
-            raise OutputProblem("; ".join(wrong))
-        return found
+                    problems.append(str(error).replace(self.path + "/", ""))
+        if problems:
+            raise OutputProblem("; ".join(problems))
+        return contents
 
     def _store_output(
         self, path: str, status: os.stat_result, objects: Objects, states: Iterable[str]
@@ -574,9 +579,11 @@ class AttemptDirectory:
             objects.put(Path(os.path.realpath(target)), content, move=False)
             return content
         is_file = stat.S_ISREG(status.st_mode)
-        if is_file and (tiny := objects.tiny.remember(target, status)) is not None:
-            self._tiny.append(path)
-            return tiny
+        if is_file:
+            tiny = objects.tiny.remember(target, status)
+            if tiny is not None:
+                self._tiny.append(path)
+                return tiny
         content = objects.take(target, status if is_file else None)
         self._taken[path] = content
         return content
@@ -597,11 +604,8 @@ class AttemptDirectory:
 
     def has_outputs(self, outputs: Sequence[OutputSpec]) -> bool:
         """Return whether every required output exists."""
-        return all(
-            os.path.lexists(f"{self.path}/{path}")
-            for _, path, flags in outputs
-            if not flags & OPTIONAL
-        )
+        required = [path for _, path, flags in outputs if not flags & OPTIONAL]
+        return all(os.path.lexists(f"{self.path}/{path}") for path in required)
 
     def read_moved_outputs(self) -> dict[str, str]:
         """Return the outputs that a host was moving into its store when a worker died: name ->
@@ -609,7 +613,9 @@ class AttemptDirectory:
         """
         try:
             with open(f"{self.path}.taken", encoding="utf-8") as file:
-                return dict(line.rstrip("\n").split("\t") for line in file if line.endswith("\n"))
+                # A worker that was killed may have left a part of the last line.
+                lines = [line.rstrip("\n") for line in file if line.endswith("\n")]
+            return dict(line.split("\t") for line in lines)
         except FileNotFoundError:
             return {}
 
@@ -636,10 +642,9 @@ class AttemptDirectory:
         if self.folder.is_begun and not self.objects:
             for path in self._taken:
                 delete(Path(gone, path))
+            spare = SpareFolder(gone, self.folder.folders, (*self.staged, *self._tiny))
             with contextlib.suppress(OSError):  # a part of the directory is missing or unreadable
-                if scrap.add_folder(
-                    SpareFolder(gone, self.folder.folders, (*self.staged, *self._tiny))
-                ):
+                if scrap.add_folder(spare):
                     return None
         delete(Path(gone))
         return None
@@ -651,24 +656,35 @@ def find_undeclared_file(
     """Find a workspace file that a failed command named in its log and that its step does not
     declare.
     """
-    have = set(declared)
+    declared = set(declared)
     for word in re.findall(
         r"[\w./+@-]*[\w+-]\.\w+|[\w+-]*(?:/[\w.+-]+)+", log_tail.replace(f"{attempt}/", "")
     ):
         name: str = posixpath.normpath(word.removeprefix(f"{workspace}/"))
-        # A program may use the last name of its input: inputs/dataset/rows.csv appears as rows.csv.
-        inside = any(
-            name.startswith(f"{folder}/") or posixpath.basename(folder) == name for folder in have
-        )
-        if (
-            not name.startswith(("/", "..", ".recipe"))
-            and name != "."
-            and name not in have
-            and not inside
-            and (workspace / name).exists()
-        ):
+        if name == "." or name.startswith(("/", "..", ".recipe")):
+            continue
+        if not _is_declared(name, declared) and (workspace / name).exists():
             return name
     return None
+
+
+def _is_declared(name: str, declared: set[str]) -> bool:
+    """Return whether a step declares a file, or a directory with it, as an input."""
+    if name in declared:
+        return True
+    # A program may use the last name of its input: inputs/dataset/rows.csv appears as rows.csv.
+    return any(name.startswith(f"{path}/") or posixpath.basename(path) == name for path in declared)
+
+
+def _is_damaged(objects: Objects, content: str) -> bool:
+    """Return whether the stored object of an input has changed."""
+    known = Content(content)
+    # An object may exist on its host only, or may be deleted by `gc`.
+    return objects.has(known) and not objects.intact(known)
+
+
+def _has_changed(cache: DigestCache, at: str, content: str) -> bool:
+    return _content_now(cache, at) != content
 
 
 def _content_now(cache: DigestCache, at: str) -> str:

@@ -6,7 +6,7 @@ It is collected here, and is complete on each node before a resume.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -17,6 +17,7 @@ from ...storage.content import files
 from ...storage.content.disk import delete
 from ..transfer.download import HashedOutput
 from ..transfer.host_store import MissingDirectory
+from ..transfer.manifests import files_size
 from .checkpoint_sync import DirectoryListing, HostCheckpoints
 from .rendezvous import gather_all
 
@@ -37,11 +38,11 @@ class NodesCheckpoints:
 
     async def list_files(self, path: str) -> DirectoryListing:
         """List the files of all nodes; for equal names, the first node counts."""
-        looks = await self._ask_nodes(lambda node: node.list_files(path))
+        listings = list((await self._ask_nodes(lambda node: node.list_files(path))).values())
         merged: dict[str, tuple[int, int]] = {}
-        for look in reversed(list(looks.values())):
-            merged.update(look.files)
-        return _with_tightest_disk(merged, list(looks.values()))
+        for listing in reversed(listings):
+            merged.update(listing.files)
+        return _with_tightest_disk(merged, listings)
 
     async def list_resumable(self, path: str) -> DirectoryListing:
         """List the files that are equal on all nodes, with the first node's times.
@@ -50,18 +51,16 @@ class NodesCheckpoints:
         """
         listings = list((await self._ask_nodes(lambda node: node.list_files(path))).values())
         first, others = listings[0], listings[1:]
-        same = {
-            name: known
-            for name, known in first.files.items()
-            if all(other.files.get(name, ())[:1] == known[:1] for other in others)
-        }
-        for checkpoint in sorted({name.partition("/")[0] for name in same}):
+        same: dict[str, tuple[int, int]] = {}
+        for name, (size, changed) in first.files.items():
+            if all(_has_file(other, name, size) for other in others):
+                same[name] = size, changed
+        unequal: set[str] = set()
+        # Files of equal sizes may have different contents.
+        for checkpoint in sorted({_checkpoint_of(name) for name in same}):
             if not await self._is_equal(f"{path}/{checkpoint}"):
-                same = {
-                    name: known
-                    for name, known in same.items()
-                    if name.partition("/")[0] != checkpoint
-                }
+                unequal.add(checkpoint)
+        same = {name: known for name, known in same.items() if _checkpoint_of(name) not in unequal}
         return _with_tightest_disk(same, listings)
 
     async def _is_equal(self, path: str) -> bool:
@@ -80,19 +79,15 @@ class NodesCheckpoints:
             raise Rejected(f"{path} no longer exists")
         (first, whole), *others = existing
         size = await self._nodes[first].download_hashed(path, whole, target)
-        known = {entry.path: entry for entry in whole.entries}
+        union = {entry.path: entry for entry in whole.entries}
         for rank, output in others:
-            new = [entry for entry in output.entries if entry.path not in known]
-            different = [
-                entry.path
-                for entry in output.entries
-                if entry.kind in "fx" and known.get(entry.path, entry) != entry
-            ]
+            different = _find_different_files(output.entries, union)
             if different:
                 self._report_difference(path, different, first, rank)
+            new = [entry for entry in output.entries if entry.path not in union]
             if new and whole.content[0] == output.content[0] == "t":
                 size += await self._merge_files(rank, path, output, new, target)
-            known |= {entry.path: entry for entry in new}
+            union |= {entry.path: entry for entry in new}
         return size
 
     async def upload(self, source: Path, path: str) -> int:
@@ -117,42 +112,42 @@ class NodesCheckpoints:
         return await self._ask_nodes(hash_path)
 
     async def _merge_files(
-        self, rank: int, path: str, taken: HashedOutput, new: Sequence[files.Entry], target: Path
+        self, rank: int, path: str, output: HashedOutput, new: Sequence[files.Entry], target: Path
     ) -> int:
         """Download the files that only this node has, and merge them into the target."""
         part = Path(f"{target}.node-{rank}")
         delete(part)
-        some = replace(
-            taken,
-            entries=tuple(new),
-            content=files.tree_id(new),
-            size=sum(entry.size for entry in new if entry.kind in "fx"),
+        wanted = replace(
+            output, entries=tuple(new), content=files.tree_id(new), size=files_size(new)
         )
-        size = await self._nodes[rank].download_hashed(path, some, part)
+        size = await self._nodes[rank].download_hashed(path, wanted, part)
         for entry in new:
-            place = target / entry.path
-            place.parent.mkdir(parents=True, exist_ok=True)
+            merged = target / entry.path
+            merged.parent.mkdir(parents=True, exist_ok=True)
             if entry.kind == "d":
-                place.mkdir(exist_ok=True)
+                merged.mkdir(exist_ok=True)
             else:
-                os.rename(part / entry.path, place)
+                os.rename(part / entry.path, merged)
         delete(part)
         return size
 
     def _report_difference(self, path: str, names: Sequence[str], first: int, rank: int) -> None:
-        called = path.rpartition("/")[2]
-        if called not in self._warned:
-            self._warned.add(called)
-            some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            self._say(
-                f"{called} differs between node {rank} and node {first} in {some or called}; keeping the copy of node {first}"
-            )
+        checkpoint = path.rpartition("/")[2]
+        if checkpoint in self._warned:
+            return
+        self._warned.add(checkpoint)
+        shown = ", ".join(names[:3])
+        if len(names) > 3:
+            shown += f" and {len(names) - 3} more"
+        self._say(
+            f"{checkpoint} differs between node {rank} and node {first} in {shown or checkpoint}; keeping the copy of node {first}"
+        )
 
     async def _ask_nodes(self, ask: Callable[[HostCheckpoints], Awaitable[_T]]) -> dict[int, _T]:
         """Return each node's answer by rank, without lost nodes."""
         lost: list[HostLost] = []
 
-        async def one(rank: int) -> tuple[int, _T] | None:
+        async def ask_node(rank: int) -> tuple[int, _T] | None:
             try:
                 return rank, await ask(self._nodes[rank])
             except HostLost as error:
@@ -160,14 +155,33 @@ class NodesCheckpoints:
                 self.partial = True
                 return None
 
-        found = await gather_all(map(one, range(len(self._nodes))))
-        if len(lost) == len(found):
+        answers = await gather_all(map(ask_node, range(len(self._nodes))))
+        if len(lost) == len(answers):
             raise lost[0]
-        return dict(each for each in found if each is not None)
+        return dict(answer for answer in answers if answer is not None)
+
+
+def _checkpoint_of(name: str) -> str:
+    return name.partition("/")[0]
+
+
+def _has_file(listing: DirectoryListing, name: str, size: int) -> bool:
+    return name in listing.files and listing.files[name][0] == size
+
+
+def _find_different_files(
+    entries: Sequence[files.Entry], union: Mapping[str, files.Entry]
+) -> list[str]:
+    """Return the paths of the files that another node has with another content."""
+    different: list[str] = []
+    for entry in entries:
+        if entry.kind in "fx" and union.get(entry.path, entry) != entry:
+            different.append(entry.path)
+    return different
 
 
 def _with_tightest_disk(
-    known: dict[str, tuple[int, int]], looks: Sequence[DirectoryListing]
+    files: dict[str, tuple[int, int]], listings: Sequence[DirectoryListing]
 ) -> DirectoryListing:
-    tightest = min(looks, key=lambda look: look.free)
-    return DirectoryListing(known, tightest.free, tightest.total)
+    tightest = min(listings, key=lambda listing: listing.free)
+    return DirectoryListing(files, tightest.free, tightest.total)

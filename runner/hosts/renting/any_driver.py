@@ -45,11 +45,8 @@ def denying_drivers(config: Config, name: str) -> tuple[str, ...]:
 
     If there is one, no machine of the run gets secrets.
     """
-    return tuple(
-        each
-        for each in driver_names(config, name)
-        if config.driver(each).get("secrets", "send") == "deny"
-    )
+    names = driver_names(config, name)
+    return tuple(each for each in names if config.driver(each).get("secrets", "send") == "deny")
 
 
 def data_notice(config: Config, name: str) -> str:
@@ -58,7 +55,8 @@ def data_notice(config: Config, name: str) -> str:
     if not names:
         return ""
     *most, last = names
-    to = f"may be sent to machines of {', '.join(most)}{' or ' if most else ''}{last}"
+    recipients = f"{', '.join(most)} or {last}" if most else last
+    to = f"may be sent to machines of {recipients}"
     tables = " and ".join(f"[drivers.{each}]" for each in denying_drivers(config, name))
     if not tables:
         return f"the run's data and secrets {to}"

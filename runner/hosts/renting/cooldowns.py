@@ -94,7 +94,8 @@ def account_digest(settings: Mapping[str, object], account: Iterable[tuple[str, 
 
     After a denial, the digest must change before the next order, or the cooldown must end.
     """
-    facts = [[name, words] for name, words in account if name != "clock"]
+    # The line about the clock depends on this machine, not on the account.
+    facts = [[name, fact] for name, fact in account if name != "clock"]
     values = sorted((name, str(value)) for name, value in settings.items())
     return of_value("denied/1", [values, facts])[:8]
 

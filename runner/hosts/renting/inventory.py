@@ -7,7 +7,7 @@ calls a provider.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +33,11 @@ class HeldPlace:
     leases: list[LeaseRow]
     idle_since: float
     """Monotonic time since which no step ran there or waited for the place."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the place accepts new steps."""
+        return not self.place.lost and not self.place.leaving
 
     def serves(self, need: Need) -> bool:
         """Return whether the place fits a need, on any market."""
@@ -70,7 +75,7 @@ class Inventory:
 
     def drop(self, place: Place) -> tuple[list[LeaseRow], list[Place]]:
         """Remove a place and all other places on its leases; return these leases and the other places."""
-        rows = {row.key: row for held in self.held if held.place is place for row in held.leases}
+        rows = {row.key: row for held, row in self._list_leases() if held.place is place}
         others, remaining = list[HeldPlace](), list[HeldPlace]()
         for held in self.held:
             if held.place is place:
@@ -82,13 +87,16 @@ class Inventory:
         self.held = remaining
         return list(rows.values()), [held.place for held in others]
 
+    def leases_of(self, place: Place) -> Sequence[LeaseRow]:
+        """Return the leases of a place; empty if it is not in the inventory."""
+        for held in self.held:
+            if held.place is place:
+                return held.leases
+        return ()
+
     def find_places(self, need: Need) -> list[Place]:
         """Return the places that fit a need and accept new steps."""
-        return [
-            held.place
-            for held in self.held
-            if held.serves(need) and not held.place.lost and not held.place.leaving
-        ]
+        return [held.place for held in self.held if held.serves(need) and held.is_open]
 
     def count_machines(self, need: Need) -> int:
         """Return the number of machines for a need, running or requested."""
@@ -126,9 +134,13 @@ class Inventory:
         time.
         """
         now = time.time()
-        return [
-            (held.offer, row) for held in self.held for row in held.leases if _is_overdue(row, now)
-        ]
+        return [(held.offer, row) for held, row in self._list_leases() if _is_overdue(row, now)]
+
+    def _list_leases(self) -> Iterator[tuple[HeldPlace, LeaseRow]]:
+        """Yield each lease of each place; several places may be on one lease."""
+        for held in self.held:
+            for row in held.leases:
+                yield held, row
 
     def mark_leaving(self) -> list[Place]:
         """Mark the places whose lease or host is about to end; return all leaving places."""
@@ -141,27 +153,19 @@ class Inventory:
 
     def leaving_keys(self) -> set[str]:
         """Return the keys of leases whose machine is about to be released."""
-        return {
-            row.key
-            for held in self.held
-            if held.place.leaving or held.place.lost
-            for row in held.leases
-        }
+        return {row.key for held, row in self._list_leases() if not held.is_open}
 
     def take_ending(self) -> list[Place]:
         """Return one place per lease that started to end since the last call.
 
         From then on, a replacement counts as requested for these leases.
         """
-        found = {
-            row.key: held.place
-            for held in self.held
-            if held.place.leaving
-            for row in held.leases
-            if row.key not in self._replaced
-        }
-        self._replaced |= found.keys()
-        return list(found.values())
+        ending: dict[str, Place] = {}
+        for held, row in self._list_leases():
+            if held.place.leaving and row.key not in self._replaced:
+                ending[row.key] = held.place
+        self._replaced |= ending.keys()
+        return list(ending.values())
 
     def has_successor(self, place: Place) -> bool:
         """Return whether a replacement for a place was requested, or the place is no longer in the
@@ -174,24 +178,23 @@ class Inventory:
 
     def find_unused_leases(self) -> list[Place]:
         """Return one place per ending lease without a running step."""
-        used = {
-            row.key
-            for held in self.held
-            if held.place.capacity.busy or not held.place.leaving
-            for row in held.leases
-        }
+        used: set[str] = set()
+        for held, row in self._list_leases():
+            if held.place.capacity.busy or not held.place.leaving:
+                used.add(row.key)
         unused: dict[str, Place] = {}
-        for held in self.held:
-            for row in held.leases:
-                if row.key not in used:
-                    unused[row.key] = held.place
+        for held, row in self._list_leases():
+            if row.key not in used:
+                unused[row.key] = held.place
         return list(unused.values())
 
 
 def find_places_named(places: Collection[Place], names: Sequence[str]) -> list[Place]:
     """Return the places with these names, by rank; empty if a name is missing or its place is lost."""
     known = {place.name: place for place in places if not place.lost}
-    return [known[name] for name in names] if known.keys() >= set(names) else []
+    if not known.keys() >= set(names):
+        return []
+    return [known[name] for name in names]
 
 
 def _is_overdue(row: LeaseRow, now: float) -> bool:

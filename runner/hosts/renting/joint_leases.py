@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
+from itertools import chain
 from typing import Any, Final, cast
 
 from drivers.base import (
@@ -50,20 +51,29 @@ class JointDriver(Driver):
 
 def _join_traits(traits: Sequence[Traits]) -> Traits:
     """Return the traits of several drivers in the role of one."""
+    may_never_end = any(each.ends == "nothing" for each in traits)
+    comes_up = max(each.comes_up for each in traits)
+    poll = min(each.poll for each in traits)
+    hosts_at_once = _sum_limits([each.hosts_at_once for each in traits])
+    images = any(each.images for each in traits)
     return Traits(
         priced=True,
-        ends="nothing" if any(each.ends == "nothing" for each in traits) else "machine",
-        comes_up=max(each.comes_up for each in traits),
-        poll=min(each.poll for each in traits),
-        hosts_at_once=_sum_limits([each.hosts_at_once for each in traits]),
-        images=any(each.images for each in traits),
+        ends="nothing" if may_never_end else "machine",
+        comes_up=comes_up,
+        poll=poll,
+        hosts_at_once=hosts_at_once,
+        images=images,
     )
 
 
 def _sum_limits(limits: Sequence[int | None]) -> int | None:
     """Return the sum of the limits, or None if one of them is None (unlimited)."""
-    known = [limit for limit in limits if limit is not None]
-    return sum(known) if len(known) == len(limits) else None
+    total = 0
+    for limit in limits:
+        if limit is None:
+            return None
+        total += limit
+    return total
 
 
 class JointLeases(StackLeases):
@@ -109,16 +119,15 @@ class JointLeases(StackLeases):
         provider is left.
         """
         self._exclusions = {}
-        names = [name for name in self.by_driver if name not in self.given_up]
+        names = self._remaining_names()
         answers = await asyncio.gather(*(self._ask_provider(name, wish) for name in names))
         if len(self.given_up) == len(self.by_driver):
             reasons = [f"{name}: {why}" for name, why in self.given_up.items()]
             raise Unreachable("; ".join(reasons))
-        return [
-            replace(offer, driver=name)
-            for name, offers in zip(names, answers, strict=True)
-            for offer in offers
-        ]
+        joint: list[Offer] = []
+        for name, offers in zip(names, answers, strict=True):
+            joint += [replace(offer, driver=name) for offer in offers]
+        return joint
 
     async def _ask_provider(self, name: str, wish: Wish) -> Sequence[Offer]:
         """Return the offers of one provider; none after a failure, which gives up the provider.
@@ -148,9 +157,13 @@ class JointLeases(StackLeases):
     def _give_up(self, name: str, error: DriverError) -> None:
         """Send no more requests to a provider."""
         self.given_up[name] = str(error)
-        left = [each for each in self.by_driver if each not in self.given_up]
-        more = f"; continuing with {', '.join(left)}" if left else ""
+        remaining = self._remaining_names()
+        more = f"; continuing with {', '.join(remaining)}" if remaining else ""
         self.say(f"no more requests to {name}: {error}{more}")
+
+    def _remaining_names(self) -> list[str]:
+        """Return the names of the providers that still get requests."""
+        return [name for name in self.by_driver if name not in self.given_up]
 
     async def rent(self, need: Need, offer: Offer, shares: int = 1) -> LeaseRow | None:
         """Rent an offer from its provider, as `Leases.rent`; None if the provider refuses.
@@ -176,14 +189,20 @@ class JointLeases(StackLeases):
         return await self.by_driver[offer.driver].await_funds_and_end(need, offer, shares)
 
     async def adopt(self) -> list[LeaseRow]:
-        return [row for leases in self.by_driver.values() for row in await leases.adopt()]
+        rows: list[LeaseRow] = []
+        for leases in self.by_driver.values():
+            rows += await leases.adopt()
+        return rows
 
     def inherit(self, row: LeaseRow) -> None:
         if row.driver in self.by_driver:
             self.by_driver[row.driver].inherit(row)
 
     async def repeat_releases(self) -> list[LeaseRow]:
-        return [row for leases in self.by_driver.values() for row in await leases.repeat_releases()]
+        rows: list[LeaseRow] = []
+        for leases in self.by_driver.values():
+            rows += await leases.repeat_releases()
+        return rows
 
     async def check_denial(self) -> None:
         """Do nothing, because `offers` checks each provider."""
@@ -200,11 +219,11 @@ class JointLeases(StackLeases):
         return await self.by_driver[row.driver].is_listed(row)
 
     async def find_strangers(self) -> list[Lease]:
-        found = list[Lease]()
+        strangers: list[Lease] = []
         for leases in self.by_driver.values():
             with suppress(DriverError):
-                found += await leases.find_strangers()
-        return found
+                strangers += await leases.find_strangers()
+        return strangers
 
     async def close(
         self,
@@ -212,7 +231,7 @@ class JointLeases(StackLeases):
         reason: str = "the run has finished",
         failure: str = "",
     ) -> list[tuple[LeaseRow, str]]:
-        closed = await asyncio.gather(
+        unreleased = await asyncio.gather(
             *(leases.close(keys, reason, failure) for leases in self.by_driver.values())
         )
-        return [left for each in closed for left in each]
+        return list(chain.from_iterable(unreleased))

@@ -104,13 +104,9 @@ def create_driver(
     try:
         make = load(name, extensions.drivers(name))
         takes = inspect.signature(make).parameters
-        made: Driver = make(
-            **{
-                key: value
-                for key, value in given.items()
-                if key in takes or key not in RECIPE_SETTINGS
-            }
-        )
+        # A driver need not take the settings of recipe itself, but an unknown setting is an error.
+        ignored = set(RECIPE_SETTINGS) - set(takes)
+        made: Driver = make(**{key: value for key, value in given.items() if key not in ignored})
     except TypeError as error:
         fix = "see `recipe config` and docs/remote-hosts.md"
         raise CannotRun(f"invalid settings of the driver {name}: {error}", fix=fix) from error
@@ -597,12 +593,12 @@ class Leases:
 
         Raises DriverError.
         """
-        found = await self.call(self.driver.leases)
+        listed = await self.call(self.driver.leases)
         states = self.ledger.states(self.name)
-        for lease in found:
+        for lease in listed:
             if states.get(lease.key) == "GONE":
                 await self.call(partial(self.driver.release, lease))
-        return [lease for lease in found if lease.key not in states]
+        return [lease for lease in listed if lease.key not in states]
 
     async def close(
         self,
@@ -614,13 +610,11 @@ class Leases:
 
         Returns the leases that could not be released, with reasons.
         """
-        rows = [
-            row
-            for row in self.ledger.of_run(self.run)
-            if row.state != "GONE" and row.holder == self.holder
-        ]
-        if keys is not None:
-            rows = [row for row in rows if row.key in keys]
+        rows: list[LeaseRow] = []
+        for row in self.ledger.of_run(self.run):
+            is_ours = row.state != "GONE" and row.holder == self.holder
+            if is_ours and (keys is None or row.key in keys):
+                rows.append(row)
         # In parallel, so that a slow release does not let others cost money.
         faults = await asyncio.gather(*(self._try_release(row, reason, failure) for row in rows))
         return [(row, fault) for row, fault in zip(rows, faults, strict=True) if fault]

@@ -30,7 +30,7 @@ class StepTotals(NamedTuple):
     """The known totals of all steps with one need."""
 
     hours: float | None = None
-    home: int | None = None
+    download_bytes: int | None = None
     """Bytes of outputs to download."""
     checkpoint_interval: float | None = None
     """Longest checkpoint interval of these steps in seconds."""
@@ -66,9 +66,8 @@ class Spot:
 
     def count_preempted(self, places: Iterable[Place]) -> bool:
         """Count the preempted machines among released places; return whether there were any."""
-        preempted = [
-            place for place in places if place.name in self._names and (place.lost or place.leaving)
-        ]
+        spot_places = [place for place in places if place.name in self._names]
+        preempted = [place for place in spot_places if place.lost or place.leaving]
         self.preemptions += len(preempted)
         return bool(preempted)
 
@@ -79,6 +78,7 @@ def need_for(spec: StepSpec, market: AnyMarket = "on-demand", *, images: bool = 
     With `images`, a machine is a container of the step's image.
     """
     wants = spec.resources
+    image = (spec.image or "") if images else ""
     return Need(
         wants.cpus,
         wants.memory,
@@ -87,7 +87,7 @@ def need_for(spec: StepSpec, market: AnyMarket = "on-demand", *, images: bool = 
         wants.gpu_memory,
         wants.disk,
         market=market,
-        image=(spec.image or "") if images else "",
+        image=image,
     )
 
 
@@ -120,19 +120,19 @@ def wish_for(need: Need, totals: Mapping[Need, StepTotals], filters: Mapping[str
     `totals` holds the totals of each need, on any market.
     """
     known = totals.get(replace(need, market="any"), StepTotals())
-    return Wish(need, hours=known.hours, home=known.home, filters=filters)
+    return Wish(need, hours=known.hours, home=known.download_bytes, filters=filters)
 
 
 def market_of(settings: Mapping[str, Any]) -> AnyMarket:
     """Return the market of a driver's settings.  Raises CannotRun."""
     known: dict[object, AnyMarket] = {"on-demand": "on-demand", "spot": "spot", "any": "any"}
-    found = known.get(settings.get("market", "on-demand"))
-    if found is None:
+    market = known.get(settings.get("market", "on-demand"))
+    if market is None:
         raise CannotRun(
             f'the market "{settings["market"]}" is not known',
             fix=f"set `market` to one of {', '.join(map(str, known))}",
         )
-    return found
+    return market
 
 
 def min_seconds_of(settings: Mapping[str, Any]) -> float | None:

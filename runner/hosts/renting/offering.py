@@ -79,7 +79,9 @@ def rank_offers(shelves: Sequence[Shelf]) -> list[tuple[Shelf, Offer]]:
 
     Offers without a known cost come last, by hourly price.
     """
-    offers = [(shelf, offer) for shelf in shelves for offer in shelf.offers]
+    offers: list[tuple[Shelf, Offer]] = []
+    for shelf in shelves:
+        offers += [(shelf, offer) for offer in shelf.offers]
     if len(shelves) == 1:
         return offers
 
@@ -118,13 +120,13 @@ def _costs(driver: Driver) -> bool:
 
 def find_renters(ws: Workspace) -> dict[str, Driver]:
     """Return every driver whose machines cost money, except drivers that cannot be created here."""
-    found = {}
+    renters = {}
     for name in _candidates(ws):
         with suppress(RecipeError):
             driver = create_renter(ws, name)
             if driver is not None:
-                found[name] = driver
-    return found
+                renters[name] = driver
+    return renters
 
 
 def _candidates(ws: Workspace) -> list[str]:
@@ -166,18 +168,18 @@ def priced_drivers(ws: Workspace, asked: str) -> PricedDrivers:
 
 def _create_named(ws: Workspace, names: Sequence[str]) -> dict[str, Driver]:
     """Create the named drivers.  Raises CannotRun if one of them rents nothing."""
-    found = {
-        name: create_driver(name, ws.config.driver(name), (), str(ws.home))
-        for name in names
-        if name not in FREE
-    }
+    created: dict[str, Driver] = {}
     for name in names:
-        if name in FREE or not (_costs(found[name]) or found[name].traits.allocates):
+        if name not in FREE:
+            created[name] = create_driver(name, ws.config.driver(name), (), str(ws.home))
+    for name in names:
+        driver = created.get(name)
+        if driver is None or not (_costs(driver) or driver.traits.allocates):
             raise CannotRun(
                 f"the driver {name} does not rent machines",
                 fix="list all offers with `recipe offers --driver all`",
             )
-    return found
+    return created
 
 
 def _is_set_up(ws: Workspace, name: str) -> bool:
@@ -192,8 +194,8 @@ async def update_prices(drivers: Mapping[str, Driver]) -> dict[str, str]:
     Raises Infrastructure if a list cannot be fetched.
     """
     try:
-        updated = {name: await driver.update() for name, driver in drivers.items()}
-        return {name: words for name, words in updated.items() if words}
+        statuses = {name: await driver.update() for name, driver in drivers.items()}
+        return {name: status for name, status in statuses.items() if status}
     except DriverError as error:
         raise Infrastructure(
             str(error), fix="run `recipe offers` without `--update` to use the stored prices"

@@ -73,11 +73,8 @@ class StackLeases(Leases):
 
     def find_uses(self, machine: LeaseRow) -> list[LeaseRow]:
         """Return the open uses of a persistent machine, normally at most one."""
-        return [
-            row
-            for row in self.ledger.living_leases(self.name)
-            if row.machine == machine.key and not row.kept
-        ]
+        living = self.ledger.living_leases(self.name)
+        return [row for row in living if _is_use_of(row, machine)]
 
     async def offers(self, wish: Wish) -> Sequence[Offer]:
         """Return the offers for `wish`, or only the persistent machine if it exists.
@@ -255,11 +252,7 @@ class StackLeases(Leases):
 
         The cost of open uses is recorded.
         """
-        uses = [
-            row
-            for row in self.ledger.since(machine.asked)
-            if row.machine == machine.key and not row.kept
-        ]
+        uses = [row for row in self.ledger.since(machine.asked) if _is_use_of(row, machine)]
         for row in uses:
             if row.state not in ("ASKED", "GONE"):
                 self.ledger.accrue(row)
@@ -293,3 +286,8 @@ class StackLeases(Leases):
 def _is_use(row: LeaseRow) -> bool:
     """Return whether a lease is one use of a persistent machine."""
     return bool(row.machine) and not row.kept
+
+
+def _is_use_of(row: LeaseRow, machine: LeaseRow) -> bool:
+    """Return whether a lease is a use of a persistent machine."""
+    return row.machine == machine.key and not row.kept

@@ -160,6 +160,6 @@ class CostModel:
         return [offers[n] for n in sorted(range(len(offers)), key=sort_key)]
 
 
-def egress_cost(offer: Offer, home: int | None) -> float:
-    """Return the egress cost of `home` bytes in US dollars; 0 if their number is unknown."""
-    return offer.egress_price * (home or 0) / 1e9
+def egress_cost(offer: Offer, size: int | None) -> float:
+    """Return the egress cost of `size` bytes in US dollars; 0 if their number is unknown."""
+    return offer.egress_price * (size or 0) / 1e9

@@ -41,10 +41,10 @@ class Zones:
         running = [each for each in there if each not in given_up]
         if not zone and running:
             zone = max(running, key=running.count)
-        found = [offer for offer in offers if zone_of(offer) not in given_up]
-        if zone:
-            found = [offer for offer in found if zone_of(offer) == zone]
-        return found
+        remaining = [offer for offer in offers if zone_of(offer) not in given_up]
+        if not zone:
+            return remaining
+        return [offer for offer in remaining if zone_of(offer) == zone]
 
     def choose(self, need: Need, offer: Offer) -> None:
         """Choose the zone of an offer for a need."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, cast
@@ -24,7 +25,7 @@ from ...errors import Corrupt, DiskFull, Infrastructure
 from ...language.units import about
 from ...planning.step import MISSING
 from ...storage.content.files import Entry, no_space
-from ..link.read_range import hash_chunks
+from ..link.read_range import find_different, hash_chunks
 from ..link.wire import (
     MOST,
     TRIES,
@@ -35,7 +36,7 @@ from ..link.wire import (
     parse_digests,
     retry_pause,
 )
-from .manifests import find_fault, list_folders
+from .manifests import files_by_path, find_fault, list_folders
 
 LEAST, FILES = 1 << 20, 4096
 """Minimum bytes and maximum files of one request."""
@@ -59,7 +60,11 @@ class HashedOutput:
     @property
     def is_empty(self) -> bool:
         """Whether the output is an empty file or directory."""
-        return bool(self.content) and not (self.entries if self.content[0] == "t" else self.size)
+        if not self.content:
+            return False
+        if self.content[0] == "t":
+            return not self.entries
+        return not self.size
 
 
 class _Span(NamedTuple):
@@ -88,7 +93,7 @@ class OutputDownload:
         self._is_visible = near
         self._partial = f"{target}.coming"
         self._is_tree = output.content[:1] == "t"
-        self._missing = {entry.path: entry for entry in output.entries if entry.kind in "fx"}
+        self._missing = files_by_path(output.entries)
         self._holes: dict[str, list[_Span]] = {}
         self._hashed: dict[str, str] = {}
         """Digests of files that arrived in one piece."""
@@ -98,8 +103,9 @@ class OutputDownload:
 
         Raises Corrupt if the data changed, DiskFull, Infrastructure.
         """
-        if self._is_tree and (trouble := find_fault(self._output.entries)):
-            raise Corrupt(f"{self._wire.name}: {trouble}", fix="check that this is the right host")
+        fault = find_fault(self._output.entries) if self._is_tree else ""
+        if fault:
+            raise Corrupt(f"{self._wire.name}: {fault}", fix="check that this is the right host")
         try:
             await self._prepare()
             with self._wire.measure(f"from {self._wire.name}", self._missing_bytes()) as meter:
@@ -128,7 +134,11 @@ class OutputDownload:
 
     def _missing_bytes(self) -> int:
         """Return the number of missing bytes."""
-        return sum(span.size for spans in self._holes.values() for span in spans)
+        return sum(span.size for span in self._list_holes())
+
+    def _list_holes(self) -> Iterator[_Span]:
+        """Return the missing ranges of all files."""
+        return itertools.chain.from_iterable(self._holes.values())
 
     def _measure_missing(self) -> int:
         """Return a number that decreases with each received byte and each correct file."""
@@ -137,6 +147,9 @@ class OutputDownload:
     def _local_path(self, entry: Entry) -> str:
         return f"{self._partial}/{entry.path}" if self._is_tree else self._partial
 
+    def _is_local(self, entry: Entry) -> bool:
+        return os.path.lexists(self._local_path(entry))
+
     async def _prepare(self) -> None:
         """Create the directories, and keep correct data of an earlier download."""
         await asyncio.to_thread(self._clear)
@@ -144,15 +157,13 @@ class OutputDownload:
             os.makedirs(self._partial, exist_ok=True)
             for folder in list_folders(self._output.entries):
                 os.makedirs(f"{self._partial}/{folder}", exist_ok=True)
-        elif parent := os.path.dirname(self._partial):
-            os.makedirs(parent, exist_ok=True)
+        else:
+            os.makedirs(os.path.dirname(self._partial) or ".", exist_ok=True)
         for entry in self._missing.values():
             self._holes[entry.path] = [_Span(entry, 0, entry.size)]
         if self._is_visible:
             await asyncio.to_thread(self._copy_shared)
-        existing = [
-            entry for entry in self._missing.values() if os.path.lexists(self._local_path(entry))
-        ]
+        existing = [entry for entry in self._missing.values() if self._is_local(entry)]
         await asyncio.gather(*(self._check_file(entry) for entry in existing))
         self._check_disk()
 
@@ -174,9 +185,8 @@ class OutputDownload:
             remove(self._partial)
         if not os.path.isdir(self._partial):
             return
-        kinds = dict.fromkeys(list_folders(self._output.entries), "d") | {
-            path: "f" for path in self._missing
-        }
+        kinds = dict.fromkeys(list_folders(self._output.entries), "d")
+        kinds |= dict.fromkeys(self._missing, "f")
         for path, kind in list(below(self._partial)):
             if kinds.get(path, "") != kind.replace("x", "f"):
                 with contextlib.suppress(NotADirectoryError):  # its directory is deleted already
@@ -188,7 +198,7 @@ class OutputDownload:
         They may be shorter or older than the host's files, so they are verified like all others.
         """
         for entry in self._missing.values():
-            if not os.path.lexists(self._local_path(entry)):
+            if not self._is_local(entry):
                 with contextlib.suppress(OSError):
                     copy(f"{self._path}/{entry.path}".rstrip("/"), self._local_path(entry))
 
@@ -199,14 +209,17 @@ class OutputDownload:
         path = self._local_path(entry)
         size = os.lstat(path).st_size
         if size == entry.size and await asyncio.to_thread(hash_file, path) == entry.value:
-            del self._missing[entry.path]
-            del self._holes[entry.path]
+            self._mark_correct(entry)
             return
         if entry.size <= self._wire.chunk or size < self._wire.chunk or not os.path.isfile(path):
             os.unlink(path)
             self._holes[entry.path] = [_Span(entry, 0, entry.size)]
             return
         self._holes[entry.path] = await self._find_wrong_chunks(entry, size)
+
+    def _mark_correct(self, entry: Entry) -> None:
+        del self._missing[entry.path]
+        del self._holes[entry.path]
 
     async def _find_wrong_chunks(self, entry: Entry, size: int) -> list[_Span]:
         """Return the chunks of a large file that differ on the host.
@@ -221,31 +234,31 @@ class OutputDownload:
             (_, on_host), local = await asyncio.gather(asking, hashing)
         except UploadGone:
             raise self._changed_error(entry) from None
-        wrong = [
-            number
-            for number, digest in enumerate(on_host)
-            if number >= len(local) or local[number] != digest
-        ]
+        wrong = find_different(on_host, local)
         if not wrong:  # all chunks are equal, but the whole file has another digest than before
             raise self._changed_error(entry)
-        starts = [number * chunk for number in wrong if number * chunk < entry.size]
-        return [_Span(entry, start, min(chunk, entry.size - start)) for start in starts]
+        spans: list[_Span] = []
+        for number in wrong:
+            start = number * chunk
+            if start < entry.size:  # the host's file may be longer by now
+                spans.append(_Span(entry, start, min(chunk, entry.size - start)))
+        return spans
 
     async def _check_complete_files(self) -> None:
         """Verify the files that are complete now.  For a wrong file, find its wrong ranges."""
         whole = [entry for entry in self._missing.values() if not self._holes[entry.path]]
         hashed = {entry.path: self._hashed.pop(entry.path, "") for entry in whole}
 
-        async def judge(entry: Entry) -> None:
-            if (
-                hashed[entry.path] or await asyncio.to_thread(hash_file, self._local_path(entry))
-            ) == entry.value:
-                del self._missing[entry.path]
-                del self._holes[entry.path]
+        async def verify(entry: Entry) -> None:
+            digest = hashed[entry.path]
+            if not digest:  # the file arrived in several pieces
+                digest = await asyncio.to_thread(hash_file, self._local_path(entry))
+            if digest == entry.value:
+                self._mark_correct(entry)
             else:
                 await self._check_file(entry)
 
-        await asyncio.gather(*(judge(entry) for entry in whole))
+        await asyncio.gather(*(verify(entry) for entry in whole))
 
     async def _run_round(self, meter: Meter) -> BaseException | None:
         """Request all missing data once, over several streams.
@@ -262,9 +275,7 @@ class OutputDownload:
 
         Small files are requested together, a large file alone, or on a far host in chunks.
         """
-        spans = sorted(
-            (span for spans in self._holes.values() for span in spans), key=lambda span: span.size
-        )
+        spans = sorted(self._list_holes(), key=lambda span: span.size)
         missing = self._missing_bytes()
         most = max(LEAST, missing // MOST) if self._wire.is_far else missing
         requests: list[list[_Span]] = []
@@ -294,15 +305,12 @@ class OutputDownload:
     async def _download_ranges(self, spans: Sequence[_Span], meter: Meter) -> None:
         """Download the ranges of one request."""
         writer = _RangeWriter([(span, self._local_path(span.entry)) for span in spans])
-        folder = self._path if self._is_tree else os.path.split(self._path)[0]
-        wanted = [
-            (
-                span.entry.path if self._is_tree else os.path.basename(self._path),
-                span.start,
-                span.size,
-            )
-            for span in spans
-        ]
+        if self._is_tree:
+            folder = self._path
+            wanted = [(span.entry.path, span.start, span.size) for span in spans]
+        else:
+            folder, name = os.path.split(self._path)
+            wanted = [(name, span.start, span.size) for span in spans]
         stream = cast(
             "AsyncGenerator[bytes, None]",
             self._wire.stream("send", folder, wanted, self._wire.is_far),
@@ -393,14 +401,9 @@ class _RangeWriter:
             return
         span, path = self._wanted[self.position]
         self._hasher, self._whole = hashlib.sha256(), span.size == span.entry.size
-        self._handle = os.open(
-            path,
-            os.O_WRONLY
-            | os.O_CREAT
-            | os.O_NOFOLLOW
-            | os.O_CLOEXEC
-            | (os.O_TRUNC if self._whole else 0),
-            0o644,
-        )
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        if self._whole:
+            flags |= os.O_TRUNC
+        self._handle = os.open(path, flags, 0o644)
         os.lseek(self._handle, span.start, os.SEEK_SET)
         self._left = span.size

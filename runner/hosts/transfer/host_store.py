@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +21,7 @@ from ...storage.content.files import Content, Entry
 from ..link.wire import CorruptReply, UploadGone, Wire, ignore_answer, parse_strings
 from . import shared_disk
 from .download import HashedOutput, OutputDownload
-from .manifests import find_fault, object_name, object_path, tree_stamp
+from .manifests import files_size, find_fault, object_name, object_path, tree_stamp
 from .pulling import Puller
 from .upload import Sender
 
@@ -143,16 +143,16 @@ class HostStore(Sender):
     # -- attempts
 
     async def stage(
-        self, name: str, contents: AttemptContents, coming: Collection[str] = ()
+        self, name: str, contents: AttemptContents, uploading: Collection[str] = ()
     ) -> list[str]:
         """Create the attempt directory `name` on the host.  An existing one stays unchanged.
 
-        The host waits until the contents `coming`, which are being uploaded, have arrived.  Raises
-        Gone if that takes long. Returns the names of inputs that are symbolic links to files.
+        The host waits until the contents that are `uploading` have arrived.  Raises UploadGone if
+        that takes long. Returns the names of inputs that are symbolic links to files.
         """
         data, stamp = self._pack_attempt(name, contents)
         states = list(contents.states.values())
-        awaited = [object_name(content) for content in coming]
+        awaited = [object_name(content) for content in uploading]
         inputs = [(path, True) for path in contents.links]
         inputs += [(path, is_object) for path, (_, is_object) in contents.seen.items()]
 
@@ -215,7 +215,7 @@ class HostStore(Sender):
     async def hash_outputs(self, path: str, outputs: Sequence[str]) -> HashedOutputs:
         """Hash these outputs of an attempt on the host, and find its changed inputs."""
         try:
-            found, changed = await self.wire.ask(
+            hashed, changed = await self.wire.ask(
                 "take",
                 path,
                 outputs,
@@ -226,13 +226,13 @@ class HostStore(Sender):
                 f"{path} no longer exists on {self.wire.name}", fix="run the step again"
             ) from None
         objects = f"{self.root}/objects/"
-        return HashedOutputs(
-            found,
-            tuple(
-                _content_at(name) if name.startswith(objects) else name.removeprefix(f"{path}/")
-                for name in changed
-            ),
-        )
+
+        def name_input(changed_path: str) -> str:
+            if changed_path.startswith(objects):
+                return _content_at(changed_path)
+            return changed_path.removeprefix(f"{path}/")
+
+        return HashedOutputs(hashed, tuple(map(name_input, changed)))
 
     async def read_leftovers(
         self, path: str, *, each: int, all: int, count: int
@@ -242,24 +242,19 @@ class HostStore(Sender):
         Limits are `count` files, `each` bytes per file and `all` bytes in total.
         """
         answer, data = await self.wire.read("remains", path, each, all, count)
-        found: dict[str, bytes] = {}
+        leftovers: dict[str, bytes] = {}
         at = 0
         try:
             sent, others = answer
             for name, size in sent:
-                found[str(name)] = data[at : at + int(size)]
+                leftovers[str(name)] = data[at : at + int(size)]
                 at += int(size)
-            trouble = find_fault(
-                [Entry(name, "f", len(held), "0" * 64) for name, held in found.items()]
-            )
+            fault = _find_name_fault(leftovers)
         except (TypeError, ValueError):
-            trouble = "invalid data"
-        if trouble:
-            raise Corrupt(
-                f"{self.wire.name} sent an invalid reply about {path}: {trouble}",
-                fix="check that this is the right host",
-            )
-        return found, int(others)
+            fault = "invalid data"
+        if fault:
+            raise self._invalid_reply_error(path, fault)
+        return leftovers, int(others)
 
     async def store_outputs(
         self, path: str, outputs: Mapping[str, str], *, copy: Collection[str] = ()
@@ -290,13 +285,17 @@ class HostStore(Sender):
 
     async def find_files(self, path: str, pattern: str) -> list[str]:
         """Return the files of an attempt whose names match a pattern."""
-        found = await self.wire.ask("matching", path, pattern, read=parse_strings)
-        if trouble := find_fault([Entry(name, "f", 0, "0" * 64) for name in found]):
-            raise Corrupt(
-                f"{self.wire.name} sent an invalid reply about {path}: {trouble}",
-                fix="check that this is the right host",
-            )
-        return found
+        matching = await self.wire.ask("matching", path, pattern, read=parse_strings)
+        fault = _find_name_fault(matching)
+        if fault:
+            raise self._invalid_reply_error(path, fault)
+        return matching
+
+    def _invalid_reply_error(self, path: str, fault: str) -> Corrupt:
+        return Corrupt(
+            f"{self.wire.name} sent an invalid reply about {path}: {fault}",
+            fix="check that this is the right host",
+        )
 
     async def write_marker(self, path: str) -> None:
         """Write a marker file below the root on the host."""
@@ -352,6 +351,11 @@ class HostStore(Sender):
         return await self.wire.ask("free", read=int)
 
 
+def _find_name_fault(names: Iterable[str]) -> str:
+    """Return the first fault of file names received from a host; empty if they are safe to use."""
+    return find_fault([Entry(name, "f", 0, "0" * 64) for name in names])
+
+
 def _kind_of(mode: int) -> str:
     """Return the manifest kind of a plain file with this mode."""
     return "x" if mode & stat.S_IXUSR else "f"
@@ -370,25 +374,21 @@ def _content_at(path: str) -> str:
 def _parse_outputs(
     answer: Any, outputs: Sequence[str]
 ) -> tuple[dict[str, HashedOutput], list[str]]:
-    found, changed = answer
-    if len(found) != len(outputs):
+    hashed, changed = answer
+    if len(hashed) != len(outputs):
         raise ValueError
-    return {
-        name: _parse_output(name, kind, rows)
-        for name, (kind, rows) in zip(outputs, found, strict=True)
-    }, parse_strings(changed)
+    parsed: dict[str, HashedOutput] = {}
+    for name, (kind, rows) in zip(outputs, hashed, strict=True):
+        parsed[name] = _parse_output(name, kind, rows)
+    return parsed, parse_strings(changed)
 
 
 def _parse_listing(answer: Any) -> tuple[list[tuple[str, int, int, bool]], int, int]:
-    found, free, total = answer
-    return (
-        [
-            (str(name), max(0, int(size)), int(written), bool(link))
-            for name, size, written, link in found
-        ],
-        int(free),
-        int(total),
-    )
+    rows, free, total = answer
+    entries: list[tuple[str, int, int, bool]] = []
+    for name, size, written, is_link in rows:
+        entries.append((str(name), max(0, int(size)), int(written), bool(is_link)))
+    return entries, int(free), int(total)
 
 
 def _parse_output(name: str, kind: str, rows: Sequence[Sequence[Any]]) -> HashedOutput:
@@ -397,9 +397,9 @@ def _parse_output(name: str, kind: str, rows: Sequence[Sequence[Any]]) -> Hashed
         Entry(str(path), str(each), int(size), str(value)) for path, each, size, value in rows
     )
     unfit = (BROKEN_LINK, SPECIAL, OUTSIDE)
-    if kind not in (MISSING, *unfit, "f", "x", "d") or any(
-        entry.kind not in ("f", "x", "l", "d", "o") for entry in entries
-    ):
+    if kind not in (MISSING, *unfit, "f", "x", "d"):
+        raise ValueError
+    if any(entry.kind not in ("f", "x", "l", "d", "o") for entry in entries):
         raise ValueError
     if kind == MISSING:
         return HashedOutput()
@@ -410,11 +410,12 @@ def _parse_output(name: str, kind: str, rows: Sequence[Sequence[Any]]) -> Hashed
         (only,) = entries
         if only.kind != kind:
             raise ValueError
-        if trouble := find_fault([only._replace(path="it")]):
-            return HashedOutput(problem=f"{name}: {trouble}", kind=kind)
+        fault = find_fault([only._replace(path="it")])
+        if fault:
+            return HashedOutput(problem=f"{name}: {fault}", kind=kind)
         content = f"{only.kind}:{only.value}"
         return HashedOutput(content, (only._replace(path=""),), only.size, kind=kind)
-    if trouble := find_fault(entries):
-        return HashedOutput(problem=f"{name}: {trouble}", kind=kind)
-    size = sum(entry.size for entry in entries if entry.kind in "fx")
-    return HashedOutput(files.tree_id(entries), entries, size, kind=kind)
+    fault = find_fault(entries)
+    if fault:
+        return HashedOutput(problem=f"{name}: {fault}", kind=kind)
+    return HashedOutput(files.tree_id(entries), entries, files_size(entries), kind=kind)

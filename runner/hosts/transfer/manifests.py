@@ -8,7 +8,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from ...agent import trees
 from ...storage.content.files import Entry
 
-HEX = frozenset("0123456789abcdef")
+_HEX = frozenset("0123456789abcdef")
+_MOST_LINKS = 40  # as on Linux, which reports a loop after that many
 SUFFIX = {"f": "", "x": ".x", "t": ".t"}
 
 
@@ -24,23 +25,37 @@ def object_path(content: str) -> str:
 
 def tree_stamp(entries: Sequence[Entry]) -> str:
     """Return the digest of a tree's names, kinds and links, by which a host recognizes it."""
-    found = [(folder, "d") for folder in list_folders(entries)] + [
-        (entry.path, entry.kind) for entry in entries if entry.kind != "d"
-    ]
-    return trees.stamp(found, [(entry.path, entry.value) for entry in entries if entry.kind == "l"])
+    kinds = [(folder, "d") for folder in list_folders(entries)]
+    kinds += [(entry.path, entry.kind) for entry in entries if entry.kind != "d"]
+    return trees.stamp(kinds, _link_targets(entries).items())
+
+
+def files_by_path(manifest: Iterable[Entry]) -> dict[str, Entry]:
+    """Return the files of a tree, without links and directories."""
+    return {entry.path: entry for entry in manifest if entry.kind in "fx"}
+
+
+def files_size(manifest: Iterable[Entry]) -> int:
+    """Return the bytes of a tree's files."""
+    return sum(entry.size for entry in manifest if entry.kind in "fx")
+
+
+def links_and_folders(manifest: Iterable[Entry]) -> list[Entry]:
+    """Return the links and empty directories of a tree."""
+    return [entry for entry in manifest if entry.kind in "ld"]
 
 
 def list_folders(manifest: Iterable[Entry]) -> list[str]:
     """Return every directory of a tree, parents first."""
-    found: dict[str, None] = {}
+    folders: dict[str, None] = {}
     for path, kind, _, _ in manifest:
         folder = path if kind == "d" else path.rpartition("/")[0]
-        if folder in found or not folder:
+        if folder in folders or not folder:
             continue
         parts = folder.split("/")
         for depth in range(1, len(parts) + 1):
-            found["/".join(parts[:depth])] = None
-    return list(found)
+            folders["/".join(parts[:depth])] = None
+    return list(folders)
 
 
 def content_of(entry: Entry) -> str:
@@ -53,31 +68,47 @@ def find_fault(entries: Sequence[Entry]) -> str:
     paths = {entry.path for entry in entries}
     if len(paths) != len(entries):
         return "duplicate name"
-    targets = {entry.path: entry.value for entry in entries if entry.kind == "l"}
+    targets = _link_targets(entries)
     for entry in entries:
-        if fault := _find_entry_fault(entry, paths, targets):
+        fault = _find_entry_fault(entry, paths, targets)
+        if fault:
             return fault
     return ""
 
 
+def _link_targets(entries: Iterable[Entry]) -> dict[str, str]:
+    return {entry.path: entry.value for entry in entries if entry.kind == "l"}
+
+
 def _find_entry_fault(entry: Entry, paths: Container[str], targets: Mapping[str, str]) -> str:
     """Return the fault of one entry of a manifest with these paths and link targets."""
-    path, kind, size, value = entry
+    path, kind, _, value = entry
     parts = path.split("/")
     if "\0" in path or not all(map(_is_valid_name, parts)):
         return f"{path!r} is not a valid file name"
     if kind == "o":
         return f"{path!r} is neither a file nor a directory"
+    # A manifest lists a directory only if it is empty, so a parent among the paths is an error.
     if any("/".join(parts[:depth]) in paths for depth in range(1, len(parts))):
         return f"{path!r} is below a file"
-    if kind in "fx" and (size < 0 or len(value) != 64 or not HEX.issuperset(value)):
+    if kind in "fx" and not _has_digest(entry):
         return f"{path!r} has no digest"
     if kind == "l" and _leads_out(path, targets):
         return f"a link to {value!r} points outside the directory: {path!r}"
     return ""
 
 
+def is_digest(text: str) -> bool:
+    """Return whether a text is a SHA-256 digest in hexadecimal."""
+    return len(text) == 64 and _HEX.issuperset(text)
+
+
+def _has_digest(entry: Entry) -> bool:
+    return entry.size >= 0 and is_digest(entry.value)
+
+
 def _is_valid_name(name: str) -> bool:
+    # A disk limits names to 255 bytes, not characters.
     return name not in ("", ".", "..") and len(os.fsencode(name)) <= 255
 
 
@@ -97,8 +128,13 @@ def _leads_out(path: str, targets: Mapping[str, str]) -> bool:
             target = targets.get("/".join(at))
             if target is not None:
                 followed += 1
-                if target.startswith("/") or "\0" in target or not target or followed > 40:
+                if followed > _MOST_LINKS or not _is_relative(target):
                     return True
                 at.pop()
                 rest = target.split("/") + rest
     return False
+
+
+def _is_relative(target: str) -> bool:
+    """Return whether a link target is a valid relative path."""
+    return bool(target) and not target.startswith("/") and "\0" not in target

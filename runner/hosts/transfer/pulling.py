@@ -24,7 +24,7 @@ from ...storage.content import files
 from ...storage.content.files import Content, Entry
 from ...storage.signed import Item, SignedObjects, opens
 from ..link.wire import CorruptReply, Meter, UploadGone, ignore_answer
-from .manifests import HEX, object_name, tree_stamp
+from .manifests import is_digest, object_name, tree_stamp
 from .upload import Sender
 
 BATCH, BATCH_BYTES = 500, 100_000_000_000
@@ -138,9 +138,9 @@ class Puller:
                 f"cannot create signed URLs for its objects ({type(error).__name__})"
             ) from error
         learn(opens(addresses))
-        rows = [
-            (*item, address) for item, address in zip(remaining.values(), addresses, strict=True)
-        ]
+        rows = []
+        for item, address in zip(remaining.values(), addresses, strict=True):
+            rows.append((*item, address))
         finished += sum(item.size for item in batch if item.path in digests)
         report = _PullReport(remaining, digests, meter, finished)
         try:
@@ -185,27 +185,29 @@ class _PullReport:
         """
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            kind, *words = json.loads(line)
-            self._read_line(kind, words)
+            kind, *values = json.loads(line)
+            self._read_line(kind, values)
         if len(self._rest) > LINE:
             raise CorruptReply
 
-    def _read_line(self, kind: object, words: Sequence[Any]) -> None:
+    def _read_line(self, kind: object, values: Sequence[Any]) -> None:
         if kind == "bytes":
             self._meter.done = self._finished
-            self._meter.add(max(0, int(words[0])))
+            self._meter.add(max(0, int(values[0])))
         elif kind == "file":
-            path, digest = words[0], words[1]
-            if path not in self._wanted or len(digest) != 64 or not HEX.issuperset(digest):
-                raise CorruptReply
-            self._digests[path] = digest
+            self._record_digest(values[0], values[1])
         elif kind == "full":
-            self.free = max(0, int(words[0]))
+            self.free = max(0, int(values[0]))
         elif kind == "problem":
-            text = str(words[0])[:WORDS]
-            self.problem = "".join(letter for letter in text if letter.isprintable())
+            text = str(values[0])[:WORDS]
+            self.problem = "".join(filter(str.isprintable, text))
         else:
             raise CorruptReply
+
+    def _record_digest(self, path: str, digest: str) -> None:
+        if path not in self._wanted or not is_digest(digest):
+            raise CorruptReply
+        self._digests[path] = digest
 
 
 def _batches(items: Sequence[Item]) -> Iterator[Sequence[Item]]:

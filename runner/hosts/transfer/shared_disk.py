@@ -37,11 +37,15 @@ class SharedDisk:
         """
         if not (self.host_sees_workspace and paths):
             return set()
-        known = [(path, mark) for path in paths if (mark := marks(path))]
-        found = await self.wire.ask(
-            "same", known, read=lambda answer: _parse_flags(answer, len(known))
+        existing: list[tuple[str, list[int]]] = []
+        for path in paths:
+            mark = marks(path)
+            if mark:
+                existing.append((path, mark))
+        flags = await self.wire.ask(
+            "same", existing, read=lambda answer: _parse_flags(answer, len(existing))
         )
-        return {path for (path, _), same in zip(known, found, strict=True) if same}
+        return {path for (path, _), is_same in zip(existing, flags, strict=True) if is_same}
 
     async def copy_to_host(self, sources: Mapping[str, str]) -> set[str]:
         """Let the host copy local files and trees to its upload directory: object name -> path.
@@ -50,10 +54,8 @@ class SharedDisk:
         """
         if not (self.host_sees_workspace and sources):
             return set()
-        return (
-            set(await self.wire.ask("draw", list(sources.items()), read=parse_strings))
-            & sources.keys()
-        )
+        copied = await self.wire.ask("draw", list(sources.items()), read=parse_strings)
+        return set(copied) & sources.keys()
 
 
 async def detect_shared_disk(wire: Wire, folder: str) -> SharedDisk:

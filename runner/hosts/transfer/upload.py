@@ -38,7 +38,14 @@ from ..link.wire import (
     process_start_time,
     retry_pause,
 )
-from .manifests import content_of, object_name, object_path
+from .manifests import (
+    content_of,
+    files_by_path,
+    files_size,
+    links_and_folders,
+    object_name,
+    object_path,
+)
 from .shared_disk import SharedDisk
 from .upload_base import BaseFinder
 from .upload_files import Upload, UploadChecker, grain_size
@@ -48,7 +55,8 @@ BATCH_BYTES, BATCH_FILES = 96 << 20, 4096
 _PIECE = 2  # grains per request to a far host
 _HOLES = 500  # holes of a large file per request
 _count = itertools.count(1)
-_SIGN = 120.0  # seconds between two signs of life: after ten minutes without one, another sender adopts the data
+# Seconds between two signs of life: after ten minutes without one, another sender adopts the data.
+_SIGN = 120.0
 _active_senders: set[str] = set()  # of this process
 
 
@@ -73,11 +81,8 @@ class Sender:
         if not contents:
             return set()
         known = {object_name(content): content for content in contents}
-        return {
-            known[name]
-            for name in await self.wire.ask("have", list(known), read=parse_strings)
-            if name in known
-        }
+        existing = await self.wire.ask("have", list(known), read=parse_strings)
+        return {known[name] for name in existing if name in known}
 
     async def prefetch_state(self, contents: Collection[str]) -> None:
         """Request the state of these contents on the host before the first upload, which then makes
@@ -130,9 +135,8 @@ class Sender:
         """Send signs of life during the upload of a large file."""
         while True:
             await asyncio.sleep(_SIGN)
-            with contextlib.suppress(
-                DriverError, Infrastructure, Corrupt
-            ):  # the upload itself reports the error
+            # The upload itself reports an error.
+            with contextlib.suppress(DriverError, Infrastructure, Corrupt):
                 await self.wire.ask("free", read=ignore_answer)
 
     async def _send(
@@ -140,18 +144,13 @@ class Sender:
     ) -> None:
         contents = {object_name(content): content for content in sources}
         state = await self._request_state(contents)
-        statuses = {
-            contents[name]: status for name, status in state.statuses.items() if status != "here"
-        }
+        statuses: dict[str, str] = {}
+        for name, status in state.statuses.items():
+            if status != "here":
+                statuses[contents[name]] = status
         if not statuses:
             return
-        absent = {
-            object_name(content): sources[content]
-            for content, status in statuses.items()
-            if status == "absent"
-        }
-        for name in await self.shared_disk.copy_to_host(absent):
-            statuses[contents[name]] = "partial"
+        await self._copy_absent(sources, statuses)
         uploads = await self._group_uploads(sources, manifests, statuses)
         for upload in uploads:
             await self._find_existing_data(upload, state, statuses)
@@ -163,6 +162,19 @@ class Sender:
             for upload in uploads:
                 await self._upload_missing(upload, meter)
                 await self._name_objects(upload, meter)
+
+    async def _copy_absent(self, sources: Mapping[str, str], statuses: dict[str, str]) -> None:
+        """Let the host copy absent contents from a shared disk, and mark them as partial."""
+        absent: dict[str, str] = {}
+        for content, status in statuses.items():
+            if status == "absent":
+                absent[object_name(content)] = content
+        copied = await self.shared_disk.copy_to_host(
+            {name: sources[content] for name, content in absent.items()}
+        )
+        for name in copied:
+            # The host has not verified the copy: the survey of partial data does.
+            statuses[absent[name]] = "partial"
 
     async def _group_uploads(
         self,
@@ -217,7 +229,8 @@ class Sender:
             return None
         started_by = {}
         for sender, started in prefetched.started_by.items():
-            if ours := [name for name in started if name in names]:
+            ours = [name for name in started if name in names]
+            if ours:
                 started_by[sender] = ours
         statuses = {name: prefetched.statuses.pop(name) for name in names}
         return prefetched._replace(statuses=statuses, started_by=started_by)
@@ -238,12 +251,12 @@ class Sender:
             raise Changed(source)
         name = object_name(content)
         folder = object_path(content) if here else f"partial/{self.wire.sender}/{name}"
-        size = sum(entry.size for entry in manifest if entry.kind in "fx")
+        size = files_size(manifest)
         upload = Upload(
             name, folder, size, lambda entry: f"{source}/{entry.path}", source, content, manifest
         )
-        upload.missing = {entry.path: entry for entry in manifest if entry.kind in "fx"}
-        upload.links = [entry for entry in manifest if entry.kind in "ld"]
+        upload.missing = files_by_path(manifest)
+        upload.links = links_and_folders(manifest)
         upload.lacks_manifest = True
         return upload
 
@@ -254,13 +267,15 @@ class Sender:
         """
         origins = {object_name(content): source for content, source in sources.items()}
         first = next(iter(sources))
-        folder = os.path.dirname(object_path(first)) if here else f"partial/{self.wire.sender}"
+        folder, content_on_host = f"partial/{self.wire.sender}", ""
+        if here:
+            folder, content_on_host = os.path.dirname(object_path(first)), first
         upload = Upload(
             object_name(first),
             folder,
             0,
             lambda entry: origins[entry.path],
-            content=first if here else "",
+            content=content_on_host,
         )
         for content, source in sources.items():
             try:
@@ -374,7 +389,7 @@ class Sender:
             if await self._name_tree(upload):
                 self._bases.remember(upload.content, upload.manifest)
                 return
-            upload.missing = {entry.path: entry for entry in upload.manifest if entry.kind in "fx"}
+            upload.missing = files_by_path(upload.manifest)
             await self._checker.delete_extra(upload)
             await self._checker.survey(upload)
             await self._upload_missing(upload, meter)
@@ -469,23 +484,32 @@ class Uploader:
         The last batch includes the manifest.  Without small files, the manifest comes first, so
         that large files do not delay it.
         """
-        large = [entry for entry in upload.missing.values() if entry.size > self._wire.chunk]
-        small = [entry for entry in upload.missing.values() if entry.size <= self._wire.chunk]
-        jobs: list[Callable[[], Awaitable[None]]] = []
-        manifest_first = upload.lacks_manifest and bool(large) and not small
-        if manifest_first:
-            send = partial(self._send_batch, upload, [], meter, with_manifest=True, is_only=False)
-            jobs.append(send)
+        large = upload.large_files(self._wire.chunk)
+        small = upload.small_files(self._wire.chunk)
+        large_jobs: list[Callable[[], Awaitable[None]]] = []
         for entry in large:
-            jobs += self._large_file_jobs(upload, entry, meter)
-        batches = _split_batches(small, self._batch_bytes(small))
-        is_only = not large and len(batches) == 1
+            large_jobs += self._large_file_jobs(upload, entry, meter)
+        if small:
+            return large_jobs + self._batch_jobs(upload, small, meter, has_large=bool(large))
+        if not upload.lacks_manifest:
+            return large_jobs
+        send_manifest = partial(
+            self._send_batch, upload, [], meter, with_manifest=True, is_only=not large
+        )
+        return [send_manifest, *large_jobs]
+
+    def _batch_jobs(
+        self, upload: Upload, small: Sequence[Entry], meter: Meter, *, has_large: bool
+    ) -> list[Callable[[], Awaitable[None]]]:
+        """Return the jobs that upload small files, one per batch."""
+        *batches, last = _split_batches(small, self._batch_bytes(small))
+        is_only = not batches and not has_large
+        jobs: list[Callable[[], Awaitable[None]]] = []
         for batch in batches:
-            is_last = batch is batches[-1]
-            with_manifest = is_last and upload.lacks_manifest and not manifest_first
-            if batch or with_manifest:
-                send = partial(self._send_batch, upload, batch, meter)
-                jobs.append(partial(send, with_manifest=with_manifest, is_only=is_only))
+            send = partial(self._send_batch, upload, batch, meter)
+            jobs.append(partial(send, with_manifest=False, is_only=False))
+        send = partial(self._send_batch, upload, last, meter)
+        jobs.append(partial(send, with_manifest=upload.lacks_manifest, is_only=is_only))
         return jobs
 
     def _batch_bytes(self, small: Sequence[Entry]) -> int:
@@ -509,33 +533,20 @@ class Uploader:
         With the manifest, the tar includes the links too.  If the tar is the only job of the round,
         the host names the objects at once.
         """
-        title = f".manifest-{next(_count)}"
-        data = upload.describe_tree()[0] if with_manifest else b""
-        listing = Entry(title, "f", len(data), hashlib.sha256(data).hexdigest())
-        expected = _joint_digest([listing, *batch] if with_manifest else batch)
-
-        def pieces() -> Iterator[bytes]:
-            if with_manifest:
-                yield tar.member(listing, data)
-            if upload.root:
-                links = upload.links if with_manifest else ()
-                yield from tar.tar_stream(upload.root, [*batch, *links])
-                return
-            for entry in batch:
-                yield tar.member(entry, _read_whole(upload.origin(entry), entry.size))
-            yield tar.END
-
+        manifest = _manifest_file(upload) if with_manifest else None
+        sent_files = [manifest.entry, *batch] if manifest is not None else batch
+        expected = _joint_digest(sent_files)
         may_name = is_only and not upload.had_data
         stamp = upload.describe_tree()[1] if may_name and upload.root else ""
         folder = upload.name if upload.root else ""
         files_to_name = list(upload.files) if may_name else []
-        manifest_name = title if with_manifest else ""
+        manifest_name = manifest.entry.path if manifest is not None else ""
         arguments = (folder, upload.name, manifest_name, expected, stamp, files_to_name)
         arrived, is_named = await self._wire.ask_once(
             "batch",
             *arguments,
             read=lambda answer: (str(answer["digest"]), bool(answer["placed"])),
-            data=meter.count(pieces()),
+            data=meter.count(_tar_pieces(upload, batch, manifest)),
         )
         if arrived != expected:
             raise CorruptReply
@@ -591,12 +602,14 @@ class Uploader:
         The last call sets its mode and verifies its digest.  Raises CorruptReply if it differs.
         """
         grain, size = grain_size(self._wire), entry.size
-        blocks = (
-            read_part(
-                upload.origin(entry), size, first * grain, min(count * grain, size - first * grain)
-            )
-            for first, count in holes
-        )
+
+        def read_holes() -> Iterator[bytes]:
+            for first, count in holes:
+                start = first * grain
+                yield from read_part(
+                    upload.origin(entry), size, start, min(count * grain, size - start)
+                )
+
         mode, digests = 0, list[str]()
         known = upload.grains.setdefault(entry.path, {})
         if last:
@@ -609,9 +622,9 @@ class Uploader:
             "write",
             *arguments,
             read=lambda answer: (str(answer[0]), parse_strings(answer[1])),
-            data=meter.count(itertools.chain.from_iterable(blocks)),
+            data=meter.count(read_holes()),
         )
-        numbers = (at for first, count in holes for at in range(first, first + count))
+        numbers = itertools.chain.from_iterable(range(at, at + count) for at, count in holes)
         known.update(zip(numbers, written, strict=False))
         if not last:
             return
@@ -621,8 +634,37 @@ class Uploader:
         upload.holes.pop(entry.path, None)
 
 
+class _ManifestFile(NamedTuple):
+    """The manifest of a tree, as a file of the upload."""
+
+    entry: Entry
+    data: bytes
+
+
+def _manifest_file(upload: Upload) -> _ManifestFile:
+    data = upload.describe_tree()[0]
+    digest = hashlib.sha256(data).hexdigest()
+    return _ManifestFile(Entry(f".manifest-{next(_count)}", "f", len(data), digest), data)
+
+
+def _tar_pieces(
+    upload: Upload, batch: Sequence[Entry], manifest: _ManifestFile | None
+) -> Iterator[bytes]:
+    """Yield a tar of small files, and with the manifest also of the links."""
+    links: Sequence[Entry] = ()
+    if manifest is not None:
+        yield tar.member(manifest.entry, manifest.data)
+        links = upload.links
+    if upload.root:
+        yield from tar.tar_stream(upload.root, [*batch, *links])
+        return
+    for entry in batch:
+        yield tar.member(entry, _read_whole(upload.origin(entry), entry.size))
+    yield tar.END
+
+
 def _split_batches(entries: Iterable[Entry], most: int) -> list[list[Entry]]:
-    """Split files into batches of about `most` bytes; one empty batch if there are no files."""
+    """Split one or more files into batches of about `most` bytes."""
     batches: list[list[Entry]] = [[]]
     size = 0
     for entry in entries:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Collection, Sequence
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ...storage.content import files
@@ -21,10 +22,8 @@ from .upload_files import BaseFile, GrainDigests, Upload, grain_size
 _MANIFESTS = 8
 _WORTH = 256 << 10  # minimum bytes of a tree for the search of a base
 _ASKED = 4  # maximum manifests to read from the host
-_SAMPLE, _SAMPLES = (
-    64 << 10,
-    6,
-)  # bytes of a sample, and samples per file, to find similar large files
+# Bytes of a sample, and samples per file, to find similar large files.
+_SAMPLE, _SAMPLES = 64 << 10, 6
 _ALIKE = 2  # minimum number of equal samples
 
 
@@ -74,20 +73,14 @@ class BaseFinder:
         older = await self._load_manifest(base)
         values = {entry.path: entry.value for entry in older}
         wanted = {_identity(entry) for entry in upload.manifest}
-        same = {entry.path for entry in older if _identity(entry) in wanted}
-        superfluous = [entry.path for entry in older if entry.path not in same]
+        common = {entry.path for entry in older if _identity(entry) in wanted}
+        superfluous = [entry.path for entry in older if entry.path not in common]
         superfluous += sorted(set(list_folders(older)) - set(list_folders(upload.manifest)))
         large = {entry.path for entry in self._large_files(upload)}
         changed = [upload.missing[path] for path in superfluous if path in large]
         grain = grain_size(self._wire)
-        request = (
-            "base",
-            upload.name,
-            base,
-            superfluous,
-            grain,
-            [(entry.path, values[entry.path]) for entry in changed],
-        )
+        to_compare = [(entry.path, values[entry.path]) for entry in changed]
+        request = ("base", upload.name, base, superfluous, grain, to_compare)
         hashing = asyncio.gather(
             *(
                 asyncio.to_thread(hash_chunks, upload.origin(entry), entry.size, grain)
@@ -101,8 +94,9 @@ class BaseFinder:
         )
         if host_digests is None:
             return  # the host no longer has the tree
-        upload.missing = {path: entry for path, entry in upload.missing.items() if path not in same}
-        upload.links = [entry for entry in upload.links if entry.path not in same]
+        for path in common:
+            upload.missing.pop(path, None)
+        upload.links = [entry for entry in upload.links if entry.path not in common]
         folder = object_path(f"t:{base[:64]}")
         for entry, local in zip(changed, local_digests, strict=True):
             digests = None
@@ -114,11 +108,8 @@ class BaseFinder:
 
     def _large_files(self, upload: Upload) -> list[Entry]:
         """Return the files of a tree that are compared by chunks."""
-        return [
-            entry
-            for entry in upload.manifest
-            if entry.kind in "fx" and entry.size > self._wire.chunk
-        ]
+        chunk = self._wire.chunk
+        return [entry for entry in upload.manifest if entry.kind in "fx" and entry.size > chunk]
 
     async def choose_file_bases(self, upload: Upload, free: int, started: Collection[str]) -> None:
         """Start each large file with the most similar file on the host, unless its upload is
@@ -137,12 +128,8 @@ class BaseFinder:
                 "alike", self._wire.chunk, _SAMPLE, blocks, read=_parse_alike
             )
             samples = await asyncio.to_thread(_samples, upload.origin(entry), entry.size, blocks)
-            equal = {
-                name: sum(own == other for own, other in zip(samples, others, strict=False))
-                for name, others in files_on_host.items()
-            }
-            best = max(equal, key=lambda name: equal[name], default="")
-            if best and equal[best] >= _ALIKE:
+            best = _find_most_similar(samples, files_on_host)
+            if best:
                 upload.bases[entry.path] = BaseFile(f"objects/{best[:2]}/{best}", best[:64])
 
     async def _load_manifest(self, name: str) -> Sequence[Entry]:
@@ -177,6 +164,18 @@ def _identity(entry: Entry) -> tuple[str, str, str]:
     return entry.path, entry.kind, entry.value
 
 
+def _find_most_similar(samples: Sequence[str], others: Mapping[str, Sequence[str]]) -> str:
+    """Return the name of the file on the host with the most equal samples; empty if there are too
+    few.
+    """
+    best, most = "", _ALIKE - 1
+    for name, other_samples in others.items():
+        equal = sum(map(operator.eq, samples, other_samples))
+        if equal > most:
+            best, most = name, equal
+    return best
+
+
 def _parse_grains(answer: Any) -> dict[str, tuple[int, list[str]]] | None:
     """Parse the digests of large files: path -> size and digests; None if the host has no such tree."""
     if answer is None:
@@ -190,10 +189,9 @@ def _parse_alike(answer: Any) -> dict[str, list[str]]:
 
 def _samples(path: str, size: int, blocks: Sequence[int]) -> list[str]:
     """Return the digests of some blocks of a local file."""
-    found = []
+    digests = []
     for block in blocks:
-        data = b"".join(
-            read_part(path, size, block * _SAMPLE, min(_SAMPLE, size - block * _SAMPLE))
-        )
-        found.append(hashlib.sha256(data).hexdigest())
-    return found
+        start = block * _SAMPLE
+        data = b"".join(read_part(path, size, start, min(_SAMPLE, size - start)))
+        digests.append(hashlib.sha256(data).hexdigest())
+    return digests

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from ...agent.tree_hash import hash_file
 from ...storage.content.files import Changed, Entry
-from ..link.read_range import hash_chunks
+from ..link.read_range import find_different, hash_chunks
 from ..link.wire import Wire, ignore_answer, parse_digests
-from .manifests import list_folders, tree_stamp
+from .manifests import links_and_folders, list_folders, tree_stamp
 
 GRAINS = 4
 """Grains per chunk.  A grain is the unit in which large files are compared and repeated."""
@@ -54,20 +54,25 @@ class Upload:
     manifest: Sequence[Entry] = ()
     missing: dict[str, Entry] = field(default_factory=dict)
     files: dict[str, Entry] = field(default_factory=dict)  # all files by object name, unless a tree
-    bases: dict[str, BaseFile] = field(
-        default_factory=dict
-    )  # large file -> a similar file on the host
-    grains: dict[str, dict[int, str]] = field(
-        default_factory=dict
-    )  # large file -> known digests of its grains
-    holes: dict[str, list[tuple[int, int]]] = field(
-        default_factory=dict
-    )  # large file -> (first grain, number of grains) that are missing
+    # large file -> a similar file on the host
+    bases: dict[str, BaseFile] = field(default_factory=dict)
+    # large file -> known digests of its grains
+    grains: dict[str, dict[int, str]] = field(default_factory=dict)
+    # large file -> (first grain, number of grains) that are missing
+    holes: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     links: list[Entry] = field(default_factory=list)  # including empty directories
     lacks_manifest: bool = False  # the links and the manifest are still missing
     had_data: bool = False  # a part existed on the host, or was damaged
     is_named: bool = False  # the host has given the objects their names
     _described: tuple[bytes, str] | None = None
+
+    def small_files(self, chunk: int) -> list[Entry]:
+        """Return the missing files of at most one chunk, which are uploaded in tars."""
+        return [entry for entry in self.missing.values() if entry.size <= chunk]
+
+    def large_files(self, chunk: int) -> list[Entry]:
+        """Return the missing files of several chunks, which are uploaded by holes."""
+        return [entry for entry in self.missing.values() if entry.size > chunk]
 
     def missing_bytes(self, grain: int) -> int:
         """Return the missing bytes, for grains of this size."""
@@ -79,7 +84,10 @@ class Upload:
 
     def _missing_bytes_of(self, entry: Entry, grain: int) -> int:
         holes = self.holes.get(entry.path)
-        return min(entry.size, grain * sum(count for _, count in holes)) if holes else entry.size
+        if not holes:
+            return entry.size
+        # The last grain of a file may be shorter than the others.
+        return min(entry.size, grain * sum(count for _, count in holes))
 
     def describe_tree(self) -> tuple[bytes, str]:
         """Return a tree's manifest as stored beside it, and the digest of its names and links."""
@@ -105,15 +113,15 @@ class UploadChecker:
         grains of large files.
         """
         upload.had_data = True
-        small = [entry for entry in upload.missing.values() if entry.size <= self._wire.chunk]
+        small = upload.small_files(self._wire.chunk)
         if small:
             names = [entry.path for entry in small]
             arrived = await self._wire.ask("survey", upload.folder, names, read=_parse_survey)
-            for entry, found in zip(small, arrived, strict=False):
-                if found == (entry.kind, entry.value):
+            for entry, on_host in zip(small, arrived, strict=False):
+                if on_host == (entry.kind, entry.value):
                     del upload.missing[entry.path]
-        large = [path for path, entry in upload.missing.items() if entry.size > self._wire.chunk]
-        await self.compare_files(upload, large)
+        large = upload.large_files(self._wire.chunk)
+        await self.compare_files(upload, [entry.path for entry in large])
 
     async def compare_files(self, upload: Upload, paths: Sequence[str]) -> None:
         """Find the missing grains of these large files, several at a time."""
@@ -139,18 +147,13 @@ class UploadChecker:
         if not on_host:
             upload.holes[entry.path] = []
             return
-        wrong = [
-            number
-            for number, digest in enumerate(local)
-            if number >= len(on_host) or on_host[number] != digest
-        ]
+        wrong = find_different(local, on_host)
         if not wrong:
             origin = upload.origin(entry)
             if await asyncio.to_thread(hash_file, origin) != entry.value:
                 raise Changed(origin)
             if entry.path in upload.bases:
-                # The bytes are equal, but the mode may differ: the upload of the last grain sets
-                # it.
+                # Base and file have equal bytes, but maybe another mode, which the last grain sets.
                 wrong = [len(local) - 1]
         if wrong:
             upload.holes[entry.path] = _join_grains(wrong)
@@ -187,21 +190,16 @@ class UploadChecker:
         """Delete entries on the host that do not belong to a tree, and find the tree's missing
         links and empty directories.
         """
-        kinds, targets = await self._wire.ask("listing", upload.folder, read=_parse_listing)
+        existing = await self._wire.ask("listing", upload.folder, read=_parse_listing)
         expected = dict.fromkeys(list_folders(upload.manifest), ("d", ""))
         for entry in upload.manifest:
-            expected[entry.path] = (entry.kind, entry.value if entry.kind == "l" else "")
-        wrong = [
-            path
-            for path, kind in kinds.items()
-            if expected.get(path) != (kind, targets.get(path, ""))
-        ]
+            expected[entry.path] = _kind_and_target(entry.kind, entry.value)
+        wrong = [path for path, actual in existing.items() if expected.get(path) != actual]
         if wrong:
             await self._wire.ask("delete", upload.folder, wrong, read=ignore_answer)
-        missing = (expected.keys() - kinds.keys()) | set(wrong)
-        upload.links = [
-            entry for entry in upload.manifest if entry.kind in "ld" and entry.path in missing
-        ]
+        missing = (expected.keys() - existing.keys()) | set(wrong)
+        links = links_and_folders(upload.manifest)
+        upload.links = [entry for entry in links if entry.path in missing]
         upload.lacks_manifest = True
 
 
@@ -222,8 +220,11 @@ def _parse_survey(answer: Any) -> list[tuple[Any, Any]]:
     return [(kind, value) for kind, value in answer]
 
 
-def _parse_listing(answer: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """Parse a tree listing: the kind of each entry, and the targets of links."""
-    return {str(path): str(kind) for path, kind, _ in answer}, {
-        str(path): str(target) for path, kind, target in answer if kind == "l"
-    }
+def _kind_and_target(kind: str, value: str) -> tuple[str, str]:
+    """Return the parts of an entry that a listing without digests shows."""
+    return (kind, value) if kind == "l" else (kind, "")
+
+
+def _parse_listing(answer: Any) -> dict[str, tuple[str, str]]:
+    """Parse a tree listing: path -> the kind, and the target of a link."""
+    return {str(path): _kind_and_target(str(kind), str(value)) for path, kind, value in answer}
