@@ -528,8 +528,9 @@ class Slurm(Driver):
     def _fits(self, group: NodeGroup, wish: Wish) -> bool:
         """Return True if a node group satisfies one node of a wish and the driver's settings."""
         pattern, have = self._pattern, group.have
-        # Only a plain word is compared here. Slurm itself evaluates all other constraints.
-        if pattern.constraint.isalnum() and pattern.constraint not in group.features:
+        # Only one feature is compared here. Slurm itself evaluates expressions of several.
+        is_one_feature = commands.FEATURE.fullmatch(pattern.constraint) is not None
+        if is_one_feature and pattern.constraint not in group.features:
             return False
         if (pattern.cpus or 0) > (have.cpus or 0):
             return False

@@ -145,6 +145,13 @@ the walltime.
 """
 
 
+FEATURE = re.compile(r"[\w.:+-]+")
+"""The name of one node feature: a constraint without operators, which are `&|!*,()[]`.
+
+See https://slurm.schedmd.com/sbatch.html#OPT_constraint.
+"""
+
+
 class NodeGroup(NamedTuple):
     """A group of identical nodes of one partition."""
 

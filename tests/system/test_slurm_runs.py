@@ -352,6 +352,7 @@ def test_a_run_that_is_ended_in_the_queue_leaves_no_job_there(
         ("options = ['--nodes=7']", 1, 3, "`options` cannot contain"),
         ("container = 'aptainer'", 1, 3, 'did you mean "apptainer"?'),
         ("constraint = 'h100'", 1, 5, "no matching node"),
+        ("constraint = 'a100_80gb-sxm'", 1, 5, "no matching node"),
         ("gres = 'gpu:8'", 1, 5, "no matching node"),
         ("options = ['--reservation=zz']", 1, 5, "Requested reservation is invalid"),
         (
