@@ -154,7 +154,10 @@ class _RunsOfRecipe:
 
 def _deciding_attempt(attempts: Sequence[AttemptRow]) -> AttemptRow:
     """Return the last successful attempt, or else the last attempt."""
-    return next((each for each in reversed(attempts) if each.outcome == "done"), attempts[-1])
+    for attempt in reversed(attempts):
+        if attempt.outcome == "done":
+            return attempt
+    return attempts[-1]
 
 
 def _has_numbers(result: Result) -> bool:
