@@ -158,7 +158,7 @@ def read_curves(ws: Workspace, run: RunRow, axis: Axis, of: Source = "step") -> 
         return found
     by_step: dict[tuple[str, str], list[Point]] = {}
     reported = _read_attempts(ws, run.id, "", 0, of)
-    # Host samples have times of their own.
+    # Host samples have `at` already.
     if of == "step" and axis in TIMES:
         reported = _add_times(ws, run, reported)
     for each in reported:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import glob
 import os
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ..planning.patterns import decode_pattern, is_excluded, is_glob
@@ -35,8 +35,11 @@ def code_matches(base: str, text: str) -> list[str]:
             names.add(name)
         elif not is_glob(pattern) or pattern.endswith("/"):
             names.update(files_below(base, name))
-    names = {name for name in names if "__pycache__" not in name}
-    return sorted(name for name in names if not is_excluded(name, exclude))
+    return sorted(name for name in names if _is_included(name, exclude))
+
+
+def _is_included(name: str, exclude: Sequence[str]) -> bool:
+    return "__pycache__" not in name and not is_excluded(name, exclude)
 
 
 def files_below(base: str, folder: str) -> Iterator[str]:

@@ -154,7 +154,10 @@ class _RunsOfRecipe:
 
 def _deciding_attempt(attempts: Sequence[AttemptRow]) -> AttemptRow:
     """Return the last successful attempt, or else the last attempt."""
-    return next((each for each in reversed(attempts) if each.outcome == "done"), attempts[-1])
+    for attempt in reversed(attempts):
+        if attempt.outcome == "done":
+            return attempt
+    return attempts[-1]
 
 
 def _has_numbers(result: Result) -> bool:
@@ -185,17 +188,12 @@ def attempt_result(
         # The result under this key may be of another run, and so is its duration.
         if trace.run == last.run:
             seconds = trace.seconds
-    state = "FAILED"
-    if done:
-        state = "DONE"
-    elif last.outcome == STOPPED:
-        state = "STOPPED"
     values = {**given, **matrix_values(step), **_own_values(last)}
     result = Result(
         step=step,
         run=last.run,
         made=last.ended or 0.0,
-        state=state,
+        state=_state_of(last),
         reason=last.reason,
         seconds=round(seconds, 3),
         where="",
@@ -204,6 +202,12 @@ def attempt_result(
         metrics=summarize_points(points, numbers),
     )
     return result, points
+
+
+def _state_of(attempt: AttemptRow) -> str:
+    if attempt.outcome == "done":
+        return "DONE"
+    return "STOPPED" if attempt.outcome == STOPPED else "FAILED"
 
 
 def find_result(ws: Workspace, step: str, trace: Trace) -> tuple[Result, Sequence[Point]]:

@@ -61,7 +61,10 @@ class StepState(NamedTuple):
         return None
 
     def _find_named(self, name: str) -> Checkpoint | None:
-        return next((each for each in self.checkpoints if each.path.name == name), None)
+        for each in self.checkpoints:
+            if each.path.name == name:
+                return each
+        return None
 
     def find_numbered(self, number: int | None) -> Checkpoint:
         """Return the checkpoint with this number, or else the newest valid one. Raises NotFound."""

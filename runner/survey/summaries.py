@@ -162,13 +162,7 @@ def summarize_runs(
     known = _load_summaries(ws, [*own, *makers.values()])
     answer = {}
     for row in rows:
-        by_step: dict[str, list[Summaries]] = {}
-        for step, key in fresh[row.id].items():
-            maker = makers.get(key)
-            if maker is None or maker.run == row.id:
-                continue  # an attempt of this run is among its own
-            if known.get(maker.id):
-                by_step[step] = [known[maker.id]]
+        by_step = _cached_summaries(row.id, fresh[row.id], makers, known)
         for tried in own:
             if tried.run == row.id and known.get(tried.id):
                 by_step.setdefault(tried.step, []).append(known[tried.id])
@@ -178,6 +172,23 @@ def summarize_runs(
         states = {each.step: each.state for each in steps.get(row.id, {}).values()}
         answer[row.id] = _run_numbers(row, together, states)
     return answer
+
+
+def _cached_summaries(
+    run: str,
+    keys: Mapping[str, str],
+    makers: Mapping[str, AttemptId],
+    known: Mapping[str, Summaries],
+) -> dict[str, list[Summaries]]:
+    """Return the summaries of a run's up-to-date steps, from attempts of other runs."""
+    by_step: dict[str, list[Summaries]] = {}
+    for step, key in keys.items():
+        maker = makers.get(key)
+        if maker is None or maker.run == run:
+            continue
+        if known.get(maker.id):
+            by_step[step] = [known[maker.id]]
+    return by_step
 
 
 def fresh_keys(ws: Workspace, run: str, steps: Mapping[str, StepRow]) -> dict[str, str]:

@@ -69,12 +69,11 @@ def adopt_outputs(ws: Workspace, found: Survey, n: int) -> Trace | None:
         key,
         found.plan.recipe,
         node.id,
-        "",
-        time.time(),
-        0.0,
-        tuple(made),
-        "{}",
-        json.dumps({"adopted": True}),
+        run="",
+        made_at=time.time(),
+        seconds=0.0,
+        outputs=tuple(made),
+        facts_json=json.dumps({"adopted": True}),
     )
     ws.save_cache()
     ws.store.index.adopt(trace, published)
