@@ -218,9 +218,8 @@ class Loopback(Driver):
         self._addresses = dict(zip(self._names, addresses, strict=False))
         self._slots = slots
         self._python = python
-        self._agent_python = (
-            sys.executable if python == "python3" else python
-        )  # the system may have no python3
+        # The system may have no python3.
+        self._agent_python = sys.executable if python == "python3" else python
         self._faults = faults if isinstance(faults, Faults) else Faults.read(faults or {})
         self._faulty = _Faulty(self._faults, self._root)
         self._made: dict[str, LoopbackHost] = {}

@@ -284,9 +284,8 @@ class Ray(Driver):
                 [bundle] * order.offer.nodes, strategy=strategy, name=name, lifetime="detached"
             )
         text = Path(ray_node.__file__).read_text("utf-8")
-        ray.cloudpickle.register_pickle_by_value(
-            ray_node
-        )  # this module is not installed on the nodes
+        # This module is not installed on the nodes.
+        ray.cloudpickle.register_pickle_by_value(ray_node)
         for index, each in enumerate(names):
             settings: dict[str, object] = {
                 "name": each,

@@ -52,9 +52,8 @@ def keep(name: str, idle: float, folder: str, leave_at: float, grace: float) -> 
 
     os.chdir(os.path.expanduser("~"))
     folder, taken = _take(folder)
-    reaps = (
-        ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0) == 0
-    )  # orphans of a call then become children of the keeper
+    # Orphans of a call then become children of the keeper.
+    reaps = ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0) == 0
     with taken, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
         listener.listen(64)
