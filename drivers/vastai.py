@@ -129,7 +129,9 @@ class Vastai(cloud.Deadman[VastaiClient]):
         data = {"disk": str(disk)}
         price, stored = ask.price, (ask.disk_price or 0.0) * disk
         if market == "spot":
-            price = ask.least_bid and round(min(self._bid, ask.least_bid * OVER_BID), 4)
+            price = ask.least_bid
+            if price:
+                price = round(min(self._bid, price * OVER_BID), 4)
             data["bid"] = str(price)
         # Without the price of the machine or of its disk, the whole price is unknown, not lower.
         whole = math.nan
