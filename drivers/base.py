@@ -506,8 +506,11 @@ def suggest(word: str, known: Iterable[str], all: str = "known:") -> str:
     """Return a hint for an unknown word: the nearest known word, or all known words."""
     from difflib import get_close_matches
 
-    near = get_close_matches(word, known := list(known), n=1)
-    return f', did you mean "{near[0]}"?' if near else f" ({all} {', '.join(known)})"
+    words = list(known)
+    near = get_close_matches(word, words, n=1)
+    if near:
+        return f', did you mean "{near[0]}"?'
+    return f" ({all} {', '.join(words)})"
 
 
 def file_name(key: str) -> str:

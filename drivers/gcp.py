@@ -282,7 +282,10 @@ class Gcp(cloud.RentingDriver[GcpClient]):
         asked = await self._wire.insert(
             zone, self._body(order), str(uuid5(NAMESPACE_URL, self._installation.mark(order.key)))
         )
-        if asked is None or (asked.done and not asked.code):
+        # None: an earlier request, whose reply was lost, made it.
+        if asked is None:
+            return lease
+        if asked.done and not asked.code:
             return lease
         if not asked.done:
             with suppress(DriverError):  # the order was accepted; `hosts` reports its result

@@ -225,12 +225,13 @@ class Ray(Driver):
         processors = sum(have.cpus or 0 for have in nodes)
         gpus = sum(have.gpus or 0 for have in nodes)
         models = sorted({have.gpu for have in nodes if have.gpu})
+        named = f"{gpus} ({', '.join(models)})" if models else f"{gpus}"
         return [
             ("ray", str(ray.__version__)),
             ("namespace", self._namespace),
             ("nodes", f"{len(nodes)}"),
             ("processors", f"{processors:g}"),
-            ("GPUs", f"{gpus} ({', '.join(models)})" if models else f"{gpus}"),
+            ("GPUs", named),
         ]
 
     async def _find_nodes(self) -> list[Resources]:

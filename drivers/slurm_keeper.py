@@ -164,11 +164,8 @@ def _serve(connection: socket.socket, folder: str) -> None:
     threading.Thread(target=watch, daemon=True).start()
     code = program.wait()
     with contextlib.suppress(OSError):
-        connection.sendall(
-            (
-                f"ended with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
-            ).encode()
-        )
+        end = f"ended with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+        connection.sendall(end.encode())
 
 
 def call(name: str, mark: str, argv: list[str]) -> None:
@@ -219,7 +216,8 @@ def _relay_output(connection: int, printed: int, said: int) -> tuple[bytes, str]
     while connection in open_ or (end and open_):
         # Once the program has ended, read only existing output: its child processes may keep the
         # outputs open.
-        ready, _, _ = select.select(open_, [], [], None if connection in open_ else 0)
+        patience = None if connection in open_ else 0
+        ready, _, _ = select.select(open_, [], [], patience)
         if not ready:
             break
         for fd in ready:
@@ -252,12 +250,7 @@ def _read_peer_user(connection: socket.socket) -> int:
 if __name__ == "__main__":
     if sys.argv[1] == "keep":
         _, _, name, idle, folder, leave, grace, began = sys.argv
-        keep(
-            name,
-            float(idle),
-            folder,
-            float(began) + float(leave) if float(leave) else 0.0,
-            float(grace),
-        )
+        until = float(began) + float(leave) if float(leave) else 0.0
+        keep(name, float(idle), folder, until, float(grace))
     else:
         call(sys.argv[2], sys.argv[3], sys.argv[4:])

@@ -407,7 +407,11 @@ class _ChannelLimit:
             try:
                 await turn
             except asyncio.CancelledError:
-                self._waiting.remove(turn) if turn in self._waiting else self._wake()
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                else:
+                    # Its turn had come already: the next one takes it.
+                    self._wake()
                 raise
         self.taken += 1
 
@@ -584,15 +588,13 @@ class _Session(asyncssh.SSHClientSession[bytes]):
                     await self._may_write.wait()
                     if self.over or self._left:
                         return  # the exit code tells whether unread input matters
-                    self._channel.write(
-                        data if len(data) <= PIECE else memoryview(data)[begin : begin + PIECE]
-                    )
+                    piece = data if len(data) <= PIECE else memoryview(data)[begin : begin + PIECE]
+                    self._channel.write(piece)
             self._end()
         except BrokenPipeError:
             pass  # the command closed its input; the exit code tells whether that matters
-        except (
-            Exception
-        ) as error:  # any error of the input's producer goes to the reader of the output
+        except Exception as error:
+            # Any error of the input's producer goes to the reader of the output.
             self.failure = error
             self._abandon()
         finally:

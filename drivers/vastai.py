@@ -113,12 +113,13 @@ class Vastai(cloud.Deadman[VastaiClient]):
     async def _search(self, market: Market, disk: int, filters: Filters) -> list[Ask]:
         # Without "verified" in the query, Vast.ai shows only verified machines.
         verified = {"eq": True} if filters.verified else {"in": [True, False]}
+        kind = "bid" if market == "spot" else "ondemand"
         query = {
             "rentable": {"eq": True},
             "rented": {"eq": False},
             "external": {"eq": False},
             "verified": verified,
-            "type": "bid" if market == "spot" else "ondemand",
+            "type": kind,
             "order": [["dph_total", "asc"]],
             "limit": SEARCHED,
             "allocated_storage": disk,
