@@ -67,11 +67,8 @@ def load(name: str, known: Mapping[str, tuple[str, str]] = DRIVERS) -> Callable[
         from difflib import get_close_matches
 
         near = get_close_matches(name, known, n=1)
-        raise Rejected(
-            f'unknown driver "{name}"'
-            + (f', did you mean "{near[0]}"?' if near else "")
-            + f" (known: {', '.join(sorted(known))})"
-        )
+        hint = f', did you mean "{near[0]}"?' if near else ""
+        raise Rejected(f'unknown driver "{name}"{hint} (known: {", ".join(sorted(known))})')
     target, advice = known[name]
     module, _, attribute = target.partition(":")
     try:

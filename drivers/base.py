@@ -70,9 +70,8 @@ class Wish(NamedTuple):
     home: int | None = None  # bytes to download from the machine, if known
     filters: Mapping[str, str] = {}
     keep: bool = False  # as in `Order`: the price is for a persistent machine
-    together: Resources = (
-        Resources()
-    )  # total resources of concurrent steps on each node; None: the whole node
+    # Total resources of concurrent steps on each node; None: the whole node.
+    together: Resources = Resources()
     hurry: bool = False  # omit machines that answer slowly, and list them in `Driver.late`
 
 
@@ -80,14 +79,12 @@ class Traits(NamedTuple):
     """Capabilities of a driver, as data."""
 
     priced: bool = False
-    shared_disk: bool = (
-        False  # hosts may share a disk with this machine, which is checked for each host
-    )
+    # Hosts may share a disk with this machine, which is checked for each host.
+    shared_disk: bool = False
     replays: bool = False  # ordering again with the same key returns the same lease
     settles: timedelta = timedelta(0)  # how long a new lease may stay unlisted
-    ends: Literal["provider", "machine", "stops", "nothing"] = (
-        "nothing"  # who ends billing at `Order.until` if recipe has died; with `stops`, the disk is still billed
-    )
+    # Who ends billing at `Order.until` if recipe has died; with `stops`, the disk is still billed.
+    ends: Literal["provider", "machine", "stops", "nothing"] = "nothing"
     identity: Literal["", "given", "attested", "first_use"] = ""
     """Source of a rented machine's host key: set by recipe, attested by the provider, or trusted on
     first use.
@@ -105,9 +102,8 @@ class Traits(NamedTuple):
     prolongs: bool = False  # its machines end themselves at `Order.until`, which can be changed
     pauses: bool = False  # its machines can be stopped and restarted with their disks; `Order.keep` is supported
     works: bool = False  # it can run a worker on one of its machines
-    joins: bool = (
-        False  # machines of a zone have private addresses, so they can be nodes of one step
-    )
+    # Machines of a zone have private addresses, so they can be nodes of one step.
+    joins: bool = False
     exports: bool = False  # it can export its machines as a Pulumi program
 
 
@@ -510,8 +506,11 @@ def suggest(word: str, known: Iterable[str], all: str = "known:") -> str:
     """Return a hint for an unknown word: the nearest known word, or all known words."""
     from difflib import get_close_matches
 
-    near = get_close_matches(word, known := list(known), n=1)
-    return f', did you mean "{near[0]}"?' if near else f" ({all} {', '.join(known)})"
+    words = list(known)
+    near = get_close_matches(word, words, n=1)
+    if near:
+        return f', did you mean "{near[0]}"?'
+    return f" ({all} {', '.join(words)})"
 
 
 def file_name(key: str) -> str:

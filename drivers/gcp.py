@@ -282,7 +282,10 @@ class Gcp(cloud.RentingDriver[GcpClient]):
         asked = await self._wire.insert(
             zone, self._body(order), str(uuid5(NAMESPACE_URL, self._installation.mark(order.key)))
         )
-        if asked is None or (asked.done and not asked.code):
+        # None: an earlier request, whose reply was lost, made it.
+        if asked is None:
+            return lease
+        if asked.done and not asked.code:
             return lease
         if not asked.done:
             with suppress(DriverError):  # the order was accepted; `hosts` reports its result
@@ -309,15 +312,7 @@ class Gcp(cloud.RentingDriver[GcpClient]):
         """
         offer, zone = order.offer, order.offer.data["zone"]
         shape = gcp_prices.SHAPES[offer.data["shape"]]
-        host_key = cloud.public(self._installation.host_key(order.key))
-        kind, value = host_key.split()[:2]
-        script = cloud.prove(self._installation, order.key) + _ATTEST.format(
-            ask=_ASK, value=value, metadata=_METADATA, kind=kind
-        )
-        items = {
-            "recipe-key": order.key, "startup-script": f"#!/bin/sh\n{script}", **_TOLD,
-            "ssh-keys": f"{USER}:{cloud.public(self._installation.login(order.key))}",
-        }  # fmt: skip
+        metadata = self._metadata(order.key)
         disk = {
             "sourceImage": self._image,
             "diskSizeGb": offer.data["disk"],
@@ -334,7 +329,6 @@ class Gcp(cloud.RentingDriver[GcpClient]):
             "maxRunDuration": {"seconds": str(seconds)},
         }
         access = [{"type": "ONE_TO_ONE_NAT", "name": "External NAT"}]
-        metadata = [{"key": key, "value": value} for key, value in items.items()]
         body: dict[str, object] = {
             "name": self._name(order.key),
             "machineType": f"zones/{zone}/machineTypes/{_machine_type(offer)}",
@@ -350,6 +344,20 @@ class Gcp(cloud.RentingDriver[GcpClient]):
             "tags": {"items": [self._installation.mark("machine")]},
             "scheduling": scheduling,
         }
+
+    def _metadata(self, key: str) -> list[Mapping[str, str]]:
+        """Return the metadata of a lease's instance, with its boot script and our login key."""
+        kind, value = cloud.public(self._installation.host_key(key)).split()[:2]
+        script = cloud.prove(self._installation, key) + _ATTEST.format(
+            ask=_ASK, value=value, metadata=_METADATA, kind=kind
+        )
+        items = {
+            "recipe-key": key,
+            "startup-script": f"#!/bin/sh\n{script}",
+            **_TOLD,
+            "ssh-keys": f"{USER}:{cloud.public(self._installation.login(key))}",
+        }
+        return [{"key": name, "value": text} for name, text in items.items()]
 
     def _name(self, key: str) -> str:
         """Return the instance name of a lease, which includes this installation's tag."""

@@ -69,10 +69,11 @@ class Installation:
     def key(self, mark: str) -> str | None:
         """Return the lease key in a machine's tag, or None if another installation rented it."""
         ours = self.mark("")
-        return mark.removeprefix(ours) if mark.startswith(ours) and mark != ours else None
+        if not mark.startswith(ours) or mark == ours:
+            return None
+        return mark.removeprefix(ours)
 
     def derive_key(self, what: str) -> bytes:
         """Derive a 32-byte key for one purpose, equal in all processes of this installation."""
-        return hmac.digest(
-            self._secret, f"recipe {what}\x01".encode(), "sha256"
-        )  # expand, one block
+        # The expand step of HKDF, for one block.
+        return hmac.digest(self._secret, f"recipe {what}\x01".encode(), "sha256")

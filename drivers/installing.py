@@ -42,7 +42,8 @@ def requirement(source: tuple[str, bool], extras: Iterable[str]) -> str:
         return f"'{NAME}{brackets}'"
     if "://" in place:
         return shlex.quote(f"{NAME}{brackets} @ {place}")
-    return ("-e " if editable else "") + shlex.quote(f"{place}{brackets}")
+    quoted = shlex.quote(f"{place}{brackets}")
+    return f"-e {quoted}" if editable else quoted
 
 
 def _source(direct: Mapping[str, Any] | None, here: Path, checkout: Path) -> tuple[str, bool]:

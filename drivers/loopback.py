@@ -46,6 +46,7 @@ from .base import (
     Offer,
     Order,
     Rejected,
+    Resources,
     Throttled,
     Traits,
     Unreachable,
@@ -104,14 +105,19 @@ class Faults:
         for name, value in given.items():
             if name not in known:
                 raise Rejected(f'there is no fault "{name}"{suggest(name, known)}')
-            wanted = (int, float) if known[name] is float else known[name]
-            if (
-                not isinstance(value, wanted)
-                or (isinstance(value, bool) and known[name] is not bool)
-                or value < 0  # type: ignore[operator]
-            ):
+            if not _is_amount(value, known[name]):
                 raise Rejected(f"the fault {name} is a {known[name].__name__}, not {value!r}")
         return cls(**given)  # type: ignore[arg-type]  # looked at above
+
+
+def _is_amount(value: object, kind: type) -> bool:
+    """Return True for a value of this type that is not negative. A float may be a whole number."""
+    if not isinstance(value, (int, float)) or value < 0:
+        return False
+    # A bool is an int in Python.
+    if isinstance(value, bool):
+        return kind is bool
+    return kind is float or isinstance(value, kind)
 
 
 class _Rented(NamedTuple):
@@ -155,12 +161,10 @@ class _Faulty:
 
     def dark(self, host: str) -> bool:
         """Return True if the host has become permanently unreachable by an injected fault."""
-        into = self._folder / "dark" / host
-        if (
-            not into.exists()
-            and self._faults.dark
-            and self.count("darkened", self._faults.dark) <= self._faults.dark
-        ):
+        into, most = self._folder / "dark" / host, self._faults.dark
+        if into.exists() or not most:
+            return into.exists()
+        if self.count("darkened", most) <= most:
             into.parent.mkdir(exist_ok=True)
             into.touch()
         return into.exists()
@@ -218,9 +222,8 @@ class Loopback(Driver):
         self._addresses = dict(zip(self._names, addresses, strict=False))
         self._slots = slots
         self._python = python
-        self._agent_python = (
-            sys.executable if python == "python3" else python
-        )  # the system may have no python3
+        # The system may have no python3.
+        self._agent_python = sys.executable if python == "python3" else python
         self._faults = faults if isinstance(faults, Faults) else Faults.read(faults or {})
         self._faulty = _Faulty(self._faults, self._root)
         self._made: dict[str, LoopbackHost] = {}
@@ -242,16 +245,16 @@ class Loopback(Driver):
             return ()
         taken = [lease.data["host"] for lease in self._leases()]
         free_first = sorted(self._names, key=lambda name: taken.count(name) >= self._slots)
-        return tuple(
-            Offer(
-                "loopback",
-                name,
-                have,
-                price=self._price,
-                disk_price=self._price / 10,
-                fetched=time.time(),
-            )
-            for name in free_first
+        return tuple(self._offer(name, have) for name in free_first)
+
+    def _offer(self, name: str, have: Resources) -> Offer:
+        return Offer(
+            "loopback",
+            name,
+            have,
+            price=self._price,
+            disk_price=self._price / 10,
+            fetched=time.time(),
         )
 
     async def acquire(self, order: Order) -> Lease:
@@ -264,10 +267,8 @@ class Loopback(Driver):
         with self._alone():
             self._expire()
             known = {lease.key: lease for lease in self._leases()}
-            if (
-                order.key not in known
-                and sum(lease.data["host"] == name for lease in known.values()) >= self._slots
-            ):
+            taken = sum(lease.data["host"] == name for lease in known.values())
+            if order.key not in known and taken >= self._slots:
                 raise NoCapacity(f"all slots on {name} are in use ({self._slots})")
             data = {"host": name, "root": str(self._root / name / ROOT), "python": self._python}
             if self._boots:
@@ -276,7 +277,8 @@ class Loopback(Driver):
             if order.key not in known:
                 self._note("created", lease, "order")
             (self._root / lease.data["host"]).mkdir(exist_ok=True)
-            self._write(_Rented(lease, order.until.timestamp(), "kept" if order.keep else ""))
+            state = "kept" if order.keep else ""
+            self._write(_Rented(lease, order.until.timestamp(), state))
         filled = self._faulty.count("filled", self._faults.unsure + self._faults.garbled)
         if filled <= self._faults.unsure:
             raise Unsure(f"the reply to the order of {name} was lost")
@@ -417,7 +419,9 @@ class Loopback(Driver):
 
         Machines with a price are destroyed or stopped. Slots without a price only stop counting.
         """
-        for each in self._list_rented() if self._price else ():
+        if not self._price:
+            return
+        for each in self._list_rented():
             if each.until <= time.time():
                 if each.state:
                     self._stop(each, "provider")
@@ -489,13 +493,12 @@ class Loopback(Driver):
         if now == faults.lost_on_call:
             self._lose(lease)
             raise HostLost(f"{home.name} is gone")
-        if now >= faults.unreachable_on_call and (
-            now < faults.unreachable_on_call + faults.unreachable or self._faulty.dark(home.name)
-        ):
-            raise Unreachable(f"{home.name} does not answer")
-        passage = _Passage(
-            faults.bytes_per_second, faults.cut_after if now == faults.cut_on_call else None
-        )
+        if now >= faults.unreachable_on_call:
+            is_back = now >= faults.unreachable_on_call + faults.unreachable
+            if not is_back or self._faulty.dark(home.name):
+                raise Unreachable(f"{home.name} does not answer")
+        cut_after = faults.cut_after if now == faults.cut_on_call else None
+        passage = _Passage(faults.bytes_per_second, cut_after)
         sent = stdin if stdin is NOTHING else self._send_input(stdin, passage)
         try:
             async with aclosing(calls.call(argv, sent, _environment(home), home)) as stream:

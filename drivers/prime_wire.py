@@ -142,11 +142,9 @@ class PrimeClient:
         found: dict[str, Fields] = {}
         totals: set[float] = set()
         for page in range(PAGES):
-            query = {
-                "offset": str(page * PAGE),
-                "limit": str(PAGE),
-                **({"team_id": self.team} if self.team else {}),
-            }
+            query = {"offset": str(page * PAGE), "limit": str(PAGE)}
+            if self.team:
+                query["team_id"] = self.team
             fields = _good(await self.ask("GET", path, query=query), what)
             items = rows(fields, "data", "Prime")
             found |= {f"{row.get('id')}": row for row in items}
@@ -173,11 +171,11 @@ class PrimeClient:
 
     async def balance(self) -> float:
         """Return the wallet balance in US dollars."""
-        query = {"limit": "1", "offset": "0", **({"teamId": self.team} if self.team else {})}
-        return number(
-            _good(await self.ask("GET", "/api/v1/billing/wallet", query=query), "the wallet"),
-            "balance_usd",
-        )
+        query = {"limit": "1", "offset": "0"}
+        if self.team:
+            query["teamId"] = self.team
+        answer = await self.ask("GET", "/api/v1/billing/wallet", query=query)
+        return number(_good(answer, "the wallet"), "balance_usd")
 
     async def ask(
         self,

@@ -225,12 +225,13 @@ class Ray(Driver):
         processors = sum(have.cpus or 0 for have in nodes)
         gpus = sum(have.gpus or 0 for have in nodes)
         models = sorted({have.gpu for have in nodes if have.gpu})
+        named = f"{gpus} ({', '.join(models)})" if models else f"{gpus}"
         return [
             ("ray", str(ray.__version__)),
             ("namespace", self._namespace),
             ("nodes", f"{len(nodes)}"),
             ("processors", f"{processors:g}"),
-            ("GPUs", f"{gpus} ({', '.join(models)})" if models else f"{gpus}"),
+            ("GPUs", named),
         ]
 
     async def _find_nodes(self) -> list[Resources]:
@@ -284,9 +285,8 @@ class Ray(Driver):
                 [bundle] * order.offer.nodes, strategy=strategy, name=name, lifetime="detached"
             )
         text = Path(ray_node.__file__).read_text("utf-8")
-        ray.cloudpickle.register_pickle_by_value(
-            ray_node
-        )  # this module is not installed on the nodes
+        # This module is not installed on the nodes.
+        ray.cloudpickle.register_pickle_by_value(ray_node)
         for index, each in enumerate(names):
             settings: dict[str, object] = {
                 "name": each,

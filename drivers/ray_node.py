@@ -66,9 +66,8 @@ class Stream:
             data = await asyncio.wait_for(self.process.stdout.read(CHUNK), LONGEST_POLL)
             if not data:
                 code = await self.process.wait()
-                await asyncio.wait(
-                    [self._drained], timeout=0.2
-                )  # child processes may keep stderr open
+                # Child processes may keep stderr open.
+                await asyncio.wait([self._drained], timeout=0.2)
                 return b"", (code, self.words)
             return data, None
         return b"", None
@@ -211,10 +210,16 @@ class Node:
                 self._quiet_since = now
             if self._idle and now - self._quiet_since >= self._idle:
                 with contextlib.suppress(ValueError, ray.exceptions.RayError):
-                    names = [name for name in self._names if name != self._name]
-                    others = [ray.get_actor(name, namespace=self._namespace) for name in names]
-                    if all([await other.quiet.remote() >= self._idle for other in others]):
+                    if await self._are_others_idle():
                         ray.util.remove_placement_group(ray.util.get_current_placement_group())
+
+    async def _are_others_idle(self) -> bool:
+        """Ask the actors of the other nodes. Raises ValueError if an actor no longer exists."""
+        import ray
+
+        names = [name for name in self._names if name != self._name]
+        others = [ray.get_actor(name, namespace=self._namespace) for name in names]
+        return all([await other.quiet.remote() >= self._idle for other in others])
 
 
 def over(root: str, name: str) -> bool:

@@ -123,7 +123,8 @@ class Runpod(cloud.Deadman[RunpodClient]):
             return []
         disk = max(LEAST_DISK, -(-max(wish.disk or 0, wish.need.disk or 0, cloud.DISK) // 10**9))
         count = max(1, wish.need.gpus or 0)
-        for name in CLOUDS if not filters.verified else ("secure",):
+        clouds = ("secure",) if filters.verified else tuple(CLOUDS)
+        for name in clouds:
             for gpu in await harmless(self._wire.gpus(count, CLOUDS[name])):
                 if name not in gpu.prices:
                     continue

@@ -100,10 +100,8 @@ class RunpodClient:
         found: list[RunpodPod] = []
         cursor, seen = "", set[str]()
         while True:
-            fields = _good(
-                await self.ask("GET", "/v2/pods", query={"cursor": cursor} if cursor else None),
-                "the list of pods",
-            )
+            query = {"cursor": cursor} if cursor else None
+            fields = _good(await self.ask("GET", "/v2/pods", query=query), "the list of pods")
             found += [pod(row) for row in rows(fields, "pods", "RunPod")]
             # The cursor of the next page is below `pagination`, or at the top of the reply.
             paged = fields.get("pagination")

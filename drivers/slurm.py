@@ -486,7 +486,8 @@ class Slurm(Driver):
 
         try:
             async with asyncio.timeout(LONGEST):
-                stream = await self._run(argv, input() if script else NOTHING)
+                given = input() if script else NOTHING
+                stream = await self._run(argv, given)
                 return b"".join([data async for data in stream]).decode("utf-8", "surrogateescape")
         except Rejected as error:
             raise commands.why_refused(program or argv[0], str(error)) from error

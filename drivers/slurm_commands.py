@@ -216,7 +216,8 @@ def squeue(name: str = "") -> Argv:
 
     `squeue --json` ignores such filters in Slurm 22.05.
     """
-    return ("squeue", "--me", "-h", "-o", JOB, *(("-n", name) if name else ()))
+    command = ("squeue", "--me", "-h", "-o", JOB)
+    return (*command, "-n", name) if name else command
 
 
 def scancel(job: str) -> Argv:

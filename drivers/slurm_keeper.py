@@ -52,9 +52,8 @@ def keep(name: str, idle: float, folder: str, leave_at: float, grace: float) -> 
 
     os.chdir(os.path.expanduser("~"))
     folder, taken = _take(folder)
-    reaps = (
-        ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0) == 0
-    )  # orphans of a call then become children of the keeper
+    # Orphans of a call then become children of the keeper.
+    reaps = ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0) == 0
     with taken, socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0{name}")
         listener.listen(64)
@@ -165,11 +164,8 @@ def _serve(connection: socket.socket, folder: str) -> None:
     threading.Thread(target=watch, daemon=True).start()
     code = program.wait()
     with contextlib.suppress(OSError):
-        connection.sendall(
-            (
-                f"ended with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
-            ).encode()
-        )
+        end = f"ended with {code}" if code >= 0 else f"was ended by {signal.Signals(-code).name}"
+        connection.sendall(end.encode())
 
 
 def call(name: str, mark: str, argv: list[str]) -> None:
@@ -220,7 +216,8 @@ def _relay_output(connection: int, printed: int, said: int) -> tuple[bytes, str]
     while connection in open_ or (end and open_):
         # Once the program has ended, read only existing output: its child processes may keep the
         # outputs open.
-        ready, _, _ = select.select(open_, [], [], None if connection in open_ else 0)
+        patience = None if connection in open_ else 0
+        ready, _, _ = select.select(open_, [], [], patience)
         if not ready:
             break
         for fd in ready:
@@ -253,12 +250,7 @@ def _read_peer_user(connection: socket.socket) -> int:
 if __name__ == "__main__":
     if sys.argv[1] == "keep":
         _, _, name, idle, folder, leave, grace, began = sys.argv
-        keep(
-            name,
-            float(idle),
-            folder,
-            float(began) + float(leave) if float(leave) else 0.0,
-            float(grace),
-        )
+        until = float(began) + float(leave) if float(leave) else 0.0
+        keep(name, float(idle), folder, until, float(grace))
     else:
         call(sys.argv[2], sys.argv[3], sys.argv[4:])

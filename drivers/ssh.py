@@ -364,9 +364,9 @@ class SshHost(Host):
 
     def call(self, argv: Argv, stdin: AsyncIterable[bytes] = NOTHING) -> AsyncIterator[bytes]:
         setup = self.machine.setup
-        return self.machine.link.call(
-            ("/bin/sh", "-c", SETUP, "sh", setup, *argv) if setup else argv, stdin
-        )
+        if setup:
+            argv = ("/bin/sh", "-c", SETUP, "sh", setup, *argv)
+        return self.machine.link.call(argv, stdin)
 
     def way(self, folder: str) -> Argv:
         """Return the command line of OpenSSH's client for this server.

@@ -31,10 +31,9 @@ CONNECTIONS = 3  # per login: TCP's window and some servers limit a single conne
 FAR = 0.25  # seconds: connections that took longer to open get a larger window
 PIECE = 1 << 18  # bytes per write
 WAITING = 1 << 20  # bytes of output buffered for a slow reader, beyond the window
-WINDOW, FAR_WINDOW = (
-    4 << 20,
-    16 << 20,
-)  # bytes a server may send ahead on one channel: twice the bandwidth-delay product of a fast link
+# Bytes that a server may send ahead on one channel: twice the bandwidth-delay product of a fast
+# link.
+WINDOW, FAR_WINDOW = 4 << 20, 16 << 20
 PACKET = 1 << 17
 LONGEST = 120_000  # bytes of a command: the kernel limits one argument to 128 KiB
 LOGIN = 6.0  # timeout for a login's start-up files, in seconds
@@ -42,12 +41,8 @@ NOISE = 1 << 20  # bytes of login output allowed before the command starts
 WORDS = 4096  # bytes of stderr kept for an error
 AGAIN = 0.1  # seconds until the next attempt after a refused channel
 REFUSALS = 8  # refused channels in a row, with none open, before giving up
-ENDED = (
-    "HUP",
-    "INT",
-    "KILL",
-    "TERM",
-)  # signals sent from outside, which are no fault of the program
+# Signals sent from outside, which are no fault of the program.
+ENDED = ("HUP", "INT", "KILL", "TERM")
 KILLING = 3.0  # timeout for killing an abandoned command, in seconds
 SLOWEST_RETRY = 5.0  # longest wait between attempts to connect, in seconds
 CIPHERS = (
@@ -315,11 +310,13 @@ class SshLink:
             ) from error
         except asyncssh.PermissionDenied as error:
             raise NotLetIn(_not_let_in(route)) from error
-        except (asyncssh.HostKeyNotVerifiable, asyncssh.KeyExchangeFailed) as error:
-            if isinstance(error, asyncssh.HostKeyNotVerifiable) or "host key" in str(error).lower():
-                raise Denied(
-                    _explain_unverified(route, greeter.shown, trusted, str(error))
-                ) from error
+        except asyncssh.HostKeyNotVerifiable as error:
+            raise Denied(_explain_unverified(route, greeter.shown, trusted, str(error))) from error
+        except asyncssh.KeyExchangeFailed as error:
+            # A host key of a type that is not in known_hosts ends the key exchange.
+            if "host key" in str(error).lower():
+                why = _explain_unverified(route, greeter.shown, trusted, str(error))
+                raise Denied(why) from error
             if "matching" in str(error):
                 raise Denied(
                     f"{route} and recipe have no cipher or key exchange in common: {error}"
@@ -410,7 +407,11 @@ class _ChannelLimit:
             try:
                 await turn
             except asyncio.CancelledError:
-                self._waiting.remove(turn) if turn in self._waiting else self._wake()
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
+                else:
+                    # Its turn had come already: the next one takes it.
+                    self._wake()
                 raise
         self.taken += 1
 
@@ -587,15 +588,13 @@ class _Session(asyncssh.SSHClientSession[bytes]):
                     await self._may_write.wait()
                     if self.over or self._left:
                         return  # the exit code tells whether unread input matters
-                    self._channel.write(
-                        data if len(data) <= PIECE else memoryview(data)[begin : begin + PIECE]
-                    )
+                    piece = data if len(data) <= PIECE else memoryview(data)[begin : begin + PIECE]
+                    self._channel.write(piece)
             self._end()
         except BrokenPipeError:
             pass  # the command closed its input; the exit code tells whether that matters
-        except (
-            Exception
-        ) as error:  # any error of the input's producer goes to the reader of the output
+        except Exception as error:
+            # Any error of the input's producer goes to the reader of the output.
             self.failure = error
             self._abandon()
         finally:

@@ -113,12 +113,13 @@ class Vastai(cloud.Deadman[VastaiClient]):
     async def _search(self, market: Market, disk: int, filters: Filters) -> list[Ask]:
         # Without "verified" in the query, Vast.ai shows only verified machines.
         verified = {"eq": True} if filters.verified else {"in": [True, False]}
+        kind = "bid" if market == "spot" else "ondemand"
         query = {
             "rentable": {"eq": True},
             "rented": {"eq": False},
             "external": {"eq": False},
             "verified": verified,
-            "type": "bid" if market == "spot" else "ondemand",
+            "type": kind,
             "order": [["dph_total", "asc"]],
             "limit": SEARCHED,
             "allocated_storage": disk,
@@ -129,7 +130,9 @@ class Vastai(cloud.Deadman[VastaiClient]):
         data = {"disk": str(disk)}
         price, stored = ask.price, (ask.disk_price or 0.0) * disk
         if market == "spot":
-            price = ask.least_bid and round(min(self._bid, ask.least_bid * OVER_BID), 4)
+            price = ask.least_bid
+            if price:
+                price = round(min(self._bid, price * OVER_BID), 4)
             data["bid"] = str(price)
         # Without the price of the machine or of its disk, the whole price is unknown, not lower.
         whole = math.nan

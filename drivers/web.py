@@ -273,9 +273,5 @@ def read_answer(status: int, body: bytes, headers: Mapping[str, str]) -> Answer:
         read = json.loads(body)
     except (ValueError, RecursionError):
         read = None
-    return Answer(
-        status,
-        read if isinstance(read, dict) else {},
-        body[:300].decode("utf-8", "replace"),
-        headers,
-    )
+    fields = read if isinstance(read, dict) else {}
+    return Answer(status, fields, body[:300].decode("utf-8", "replace"), headers)

@@ -46,7 +46,8 @@ class Clock:
 
     def now(self) -> float:
         """Return the Unix time in seconds."""
-        return (EPOCH if self.virtual else time.time()) + self._ahead
+        now = EPOCH if self.virtual else time.time()
+        return now + self._ahead
 
     def advance(self, seconds: float) -> None:
         self._ahead += seconds
@@ -91,9 +92,10 @@ def application(world: World[Any], clock: Clock, real: bool = False) -> Starlett
 
     async def move(request: HttpRequest) -> Response:
         seconds = number((parse_body(await request.body()) or {}).get("advance"), -1.0)
-        if request.method == "POST" and seconds < 0:
-            return JSONResponse({"error": 'send {"advance": SECONDS}, at least 0'}, 400)
-        clock.advance(max(0.0, seconds) if request.method == "POST" else 0.0)
+        if request.method == "POST":
+            if seconds < 0:
+                return JSONResponse({"error": 'send {"advance": SECONDS}, at least 0'}, 400)
+            clock.advance(seconds)
         world.account.advance(clock.now())
         return JSONResponse({"now": clock.now()})
 

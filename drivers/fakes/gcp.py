@@ -224,11 +224,23 @@ class Market(Part["Gcp"]):
         return sum(made.gpus for made in self._holders())
 
     def _accelerators(self, zone: str) -> list[Document]:
-        return [
-            {"kind": "compute#acceleratorType", "id": str(10_000 + n), "name": gpu, "description": gpu, "maximumCardsPerInstance": 8,
-             "zone": f"{ROOT}/projects/fake/zones/{zone}", "selfLink": f"{ROOT}/projects/fake/zones/{zone}/acceleratorTypes/{gpu}"}
-            for n, gpu in enumerate(GPUS) if self.stock.get((zone, gpu))
-        ]  # fmt: skip
+        """Return the GPU types of which a zone has any."""
+        where = f"{ROOT}/projects/fake/zones/{zone}"
+        rows: list[Document] = []
+        for n, gpu in enumerate(GPUS):
+            if not self.stock.get((zone, gpu)):
+                continue
+            row = {
+                "kind": "compute#acceleratorType",
+                "id": str(10_000 + n),
+                "name": gpu,
+                "description": gpu,
+                "maximumCardsPerInstance": 8,
+                "zone": where,
+                "selfLink": f"{where}/acceleratorTypes/{gpu}",
+            }
+            rows.append(row)
+        return rows
 
     def accelerator_types(self, call: Call) -> Reply:
         rows = self._accelerators(call.names["zone"])
@@ -471,8 +483,8 @@ class Lists(Part["Gcp"]):
         return Reply(200, found)
 
     def zone_listing(self, call: Call) -> Reply:
-        listed = self._world.account.list_machines()
-        page, token = self._page(call, [made for made in listed if made.zone == call.names["zone"]])
+        zone, listed = call.names["zone"], self._world.account.list_machines()
+        page, token = self._page(call, [made for made in listed if made.zone == zone])
         found: dict[str, object] = {
             "kind": "compute#instanceList",
             "id": "instances",

@@ -121,9 +121,10 @@ class Offers(Part["Prime"]):
             "defaultIncludedInPrice": True,
             "additionalInfo": None,
         }
+        on_demand, community = (offer.price, None) if offer.secure else (None, offer.price)
         prices = {
-            "onDemand": offer.price if offer.secure else None,
-            "communityPrice": None if offer.secure else offer.price,
+            "onDemand": on_demand,
+            "communityPrice": community,
             "isVariable": False,
             "currency": "USD",
         }
@@ -364,12 +365,13 @@ class Prime(World[Pod]):
             "usedBy": "SSH",
             "description": "SSH",
         }
+        ports = [port] if pod.up else []
         return {
             "id": pod.id, "name": pod.mark or None, "gpuName": offer.gpu, "gpuCount": pod.count, "status": pod.status,
             "createdAt": date(pod.created), "updatedAt": date(self.account.now), "providerType": offer.provider, "installationFailure": pod.failure,
             "installationProgress": pod.progress,
             "installationStatus": _describe_installation(pod),
-            "teamId": None, "resources": {}, "attachedResources": [], "primePortMapping": [port] if pod.up else [],
+            "teamId": None, "resources": {}, "attachedResources": [], "primePortMapping": ports,
             "sshConnection": connection,
             "ip": ip,
             "priceHr": pod.price, "stoppedPriceHr": 0.0, "provisioningPriceHr": 0.0, "basePriceHr": pod.price, "baseCurrency": "USD",

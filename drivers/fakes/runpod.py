@@ -553,38 +553,47 @@ class Runpod(World[Pod]):
         self.said.says(pod, "system", "stop container")
         self.account.note(event, pod, by)
 
-    def _show_pod(self, pod: Pod) -> Document:
-        body, running = pod.body, pod.status == "RUNNING"
-        host, port = "203.0.113.40", pod.port
-        if self.ports is not None:
-            host, port = "127.0.0.1", self.ports.get(pod.id) if pod.port else None
-        direct = {
-            "host": host,
-            "port": port,
-            "username": "root",
-            "command": f"ssh root@{host} -p {port}",
-        }
-        proxy = {
-            "host": "ssh.runpod.example",
-            "port": 22,
-            "username": f"{pod.id}-6441",
-            "command": f"ssh {pod.id}-6441@ssh.runpod.example",
-        }
-        asked = body.get("ports")
-        ports = [str(each) for each in asked] if isinstance(asked, list) else ["22/tcp"]
+    def _address(self, pod: Pod) -> tuple[str, int | None]:
+        """Return a pod's host and public SSH port, which is known some seconds after it runs."""
+        if self.ports is None:
+            return "203.0.113.40", pod.port
+        return "127.0.0.1", self.ports.get(pod.id) if pod.port else None
+
+    def _show_ssh(self, pod: Pod, ports: Sequence[str]) -> Document:
+        host, port = self._address(pod)
+        shown: dict[str, object] = {"proxy": None, "direct": None}
+        if pod.status == "RUNNING":
+            shown["proxy"] = {
+                "host": "ssh.runpod.example",
+                "port": 22,
+                "username": f"{pod.id}-6441",
+                "command": f"ssh {pod.id}-6441@ssh.runpod.example",
+            }
+        if port is not None and "22/tcp" in ports:
+            shown["direct"] = {
+                "host": host,
+                "port": port,
+                "username": "root",
+                "command": f"ssh root@{host} -p {port}",
+            }
+        return shown
+
+    def _show_runtime(self, pod: Pod, ports: Sequence[str]) -> Document:
+        host, port = self._address(pod)
         uptime = 0 if pod.started is None else int(self.account.now - pod.started)
-        runtime = {
+        return {
             "uptime": uptime,
             "gpus": [{"util": 0, "memoryUtil": 0}] * pod.has,
             "cpu": {"util": 0},
             "memory": {"util": 0},
             "ports": [_show_port(each, port, host) for each in ports],
         }
-        # The public port is known some seconds after the pod runs.
-        has_direct = port is not None and "22/tcp" in ports
-        ssh: dict[str, object] = {"proxy": proxy if running else None, "direct": None}
-        if has_direct:
-            ssh["direct"] = direct
+
+    def _show_pod(self, pod: Pod) -> Document:
+        body, running = pod.body, pod.status == "RUNNING"
+        ports, asked = ["22/tcp"], body.get("ports")
+        if isinstance(asked, list):
+            ports = [str(each) for each in asked]
         cuda = pod.cuda if pod.gpu else None
         started = None if pod.started is None else date(pod.started)
         shown: dict[str, object] = {
@@ -602,7 +611,7 @@ class Runpod(World[Pod]):
             "cloud": body.get("cloud") or "SECURE",
             "dataCenterId": pod.center,
             "cudaVersion": cuda,
-            "ssh": ssh,
+            "ssh": self._show_ssh(pod, ports),
             "template": body.get("templateId"),
             "cost": 0.0,
             "locked": body.get("locked") is True,
@@ -612,7 +621,8 @@ class Runpod(World[Pod]):
             "startedAt": started,
         }
         if running:
-            shown["cost"], shown["runtime"] = pod.price, runtime
+            shown["cost"] = pod.price
+            shown["runtime"] = self._show_runtime(pod, ports)
         cpu = document(body.get("cpu"))
         if pod.gpu is not None:
             if pod.has or not running:

@@ -166,16 +166,13 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         place, address, port = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-        asyncio.new_event_loop().run_until_complete(
-            serve(place, address, port)
-        )  # no orderly shutdown: remaining processes are killed below
+        # No orderly shutdown: remaining processes are killed below.
+        asyncio.new_event_loop().run_until_complete(serve(place, address, port))
     finally:
         while left := descendants(os.getpid()):
             for pid in left:
-                try:
+                with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
     os._exit(0)
 
 

@@ -474,25 +474,10 @@ class Vastai(World[Instance]):
                 f"error 404/3603: no_such_ask  Instance type by id {number_of} is not available.",
                 ask_id=number_of,
             )
+        refused = self._refuse_order(ask, call)
+        if refused is not None:
+            return refused
         price = call.fields.get("price")
-        wrong = _check_order(call)
-        if wrong:
-            return self.problem(400, "invalid_args", wrong, ask_id=ask.id)
-        if price is not None and not 0.001 <= number(price) <= 128:
-            return self.problem(
-                400, "invalid_price", "price must be from 0.001 to 128", ask_id=ask.id
-            )
-        if self.account.credit <= 0:
-            return self.problem(
-                400, "missing_billing", "Your account lacks credit; see the billing page."
-            )
-        if ask.id in self.holders or call.luck.strikes("taken"):
-            return self.problem(
-                call.luck.random.choice((410, 410, 400, 404)),
-                "no_such_ask",
-                f"no_such_ask {ask.id} is no longer available",
-                ask_id=ask.id,
-            )
         if call.luck.strikes("dearer"):
             ask = self.asks[ask.id] = ask._replace(price=round(ask.price * 1.1, 4))
         low = price is not None and number(price) < ask.bid
@@ -518,6 +503,30 @@ class Vastai(World[Instance]):
                 "instance_api_key": f"instance-{made.id}",
             },
         )
+
+    def _refuse_order(self, ask: Ask, call: Call) -> Reply | None:
+        """Return the error reply to an order that cannot be accepted."""
+        price = call.fields.get("price")
+        wrong = _check_order(call)
+        if wrong:
+            return self.problem(400, "invalid_args", wrong, ask_id=ask.id)
+        if price is not None and not 0.001 <= number(price) <= 128:
+            return self.problem(
+                400, "invalid_price", "price must be from 0.001 to 128", ask_id=ask.id
+            )
+        if self.account.credit <= 0:
+            return self.problem(
+                400, "missing_billing", "Your account lacks credit; see the billing page."
+            )
+        if ask.id in self.holders or call.luck.strikes("taken"):
+            # Vast.ai reports a taken offer with different statuses.
+            return self.problem(
+                call.luck.random.choice((410, 410, 400, 404)),
+                "no_such_ask",
+                f"no_such_ask {ask.id} is no longer available",
+                ask_id=ask.id,
+            )
+        return None
 
     def _body(self, ask: Ask, fields: Document) -> Instance:
         """Create the instance of an order, without an ID yet."""
