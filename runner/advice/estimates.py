@@ -80,11 +80,9 @@ class StepEstimate:
     @property
     def verdict(self) -> Verdict | None:
         """Memory verdict: FITS, TIGHT or NO. None if the training or the GPU is unknown."""
-        return (
-            self.found.verdict(self.usable)
-            if self.found is not None and self.usable is not None
-            else None
-        )
+        if self.found is None or self.usable is None:
+            return None
+        return self.found.verdict(self.usable)
 
     @property
     def lines(self) -> list[str]:
@@ -782,7 +780,7 @@ def _estimate_seconds(
 
 
 def _count_runs(count: int) -> str:
-    return f"{count} run{'s' if count > 1 else ''}"
+    return f"{count} runs" if count > 1 else f"{count} run"
 
 
 def _is_same_gpu(kind: str, gpu: GpuModel) -> bool:

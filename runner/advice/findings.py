@@ -153,10 +153,11 @@ def _locate_argument(
         written = _find_block(tree, step, name)
         if isinstance(written, str):
             if found := re.search(rf"(?<!\S)--?{re.escape(option)}(?![\w-])", written):
-                return source.locate(
-                    ("steps", step, name), offset=found.start(), length=found.end() - found.start()
-                )
-        elif (path := _find_option(written, option)) is not None:
+                start, end = found.span()
+                return source.locate(("steps", step, name), offset=start, length=end - start)
+            continue
+        path = _find_option(written, option)
+        if path is not None:
             return source.locate(("steps", step, name, *path), key=isinstance(path[-1], str))
     return None
 
@@ -171,8 +172,10 @@ def _find_keys(tree: object, name: str) -> tuple[str, ...]:
             plain = str(key).replace("-", "_").lower()
             if name == plain:
                 return (str(key),)
-            if name.startswith(plain + ".") and (rest := _find_keys(value, name[len(plain) + 1 :])):
-                return (str(key), *rest)
+            if name.startswith(plain + "."):
+                rest = _find_keys(value, name[len(plain) + 1 :])
+                if rest:
+                    return (str(key), *rest)
     return ()
 
 
@@ -192,7 +195,8 @@ def _find_option(words: object, option: str) -> tuple[str | int, ...] | None:
     for key, value in items:
         if key == option:
             return (key,)
-        if (path := _find_option(value, option)) is not None:
+        path = _find_option(value, option)
+        if path is not None:
             return (key, *path)
     return None
 
@@ -207,16 +211,23 @@ def _locate_in_file(origin: Origin) -> Location | None:
             return None
         path = _find_keys(read.value, origin.name)
         return read.locate(path, key=True) if path else None
+    return _locate_in_toml(text, origin)
+
+
+def _locate_in_toml(text: str, origin: Origin) -> Location | None:
+    """Return the location of a section or key, read line by line: tomllib keeps no lines."""
     section = ""
     for n, line in enumerate(text.splitlines(), 1):
-        if head := _SECTION.match(line):
-            section = _normalize(head[1])
-            if section == origin.name:
-                return Location(origin.file, n, head.start(1) + 1, len(head[1]), line)
-        elif (key := _KEY.match(line)) and ".".join(
-            filter(None, (section, _normalize(key[1])))
-        ) == origin.name:
-            return Location(origin.file, n, key.start(1) + 1, len(key[1]), line)
+        head, key = _SECTION.match(line), _KEY.match(line)
+        if head:
+            found, section = head, _normalize(head[1])
+            name = section
+        elif key:
+            found, name = key, ".".join(filter(None, (section, _normalize(key[1]))))
+        else:
+            continue
+        if name == origin.name:
+            return Location(origin.file, n, found.start(1) + 1, len(found[1]), line)
     return None
 
 

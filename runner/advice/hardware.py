@@ -180,7 +180,8 @@ def count_operations(model: Model, training: TrainingSetup, tokens: float) -> fl
     twice as much in the backward pass.
     """
     # In a mixture of experts, `intermediate` covers only the active experts.
-    feed = (3 if model.gated else 2) * model.hidden * model.intermediate
+    matrices = 3 if model.gated else 2
+    feed = matrices * model.hidden * model.intermediate
     attention = 2 * model.hidden * (model.attention + model.keys)
     met = model.layers * (feed + attention) + model.vocabulary * model.hidden
     learned = met if training.method == "full" else count_trained_weights(model, training)

@@ -107,6 +107,11 @@ class TrainingSetup:
     precompute: int = 0  # pairs per batch of precomputed reference log-probabilities
     context: bool = True  # include CUDA's own memory, as nvidia-smi does
 
+    @property
+    def sequences(self) -> int:
+        """Sequences of one step on a device. A preference pair has two."""
+        return 2 * self.batch if self.pairs else self.batch
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
@@ -240,20 +245,25 @@ def _attention_part(
     config: Mapping[str, Any], family: str, hidden: int, attention: int, keys: int, head: int
 ) -> _Part:
     """Return the weights of one layer's attention and norms."""
-    has_bias = family in _PLAIN
-    is_qwen2 = family in ("qwen2", "qwen2_moe")
-    has_attention_bias = bool(config.get("attention_bias", False))
+    is_plain = family in _PLAIN
+    if family in ("qwen2", "qwen2_moe"):
+        # Its config.json does not say so.
+        has_input_bias, has_output_bias = True, False
+    else:
+        has_input_bias = is_plain or bool(config.get("attention_bias", False))
+        has_output_bias = has_input_bias
     other = 0
-    if has_bias or has_attention_bias or is_qwen2:
+    if has_input_bias:
         other += attention + 2 * keys
-    if has_bias or (has_attention_bias and not is_qwen2):
+    if has_output_bias:
         other += hidden
     if family in ("qwen3", "qwen3_moe", "gemma3_text", "gemma3"):
         other += 2 * head
     elif family in ("olmo2", "olmo3"):
         other += attention + keys
     norms = 4 if family in ("gemma2", "gemma3", "gemma3_text") else 2
-    other += norms * hidden * (2 if has_bias else 1)
+    vectors_of_norm = 2 if is_plain else 1  # with a bias
+    other += norms * hidden * vectors_of_norm
     linear = 2 * hidden * attention + 2 * hidden * keys
     adapted = (hidden + attention) * 2 + (hidden + keys) * 2
     return _Part(linear, adapted, other)
@@ -289,7 +299,8 @@ def _feed_forward_part(
             sparse = sparse.plus(_Part(other=hidden))
     sparse_layers = sum(_is_sparse(config, n) for n in range(layers))
     dense_layers = layers - sparse_layers
-    intermediate = max(chosen * expert + shared, wide if dense_layers else 0)
+    dense_width = wide if dense_layers else 0
+    intermediate = max(chosen * expert + shared, dense_width)
     return sparse.times(sparse_layers).plus(dense.times(dense_layers)), intermediate
 
 
@@ -451,7 +462,7 @@ def _adapter_terms(
 ) -> dict[str, float]:
     """Return the bytes of weights and gradients in LoRA training."""
     rest = model.parameters - model.linear
-    wide = 4 if training.frozen == 32 or training.upcast else 2
+    wide = _computation_bytes(training)
     terms = {
         "frozen weights of linear layers": model.linear * _frozen_bytes(training) / shards.weights,
         "embeddings, norms and head": rest * wide / shards.weights,
@@ -467,15 +478,26 @@ def _frozen_bytes(training: TrainingSetup) -> float:
     return _NF4 if training.method == "qlora" else training.frozen / 8
 
 
+def _trains_16_bit_weights(training: TrainingSetup) -> bool:
+    return training.method == "full" and not training.master
+
+
+def _computation_bytes(training: TrainingSetup) -> int:
+    """Return the bytes of one value in the computation, which has 32 or 16 bits."""
+    if training.upcast or training.frozen == 32:
+        return 4
+    return 2
+
+
 def _gradient_bytes(training: TrainingSetup) -> int:
     """Return the bytes of a gradient, and of a weight in full fine-tuning."""
-    return 2 if training.method == "full" and not training.master else 4
+    return 2 if _trains_16_bit_weights(training) else 4
 
 
 def _optimizer_bytes(training: TrainingSetup) -> float:
     """Return the bytes of optimizer state per trained weight."""
     is_adamw = training.optimizer in ("adamw", "adamw_fused")
-    if training.method == "full" and not training.master and is_adamw:
+    if is_adamw and _trains_16_bit_weights(training):
         return 4.0  # AdamW's moments have the type of the weights
     return _OPTIMIZERS[training.optimizer]
 
@@ -497,7 +519,7 @@ def _gathered_bytes(model: Model, training: TrainingSetup) -> float:
 
 def _peak_terms(model: Model, training: TrainingSetup, scratch: float) -> dict[str, float]:
     """Return the largest temporary memory: of the backward pass, generation or the optimizer."""
-    tokens = training.length * training.batch * (2 if training.pairs else 1)
+    tokens = training.length * training.sequences
     layer = layer_bytes(model, training) * tokens
     if training.checkpointing:
         kept = model.layers * (_stream_bytes(training) * model.hidden * tokens)
@@ -522,10 +544,8 @@ def _peak_terms(model: Model, training: TrainingSetup, scratch: float) -> dict[s
 
 def _stream_bytes(training: TrainingSetup) -> float:
     """Return the bytes of one residual-stream element, as stored by gradient checkpointing."""
-    if training.upcast or training.frozen == 32:
-        return 4.0
     has_master = training.master and training.method == "full"
-    return 4.0 if has_master else 2.0
+    return 4.0 if has_master else float(_computation_bytes(training))
 
 
 def _working_bytes(model: Model, training: TrainingSetup, tokens: int, layer: float) -> float:
@@ -610,12 +630,11 @@ def _logits(model: Model, training: TrainingSetup, tokens: int) -> float:
     if training.logits == "none":
         return 0.0
     elements = float(tokens) * model.vocabulary
-    whole = 4.0 if training.upcast or training.frozen == 32 else 2.0
+    whole = float(_computation_bytes(training))
     scratch = 12.0  # log-probabilities, their gradient and the logits' gradient, 32 bits each
     if training.logits == "logps":
         # Sequence by sequence: all log-probabilities and gradients in 16 bits, one sequence twice.
-        sequences = 2 * training.batch if training.pairs else training.batch
-        return elements * (whole + 4 + 2 / max(1, sequences))
+        return elements * (whole + 4 + 2 / max(1, training.sequences))
     if training.logits == "chunked":
         # The head's gradient of one chunk and the accumulated gradient exist together.
         head = 2.0 * model.vocabulary * model.hidden if training.method == "full" else 0.0

@@ -67,11 +67,12 @@ def training_inputs(inputs: Mapping[str, Any], config: Mapping[str, Any]) -> dic
     given = {"max_length": inputs.get("seq_len"), "rank": inputs.get("rank")}
     told = {name: value for name, value in given.items() if value is not None}
     in_main_memory = model.get("optim_cpu_offload", True)
+    optimizer = "paged_adamw" if in_main_memory else "adamw"
     return {
         **inputs,
         **own,
         **told,
-        "optimizer": "paged_adamw" if in_main_memory else "adamw",
+        "optimizer": optimizer,
         "sharding": "fsdp",
     }
 

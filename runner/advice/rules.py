@@ -374,7 +374,9 @@ def _check_reference(reference: Reference) -> None:
         message, fix = f"there is no `{root}`", f"available: {', '.join(namespaces)}"
         raise TemplateError(message, reference.offset, reference.length, fix)
     fields = FIELDS.get(root)
-    if fields is None or not parts or str(parts[0]) in fields:
+    if fields is None or not parts:
+        return
+    if str(parts[0]) in fields:
         return
     message = f"`{root}` has no `{parts[0]}`"
     fix = did_you_mean(str(parts[0]), fields) or f"available: {', '.join(fields)}"
@@ -407,7 +409,9 @@ def _make_finding(
         origins = _find_origins(settings, names, scope.get("item"))
         judged = [name for name in names if name not in rule.fix.get("settings", {})]
         guess = _find_guess(settings, judged)
-        if guess and not rule.own and rule.severity != "note":
+        # A user's own rule keeps its severity.
+        is_too_sure = not rule.own and rule.severity != "note"
+        if guess and is_too_sure:
             rule = replace(rule, severity="note")
             remedy = f"{remedy} (a guess from the name `{guess}`)".strip()
     message = _render(rule.message, scope, rule.title)

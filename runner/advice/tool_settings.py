@@ -57,7 +57,8 @@ class ToolSettings(Mapping[str, object]):
         for each in settings:
             for name in ends(each.key):
                 known = self._found.setdefault(name, each)
-                if each.declared and not known.declared and each.value is not None:
+                is_surer = each.declared and not known.declared
+                if is_surer and each.value is not None:
                     self._found[name] = each
         self._names = names
 
@@ -166,7 +167,8 @@ def of_words(line: Sequence[Word]) -> Iterator[Setting]:
             continue
         name, equals, value = word.text.partition("=")
         is_option = name.startswith("--")
-        if equals and (is_option or _NAME.fullmatch(name)):
+        is_setting = is_option or _NAME.fullmatch(name)
+        if equals and is_setting:
             origin = _origin(word.leaf, Origin("argument", name))
             yield Setting(_key(name), scalar(value), origin)
         elif is_option and not equals:
@@ -201,7 +203,8 @@ def _settings_of_option(name: str, flag: Word, values: Sequence[Word]) -> Iterat
     else:
         given = [scalar(str(word.text)) for word in values]
         where = _origin(values[0].leaf, origin)
-        yield Setting(key, given[0] if len(given) == 1 else given, where)
+        value = given[0] if len(given) == 1 else given
+        yield Setting(key, value, where)
         if isinstance(given[0], Mapping):
             for part in of_tree(given[0], {}, "", at=key):
                 yield part._replace(origin=where)
@@ -220,7 +223,8 @@ def of_tree(
             yield Setting(at, dict.fromkeys(map(str, tree)) or {}, origin)
         for key, item in tree.items():
             name = _key(str(key))
-            yield from of_tree(item, scope, file, found_at, f"{at}.{name}" if at else name)
+            path = f"{at}.{name}" if at else name
+            yield from of_tree(item, scope, file, found_at, path)
     elif isinstance(tree, list) and tree and isinstance(tree[0], Mapping):
         yield from of_tree(tree[0], scope, file, found_at, at)
     elif at and not _is_place(tree):
@@ -247,7 +251,8 @@ def of_inputs(inputs: Mapping[str, object]) -> Iterator[Setting]:
         yield Setting(name, value, Origin("input", name))
         if isinstance(value, Mapping):
             inner = (*of_tree(value, {}, name), *of_tree(value, {}, name, at=name))
-            yield from (each._replace(origin=Origin("input", name)) for each in inner)
+            for each in inner:
+                yield each._replace(origin=Origin("input", name))
 
 
 def scalar(text: str) -> object:

@@ -94,7 +94,8 @@ def read_text_training(
     writes = _whole(inputs, "max_completion_length")
     if writes is not None:
         length = (_whole(inputs, "max_prompt_length") or 0) + writes
-    method = inputs.get("method", "lora" if inputs.get("rank") else "full")
+    usual_method = "lora" if inputs.get("rank") else "full"
+    method = inputs.get("method", usual_method)
     if length is None or method not in ("full", "lora", "qlora"):
         return None
     full = method == "full"
@@ -104,8 +105,13 @@ def read_text_training(
         generating = max(1, (_whole(inputs, "global_batch") or 1) // max(1, devices))
     others = reward.parameters if reward is not None else 0
     # The reference of a LoRA is its base model; full fine-tuning needs a second model.
-    if full and (name == "dpo" or _has_penalty(inputs, generates)):
+    has_reference = name == "dpo" or _has_penalty(inputs, generates)
+    if full and has_reference:
         others += model.parameters
+    frozen: Literal[16, 32] = 32 if inputs.get("precision") == "no" else 16
+    attention: Literal["eager", "flash"] = (
+        "eager" if inputs.get("attention") == "eager" else "flash"
+    )
     return TrainingSetup(
         method=method,
         length=length,
@@ -115,11 +121,11 @@ def read_text_training(
         dropout=bool(inputs.get("dropout", 0)),
         embeddings=bool(inputs.get("train_embeddings", False)),
         master=full,
-        frozen=32 if inputs.get("precision") == "no" else 16,
+        frozen=frozen,
         checkpointing=bool(inputs.get("checkpoint_activations", True)),
         logits=_logits_of(name, generates),
         optimizer=str(inputs.get("optimizer", "adamw")),
-        attention="eager" if inputs.get("attention") == "eager" else "flash",
+        attention=attention,
         stage=STAGES.get(str(inputs.get("sharding", "none")), 0),
         devices=devices,
         others=others,
