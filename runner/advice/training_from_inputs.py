@@ -90,24 +90,19 @@ def read_text_training(
     means lora. `reward` is the reward model's shape.
     """
     name = recipe.partition("@")[0]
-    length = _whole(inputs, "max_length")
-    writes = _whole(inputs, "max_completion_length")
-    if writes is not None:
-        length = (_whole(inputs, "max_prompt_length") or 0) + writes
+    generates = _whole(inputs, "max_completion_length") is not None
+    length = _sequence_length(inputs)
     usual_method = "lora" if inputs.get("rank") else "full"
     method = inputs.get("method", usual_method)
     if length is None or method not in ("full", "lora", "qlora"):
         return None
     full = method == "full"
-    generates = writes is not None
-    generating = 0
-    if generates:
-        generating = max(1, (_whole(inputs, "global_batch") or 1) // max(1, devices))
     others = reward.parameters if reward is not None else 0
     # The reference of a LoRA is its base model; full fine-tuning needs a second model.
     has_reference = name == "dpo" or _has_penalty(inputs, generates)
     if full and has_reference:
         others += model.parameters
+    generating = _count_generated(inputs, devices) if generates else 0
     frozen: Literal[16, 32] = 32 if inputs.get("precision") == "no" else 16
     attention: Literal["eager", "flash"] = (
         "eager" if inputs.get("attention") == "eager" else "flash"
@@ -131,6 +126,20 @@ def read_text_training(
         others=others,
         generating=generating,
     )
+
+
+def _sequence_length(inputs: Mapping[str, Any]) -> int | None:
+    """Return the longest sequence in tokens: a prompt with its answer, or a text."""
+    completion = _whole(inputs, "max_completion_length")
+    if completion is None:
+        return _whole(inputs, "max_length")
+    return (_whole(inputs, "max_prompt_length") or 0) + completion
+
+
+def _count_generated(inputs: Mapping[str, Any], devices: int) -> int:
+    """Return the number of sequences that each device generates together."""
+    whole = _whole(inputs, "global_batch") or 1
+    return max(1, whole // max(1, devices))
 
 
 def _has_penalty(inputs: Mapping[str, Any], generates: bool) -> bool:
