@@ -67,9 +67,8 @@ class Judgement:
 
 def is_timed(line: Mapping[str, Any]) -> bool:
     """Return True if a metrics line contains the phase times of a trainer's step."""
-    return any(_seconds(line, name) is not None for name in PARTS) and not any(
-        name in line for name in OF_ORCHESTRATOR
-    )
+    has_times = any(_seconds(line, name) is not None for name in PARTS)
+    return has_times and not any(name in line for name in OF_ORCHESTRATOR)
 
 
 def average_phases(lines: Iterable[Mapping[str, Any]]) -> Breakdown | None:
@@ -83,7 +82,11 @@ def average_phases(lines: Iterable[Mapping[str, Any]]) -> Breakdown | None:
     totals: dict[str, float] = {}
     whole = 0.0
     for line in timed:
-        parts = {name: found for name in PARTS if (found := _seconds(line, name)) is not None}
+        parts: dict[str, float] = {}
+        for name in PARTS:
+            reported = _seconds(line, name)
+            if reported is not None:
+                parts[name] = reported
         named = sum(parts.values())
         step = max(_seconds(line, "step") or 0.0, named)
         parts["other"] = parts.get("other", 0.0) + step - named
@@ -93,9 +96,8 @@ def average_phases(lines: Iterable[Mapping[str, Any]]) -> Breakdown | None:
     if not whole:
         return None
     count = len(timed)
-    return Breakdown(
-        count, whole / count, {name: totals[name] / count for name in PARTS if totals.get(name)}
-    )
+    means = {name: totals[name] / count for name in PARTS if totals.get(name)}
+    return Breakdown(count, whole / count, means)
 
 
 def judge(found: Breakdown, inputs: Mapping[str, Any], *, gpu: bool) -> Judgement:
@@ -172,24 +174,17 @@ def _throughput(found: Breakdown, inputs: Mapping[str, Any], gpu: bool) -> tuple
             f"gradient synchronization takes {found.share('communication'):.0%}: fewer, larger GPUs, or a faster link between them",
             *_raise(inputs, "global_batch", "fewer optimizer updates for the same data"),
         )
-    whole = inputs.get("micro_batch") is not None and inputs.get("micro_batch") == inputs.get(
-        "global_batch"
-    )
-    return (
-        *(
-            ()
-            if whole
-            else _raise(
-                inputs, "micro_batch", "larger batches use the GPU better, if memory allows"
-            )
-        ),
-        *(
-            ("checkpoint_activations=false, if memory allows: a quarter less computation",)
-            if inputs.get("checkpoint_activations") is True
-            else ()
-        ),
-        "a faster GPU, or more GPUs: the step is limited by computation",
-    )
+    advice: list[str] = []
+    batch = inputs.get("micro_batch")
+    # A micro batch cannot be larger than the global batch.
+    is_largest = batch is not None and batch == inputs.get("global_batch")
+    if not is_largest:
+        why = "larger batches use the GPU better, if memory allows"
+        advice += _raise(inputs, "micro_batch", why)
+    if inputs.get("checkpoint_activations") is True:
+        advice.append("checkpoint_activations=false, if memory allows: a quarter less computation")
+    advice.append("a faster GPU, or more GPUs: the step is limited by computation")
+    return tuple(advice)
 
 
 def _raise(inputs: Mapping[str, Any], name: str, why: str) -> tuple[str, ...]:

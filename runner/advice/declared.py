@@ -44,7 +44,8 @@ class Declarations:
         Omits settings whose input type contradicts their name.
         """
         for each in settings:
-            if self.commanded or (self.launched and each.key in _OF_ACCELERATE):
+            is_of_block = self.launched and each.key in _OF_ACCELERATE
+            if self.commanded or is_of_block:
                 yield each
             else:
                 yield from self._mark_declared(each)

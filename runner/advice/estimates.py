@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,6 +43,7 @@ from .schema_faults import faults
 
 if TYPE_CHECKING:
     from ..planning.plan import Plan
+    from ..storage.records.runs import AttemptRow
     from ..storage.workspace import Workspace
 
 MAX_RUNS = 200
@@ -78,11 +80,9 @@ class StepEstimate:
     @property
     def verdict(self) -> Verdict | None:
         """Memory verdict: FITS, TIGHT or NO. None if the training or the GPU is unknown."""
-        return (
-            self.found.verdict(self.usable)
-            if self.found is not None and self.usable is not None
-            else None
-        )
+        if self.found is None or self.usable is None:
+            return None
+        return self.found.verdict(self.usable)
 
     @property
     def lines(self) -> list[str]:
@@ -106,9 +106,8 @@ class StepEstimate:
             parts.append(f"{_format_range(*map(format_duration, self.seconds))} of training")
         if self.usd is not None:
             parts.append(f"{_format_range(*(f'{each:.2f}' for each in self.usd))} USD")
-        return f"{self.gpu}: {', '.join(parts)}" + (
-            f" ({self.basis})" if self.seconds is not None else ""
-        )
+        text = f"{self.gpu}: {', '.join(parts)}"
+        return text if self.seconds is None else f"{text} ({self.basis})"
 
     @property
     def is_guess(self) -> bool:
@@ -118,30 +117,26 @@ class StepEstimate:
     @property
     def usd(self) -> tuple[float, float] | None:
         """The lowest and highest cost in US dollars; None if the price or the time is unknown."""
-        return (
-            None
-            if self.price is None or self.seconds is None
-            else (self.price * self.seconds[0] / 3600, self.price * self.seconds[1] / 3600)
-        )
+        if self.price is None or self.seconds is None:
+            return None
+        shortest, longest = self.seconds
+        return self.price * shortest / 3600, self.price * longest / 3600
 
     def as_json(self) -> Mapping[str, object]:
         """Return the estimate for `recipe plan --json`; sizes are in bytes."""
-        found = self.found
+        seconds = list(self.seconds) if self.seconds else None
+        usd = list(self.usd) if self.usd else None
         return {
-            "bytes": found.bytes if found else None,
-            "low": found.low if found else None,
-            "high": found.high if found else None,
-            "terms": dict(found.terms) if found else {},
-            "measured": found.measured if found else "",
+            **_memory_as_json(self.found),
             "source": self.source,
             "gpu": self.gpu,
             "usable": self.usable,
             "verdict": self.verdict,
             "unknown": self.unknown,
-            "seconds": list(self.seconds) if self.seconds else None,
+            "seconds": seconds,
             "seconds_from": self.basis,
             "usd_an_hour": self.price,
-            "usd": list(self.usd) if self.usd else None,
+            "usd": usd,
             "choices": [each.as_json() for each in self.choices],
         }
 
@@ -164,6 +159,18 @@ class StepEstimate:
             return "counted, not measured: docs/memory.md"
         largest = find_largest_terms(found)
         return ", ".join(f"{name} {size / 1e9:.1f}" for name, size in largest)
+
+
+def _memory_as_json(found: MemoryEstimate | None) -> dict[str, object]:
+    if found is None:
+        return {"bytes": None, "low": None, "high": None, "terms": {}, "measured": ""}
+    return {
+        "bytes": found.bytes,
+        "low": found.low,
+        "high": found.high,
+        "terms": dict(found.terms),
+        "measured": found.measured,
+    }
 
 
 def format_duration(seconds: float) -> str:
@@ -205,20 +212,16 @@ def _load_hardware(own: tuple[Path, int, int] | None) -> Hardware:
     if own is None:
         return hardware.read(data)
     read = document.read(own[0])
-    if wrong := faults(read, "own-hardware.schema.json", "bad-hardware"):
+    wrong = faults(read, "own-hardware.schema.json", "bad-hardware")
+    if wrong:
         raise Invalid(wrong)
     theirs: Any = read.value
     for name in theirs["gpus"].keys() - data["gpus"].keys():
         for key in hardware.REQUIRED_FIELDS:
             if key not in theirs["gpus"][name]:
-                wrong.append(
-                    read.problem(
-                        "bad-hardware",
-                        f"unknown GPU {name}: add its {key}",
-                        ("gpus", name),
-                        fix=GPU_KEYS,
-                    )
-                )
+                message = f"unknown GPU {name}: add its {key}"
+                path = ("gpus", name)
+                wrong.append(read.problem("bad-hardware", message, path, fix=GPU_KEYS))
     if wrong:
         raise Invalid(wrong)
     return hardware.read(data, theirs["gpus"])
@@ -228,7 +231,8 @@ def estimate_plan(ws: Workspace, plan: Plan, numbers: Sequence[int]) -> dict[int
     """Return the estimates of those plan nodes in `numbers` that train on GPUs."""
     found = {}
     for n in numbers:
-        if (estimated := estimate_step(ws, plan, n)) is not None:
+        estimated = estimate_step(ws, plan, n)
+        if estimated is not None:
             found[n] = estimated
     return found
 
@@ -239,7 +243,8 @@ def fetch_and_estimate_plan(
     """Return estimates like `estimate_plan`, after a download of the missing configs of Hub models."""
     found = estimate_plan(ws, plan, numbers)
     missing = {each.missing_config for each in found.values() if each.missing_config}
-    if any([fetch_config(address) for address in sorted(missing)]):
+    fetched = [fetch_config(address) for address in sorted(missing)]
+    if any(fetched):
         return estimate_plan(ws, plan, numbers)
     return found
 
@@ -254,7 +259,9 @@ def estimate_step(
     """
     spec, node = plan.specs()[n], plan.nodes[n]
     wants = spec.resources
-    if not (spec.accelerate or spec.state) or not (wants.gpus or gpu is not None):
+    trains = spec.accelerate or spec.state
+    has_gpus = wants.gpus or gpu is not None
+    if not trains or not has_gpus:
         return None
     inputs = spec.names.inputs
     takes = {source.name: (source.kind, source.address) for source in node.takes}
@@ -275,32 +282,43 @@ def estimate_step(
     if gpu is not None:
         return _add_price(found, prices, gpu, devices)
     # If the resources set only a memory size, offer each GPU model with a price.
-    kinds = [
-        kind
-        for kind in load_hardware().gpus
-        if kind.name in prices and kind.memory * 1e9 >= 0.97 * (wants.gpu_memory or 0)
-    ]
-    choices = (_add_price(_estimate(case.on(kind)), prices, kind, devices) for kind in kinds)
+    least = 0.97 * (wants.gpu_memory or 0)
+    choices: list[StepEstimate] = []
+    for kind in load_hardware().gpus:
+        if kind.name in prices and kind.memory * 1e9 >= least:
+            estimated = _estimate(case.on(kind))
+            choices.append(_add_price(estimated, prices, kind, devices))
     return replace(found, choices=tuple(choices))
 
 
 def _read_toml_input(ws: Workspace, plan: Plan, n: int, name: str) -> Mapping[str, Any]:
     """Return the parsed TOML file of the input `name`; empty if the file cannot be read."""
-    prefix = plan.nodes[n].prefix
-    taken = (each for node in plan.nodes if node.prefix == prefix for each in node.takes)
-    source = next((each for each in taken if each.name == name and each.kind == "path"), None)
-    if source is None:
+    address = _find_local_input(plan, plan.nodes[n].prefix, name)
+    if address is None:
         return {}
     try:
-        return tomllib.loads(ws.absolute(source.address).read_text("utf-8"))
+        return tomllib.loads(ws.absolute(address).read_text("utf-8"))
     except (OSError, ValueError):
         return {}
+
+
+def _find_local_input(plan: Plan, prefix: str, name: str) -> str | None:
+    """Return the path of a local input of one recipe; None if no step reads it."""
+    for node in plan.nodes:
+        if node.prefix != prefix:
+            continue
+        for source in node.takes:
+            if source.name == name and source.kind == "path":
+                return source.address
+    return None
 
 
 def _add_price(
     found: StepEstimate, prices: Mapping[str, float], gpu: GpuModel, devices: int
 ) -> StepEstimate:
-    return replace(found, price=prices[gpu.name] * devices) if gpu.name in prices else found
+    if gpu.name not in prices:
+        return found
+    return replace(found, price=prices[gpu.name] * devices)
 
 
 def estimate_values(
@@ -310,7 +328,9 @@ def estimate_values(
 
     def find_address(name: str) -> tuple[str, str]:
         address = values.get(name)
-        return (kind_of(address), address) if isinstance(address, str) else ("", "")
+        if not isinstance(address, str):
+            return "", ""
+        return kind_of(address), address
 
     label, usable = _describe_gpu(gpu)
     case = _Case(ws, "train", recipe, values, find_address, devices, gpu, label, usable)
@@ -325,7 +345,10 @@ def find_gpus(asked: str | None, memory: int | None) -> list[GpuModel]:
     if asked:
         kind = load_hardware().find_requested(asked, memory)
         return [kind] if kind is not None else []
-    return [kind for kind in load_hardware().gpus if memory is not None and kind.has_memory(memory)]
+    gpus = load_hardware().gpus
+    if memory is None:
+        return []
+    return [gpu for gpu in gpus if gpu.has_memory(memory)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,13 +412,14 @@ def _estimate_text(case: _Case, config: Mapping[str, Any]) -> StepEstimate:
 
 
 def _read_text_training(case: _Case, model: Model) -> TrainingSetup | None:
-    reward = read_model_config(case.ws, *case.find_address("reward_model"))
+    config = read_model_config(case.ws, *case.find_address("reward_model"))
+    reward = None if config is None else read(config)
     return training_from_inputs.read_text_training(
         case.recipe,
         case.inputs,
         model,
         devices=case.devices,
-        reward=read(reward) if reward is not None else None,
+        reward=reward,
     )
 
 
@@ -471,8 +495,9 @@ def _adapt_published_peak(
     row: hardware.DiffusionPeak, seen: training_from_inputs.DiffusionTraining
 ) -> MemoryEstimate:
     """Return the estimate of a training from the row of a similar one."""
+    origin = "as published" if row.source else COMPUTED_TERM
     terms = {
-        "as published" if row.source else COMPUTED_TERM: round(row.gb * 1e9),
+        origin: round(row.gb * 1e9),
         "a larger adapter": hardware.count_extra_adapter_bytes(row, seen),
         "blocks offloaded to CPU memory": -hardware.count_offloaded_bytes(seen),
     }
@@ -489,19 +514,16 @@ def _find_measured_peak(
     address: str,
 ) -> MemoryEstimate | None:
     """Return the memory that earlier runs of the same training used; None without such runs."""
-    alike = [
-        each
-        for each in past
-        if os.path.basename(str(each.inputs.get("base", ""))) == os.path.basename(address)
-    ]
-    alike = [
-        each
-        for each in alike
-        if training_from_inputs.read_diffusion_training(recipe, each.inputs, address) == seen
-    ]
-    sizes = [
-        size for each in alike if (size := each.number("gpu_memory_gb", "memory_gb")) is not None
-    ]
+    alike: list[_PastTraining] = []
+    for each in past:
+        # The same model may have been in another folder.
+        base = os.path.basename(str(each.inputs.get("base", "")))
+        if base != os.path.basename(address):
+            continue
+        if training_from_inputs.read_diffusion_training(recipe, each.inputs, address) == seen:
+            alike.append(each)
+    measured = [each.memory() for each in alike]
+    sizes = [size for size in measured if size is not None]
     if not sizes:
         return None
     held = round(max(sizes) * 1e9)
@@ -529,11 +551,9 @@ def _select_gpu(
     if gpu is not None:
         return gpu, *_describe_gpu(gpu)
     size = wants.gpu_memory
-    return (
-        (None, f"{size / 1e9:g} GB", load_hardware().estimate_usable(size))
-        if size
-        else (None, "", None)
-    )
+    if not size:
+        return None, "", None
+    return None, f"{size / 1e9:g} GB", load_hardware().estimate_usable(size)
 
 
 def _describe_gpu(gpu: GpuModel) -> tuple[str, int]:
@@ -546,9 +566,11 @@ def _read_prices(ws: Workspace) -> dict[str, float]:
 
     Raises NotFound for an unknown GPU.
     """
-    return {
-        load_hardware().find(name).name: money(price) for name, price in ws.config.prices.items()
-    }
+    prices: dict[str, float] = {}
+    for name, price in ws.config.prices.items():
+        gpu = load_hardware().find(name)
+        prices[gpu.name] = money(price)
+    return prices
 
 
 # -- models --
@@ -566,17 +588,20 @@ def read_model_config(ws: Workspace, kind: str, address: str) -> dict[str, Any] 
         commit = (there.parent / "refs" / (revision or "main")).read_text().strip()
     except OSError:
         commit = revision
-    folders = (
-        [there / commit]
-        if commit and (there / commit).is_dir()
-        else sorted(there.glob("*"), key=os.path.getmtime, reverse=True)
-    )
-    folders += sorted(
-        ws.home.glob(f"cache/*/{os.path.basename(name)}"), key=os.path.getmtime, reverse=True
-    )
-    return next(
-        (config for folder in folders if (config := _read_config(folder)) is not None), None
-    )
+    if commit and (there / commit).is_dir():
+        folders = [there / commit]
+    else:
+        folders = _newest_first(there.glob("*"))
+    folders += _newest_first(ws.home.glob(f"cache/*/{os.path.basename(name)}"))
+    for folder in folders:
+        config = _read_config(folder)
+        if config is not None:
+            return config
+    return None
+
+
+def _newest_first(paths: Iterable[Path]) -> list[Path]:
+    return sorted(paths, key=os.path.getmtime, reverse=True)
 
 
 def fetch_config(address: object) -> bool:
@@ -584,7 +609,9 @@ def fetch_config(address: object) -> bool:
 
     Returns False without a request if the Hub is offline.
     """
-    if not isinstance(address, str) or not address.startswith("hf://") or offline(os.environ):
+    if not isinstance(address, str) or not address.startswith("hf://"):
+        return False
+    if offline(os.environ):
         return False
     try:
         from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
@@ -627,11 +654,14 @@ class _PastTraining:
                 return float(value)
         return None
 
+    def memory(self) -> float | None:
+        """Return the peak GPU memory in 10⁹ bytes."""
+        return self.number("gpu_memory_gb", "memory_gb")
+
     def speed(self) -> float | None:
         """Return the mean samples per second over all steps, or else the last reported value."""
-        return metrics.mean_rate(metrics.points(self.kept), "samples_per_second") or self.number(
-            "samples_per_second"
-        )
+        mean = metrics.mean_rate(metrics.points(self.kept), "samples_per_second")
+        return mean or self.number("samples_per_second")
 
 
 def _find_past_trainings(
@@ -643,24 +673,26 @@ def _find_past_trainings(
     that use this recipe are not included.
     """
     rows = ws.store.runs.latest(recipe=recipe, last=MAX_RUNS)
-    done = {
-        row.id: [
-            each
-            for each in ws.store.runs.attempts(row.id, step.rpartition("/")[2])
-            if each.outcome == "done" and each.key
-        ]
-        for row in rows
-    }
-    traces = ws.store.index.traces([each.key for attempts in done.values() for each in attempts])
+    name = step.rpartition("/")[2]
+    done = {row.id: _list_done_attempts(ws, row.id, name) for row in rows}
+    keys = [each.key for each in chain.from_iterable(done.values())]
+    traces = ws.store.index.traces(keys)
     found: dict[str, _PastTraining] = {}
     for row in reversed(rows):
         for each in done[row.id]:
             numbers = traces[each.key].numbers if each.key in traces else {}
             kind = numbers.get("gpu")
-            if isinstance(kind, str) and (gpu is None or _is_same_gpu(kind, gpu)):
+            if not isinstance(kind, str):
+                continue
+            if gpu is None or _is_same_gpu(kind, gpu):
                 kept = ws.kept_path(row.id, each.step, each.n, ".metrics")
                 found[each.key] = _PastTraining(row.inputs, numbers, kind, kept)
     return list(found.values())
+
+
+def _list_done_attempts(ws: Workspace, run: str, step: str) -> list[AttemptRow]:
+    attempts = ws.store.runs.attempts(run, step)
+    return [each for each in attempts if each.outcome == "done" and each.key]
 
 
 def _rebuild_training(
@@ -669,16 +701,14 @@ def _rebuild_training(
     """Return the model and settings of an earlier training; None if its config.json is missing."""
     base = str(inputs.get("base", ""))
     config = read_model_config(ws, "path", base) or read_model_config(ws, "hf", base)
+    if config is None:
+        return None
     try:
-        model = read(config) if config is not None else None
-        training = (
-            training_from_inputs.read_text_training(recipe, inputs, model)
-            if model is not None
-            else None
-        )
+        model = read(config)
+        training = training_from_inputs.read_text_training(recipe, inputs, model)
     except UnknownConfig:
         return None
-    return (model, training) if model is not None and training is not None else None
+    return None if training is None else (model, training)
 
 
 def _calibrate(
@@ -687,10 +717,8 @@ def _calibrate(
     """Return the estimate scaled by the mean ratio of measured to estimated memory in `past`."""
     ratios, sizes, kinds = [], [], []
     for each in past:
-        size, trained = (
-            each.number("gpu_memory_gb", "memory_gb"),
-            _rebuild_training(ws, recipe, each.inputs),
-        )
+        size = each.memory()
+        trained = _rebuild_training(ws, recipe, each.inputs)
         if size is None or trained is None:
             continue
         try:
@@ -702,17 +730,13 @@ def _calibrate(
         kinds.append(each.kind)
     if not ratios:
         return found
-    return calibrate(
-        found, sum(ratios) / len(ratios), len(ratios), _describe_measurement(sizes, kinds[-1])
-    )
+    factor = sum(ratios) / len(ratios)
+    return calibrate(found, factor, len(ratios), _describe_measurement(sizes, kinds[-1]))
 
 
 def _describe_measurement(sizes: Sequence[float], kind: str) -> str:
-    held = (
-        f"{min(sizes):.1f}"
-        if max(sizes) - min(sizes) < 0.05
-        else f"{min(sizes):.1f}-{max(sizes):.1f}"
-    )
+    low, high = min(sizes), max(sizes)
+    held = f"{low:.1f}" if high - low < 0.05 else f"{low:.1f}-{high:.1f}"
     return f"measured {held} GB on {kind} in {_count_runs(len(sizes))}"
 
 
@@ -722,16 +746,13 @@ def _work_per_sample(ws: Workspace, recipe: str, inputs: Mapping[str, Any]) -> f
     if isinstance(resolution, int):
         return float(resolution) ** 2
     trained = _rebuild_training(ws, recipe, inputs)
-    tokens = (
-        training_from_inputs.count_tokens({"max_steps": 1, "global_batch": 1}, trained[1])
-        if trained is not None
-        else None
-    )
-    return (
-        hardware.count_operations(*trained, tokens)
-        if trained is not None and tokens is not None
-        else None
-    )
+    if trained is None:
+        return None
+    model, training = trained
+    tokens = training_from_inputs.count_tokens({"max_steps": 1, "global_batch": 1}, training)
+    if tokens is None:
+        return None
+    return hardware.count_operations(model, training, tokens)
 
 
 def _estimate_seconds(
@@ -742,23 +763,24 @@ def _estimate_seconds(
     None without measured speeds. Assumes constant time per operation or pixel, and linear scaling
     over GPUs.
     """
-    speeds = [
-        speed * done / (each.number("gpus") or 1)
-        for each in past[-MAX_SPEEDS:]
-        if (speed := each.speed()) is not None
-        and (done := _work_per_sample(ws, recipe, each.inputs)) is not None
-    ]
+    speeds: list[float] = []  # work per second and GPU
+    for each in past[-MAX_SPEEDS:]:
+        samples = each.speed()
+        if samples is None:
+            continue
+        per_sample = _work_per_sample(ws, recipe, each.inputs)
+        if per_sample is not None:
+            speeds.append(samples * per_sample / (each.number("gpus") or 1))
     if work is None or not speeds:
         return None
-    low, high = (work / devices / speed for speed in (max(speeds), min(speeds)))
-    return (
-        low * (1 - SPREAD),
-        high * (1 + SPREAD),
-    ), f"by {_count_runs(len(speeds))} on {past[-1].kind}"
+    low = work / devices / max(speeds)
+    high = work / devices / min(speeds)
+    seconds = (low * (1 - SPREAD), high * (1 + SPREAD))
+    return seconds, f"by {_count_runs(len(speeds))} on {past[-1].kind}"
 
 
 def _count_runs(count: int) -> str:
-    return f"{count} run{'s' if count > 1 else ''}"
+    return f"{count} runs" if count > 1 else f"{count} run"
 
 
 def _is_same_gpu(kind: str, gpu: GpuModel) -> bool:

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 
 def refuse(verdict: RuleFindings, found: Survey) -> None:
     """Raise Invalid with all findings of severity error, if there are any."""
-    if any(finding.rule.severity == "error" for finding in verdict.findings):
-        raise Invalid(
-            problems([each for each in verdict.findings if each.rule.severity == "error"], found)
-        )
+    errors = [finding for finding in verdict.findings if finding.rule.severity == "error"]
+    if errors:
+        raise Invalid(problems(errors, found))
 
 
 def problems(findings: Iterable[Finding], found: Survey) -> list[Problem]:
@@ -37,15 +36,11 @@ def problems(findings: Iterable[Finding], found: Survey) -> list[Problem]:
         source = None
     shown = []
     for finding in findings:
-        remedy = finding.remedy + (
-            f" (to skip this check, pass `--allow {finding.rule.id}`)"
-            if finding.rule.severity == "error"
-            else ""
-        )
+        rule, remedy = finding.rule, finding.remedy
+        if rule.severity == "error":
+            remedy += f" (to skip this check, pass `--allow {rule.id}`)"
         where = _locate_finding(finding, source) if source is not None else None
-        shown.append(
-            Problem(finding.rule.id, finding.message, where, remedy, finding.rule.severity)
-        )
+        shown.append(Problem(rule.id, finding.message, where, remedy, rule.severity))
     return shown
 
 
@@ -59,31 +54,34 @@ def list_remedies(finding: Finding, found: Survey) -> tuple[dict[str, object], l
     for name, value in finding.fix.get("settings", {}).items():
         # An unset setting gets the tool's name for it, in the file of the other settings.
         called = next(iter(names.get(name, ())), name)
-        origin = finding.origins.get(name) or (
-            replace(file, name=called) if file else Origin("argument", f"--{called}")
-        )
+        unset = replace(file, name=called) if file else Origin("argument", f"--{called}")
+        origin = finding.origins.get(name) or unset
         if origin.kind == "input" and "/" in finding.step:
             written.append(f"in step {step}: with: {{{origin.name}: {json.dumps(value)}}}")
         elif origin.kind == "input" and origin.name in found.plan.inputs:
             typed[origin.name] = value
         else:
             for key, says in _spell_setting(origin.name, value):
-                if origin.kind == "file":
-                    written.append(
-                        f"in {origin.file}{'' if origin.found_at else f' of step {step}'}: {key}: {json.dumps(says)}"
-                    )
-                else:
-                    written.append(
-                        f"in the command of step {step}: {key} {says if isinstance(says, str) else json.dumps(says)}"
-                    )
-    for kind in ("env", "resources"):
-        if values := finding.fix.get(kind):
-            said = ", ".join(
-                f"{name}: {json.dumps(value) if kind == 'env' else value}"
-                for name, value in values.items()
-            )
-            written.append(f"in step {step}: {kind}: {{{said}}}")
+                written.append(_describe_change(origin, step, key, says))
+    variables = finding.fix.get("env")
+    if variables:
+        pairs = [f"{name}: {json.dumps(value)}" for name, value in variables.items()]
+        written.append(f"in step {step}: env: {{{', '.join(pairs)}}}")
+    resources = finding.fix.get("resources")
+    if resources:
+        pairs = [f"{name}: {value}" for name, value in resources.items()]
+        written.append(f"in step {step}: resources: {{{', '.join(pairs)}}}")
     return typed, written
+
+
+def _describe_change(origin: Origin, step: str, key: str, value: object) -> str:
+    """Return the line to add to a configuration file or to the command of a step."""
+    if origin.kind == "file":
+        # A file in `files` of a step has no path of its own.
+        owner = "" if origin.found_at else f" of step {step}"
+        return f"in {origin.file}{owner}: {key}: {json.dumps(value)}"
+    word = value if isinstance(value, str) else json.dumps(value)
+    return f"in the command of step {step}: {key} {word}"
 
 
 def _spell_setting(name: str, value: object) -> list[tuple[str, object]]:
@@ -96,16 +94,20 @@ def _spell_setting(name: str, value: object) -> list[tuple[str, object]]:
     dashes = switch[: len(switch) - len(plain)]
     if plain in ("bf16", "fp16") and isinstance(value, str):
         return [(name, False), (f"{head}{dot}{dashes}{value}", True)]
-    return [(name, False)] if plain in ("flash_attention", "flash_attn") else [(name, value)]
+    if plain in ("flash_attention", "flash_attn"):
+        return [(name, False)]
+    return [(name, value)]
 
 
 def _locate_finding(finding: Finding, source: Document) -> Location | None:
     """Return the location of the first setting that can be located, or else of the step."""
     step = _name_in_recipe(finding.step)
     for origin in finding.origins.values():
-        if (where := _locate_origin(origin, source, finding.step, step)) is not None:
+        where = _locate_origin(origin, source, finding.step, step)
+        if where is not None:
             return where
-    return source.locate(("steps", step) if step else ("recipe",), key=True)
+    path = ("steps", step) if step else ("recipe",)
+    return source.locate(path, key=True)
 
 
 def _locate_origin(origin: Origin, source: Document, instance: str, step: str) -> Location | None:
@@ -151,10 +153,11 @@ def _locate_argument(
         written = _find_block(tree, step, name)
         if isinstance(written, str):
             if found := re.search(rf"(?<!\S)--?{re.escape(option)}(?![\w-])", written):
-                return source.locate(
-                    ("steps", step, name), offset=found.start(), length=found.end() - found.start()
-                )
-        elif (path := _find_option(written, option)) is not None:
+                start, end = found.span()
+                return source.locate(("steps", step, name), offset=start, length=end - start)
+            continue
+        path = _find_option(written, option)
+        if path is not None:
             return source.locate(("steps", step, name, *path), key=isinstance(path[-1], str))
     return None
 
@@ -169,8 +172,10 @@ def _find_keys(tree: object, name: str) -> tuple[str, ...]:
             plain = str(key).replace("-", "_").lower()
             if name == plain:
                 return (str(key),)
-            if name.startswith(plain + ".") and (rest := _find_keys(value, name[len(plain) + 1 :])):
-                return (str(key), *rest)
+            if name.startswith(plain + "."):
+                rest = _find_keys(value, name[len(plain) + 1 :])
+                if rest:
+                    return (str(key), *rest)
     return ()
 
 
@@ -190,7 +195,8 @@ def _find_option(words: object, option: str) -> tuple[str | int, ...] | None:
     for key, value in items:
         if key == option:
             return (key,)
-        if (path := _find_option(value, option)) is not None:
+        path = _find_option(value, option)
+        if path is not None:
             return (key, *path)
     return None
 
@@ -205,16 +211,23 @@ def _locate_in_file(origin: Origin) -> Location | None:
             return None
         path = _find_keys(read.value, origin.name)
         return read.locate(path, key=True) if path else None
+    return _locate_in_toml(text, origin)
+
+
+def _locate_in_toml(text: str, origin: Origin) -> Location | None:
+    """Return the location of a section or key, read line by line: tomllib keeps no lines."""
     section = ""
     for n, line in enumerate(text.splitlines(), 1):
-        if head := _SECTION.match(line):
-            section = _normalize(head[1])
-            if section == origin.name:
-                return Location(origin.file, n, head.start(1) + 1, len(head[1]), line)
-        elif (key := _KEY.match(line)) and ".".join(
-            filter(None, (section, _normalize(key[1])))
-        ) == origin.name:
-            return Location(origin.file, n, key.start(1) + 1, len(key[1]), line)
+        head, key = _SECTION.match(line), _KEY.match(line)
+        if head:
+            found, section = head, _normalize(head[1])
+            name = section
+        elif key:
+            found, name = key, ".".join(filter(None, (section, _normalize(key[1]))))
+        else:
+            continue
+        if name == origin.name:
+            return Location(origin.file, n, found.start(1) + 1, len(found[1]), line)
     return None
 
 

@@ -82,20 +82,16 @@ class Hardware:
         if named is not None:
             return named
         names = [gpu.name for gpu in self.gpus]
-        raise NotFound(
-            f'unknown GPU "{word}"',
-            fix=did_you_mean(word.lower(), names) or f"use one of {', '.join(names)}",
-        )
+        fix = did_you_mean(word.lower(), names) or f"use one of {', '.join(names)}"
+        raise NotFound(f'unknown GPU "{word}"', fix=fix)
 
     def find_requested(self, word: str, memory: int | None) -> GpuModel | None:
         """Return the GPU model for `gpu` and `gpu_memory` in resources; None unless one matches."""
-        found = [
-            gpu
-            for gpu in self.gpus
-            if any(
-                _normalize(word) == _normalize(name) for name in (gpu.name, gpu.asked, *gpu.names)
-            )
-        ]
+        plain = _normalize(word)
+        found: list[GpuModel] = []
+        for gpu in self.gpus:
+            if plain in map(_normalize, (gpu.name, gpu.asked, *gpu.names)):
+                found.append(gpu)
         if memory is not None:
             found = [gpu for gpu in found if gpu.has_memory(memory)]
         return found[0] if len(found) == 1 else None
@@ -148,12 +144,9 @@ def read(data: Mapping[str, Any], own: Mapping[str, Mapping[str, Any]] | None = 
     cards |= {name: {**item, **theirs.get(name, {})} for name, item in known.items()}
     utilisation = (data["utilisation"]["low"], data["utilisation"]["high"])
     gpus = tuple(_parse_gpu(name, item) for name, item in cards.items())
-    return Hardware(
-        gpus,
-        utilisation,
-        tuple(DiffusionSpeed(**item) for item in data["speed"]),
-        tuple(DiffusionPeak(**item) for item in data["diffusion"]),
-    )
+    speed = tuple(DiffusionSpeed(**item) for item in data["speed"])
+    diffusion = tuple(DiffusionPeak(**item) for item in data["diffusion"])
+    return Hardware(gpus, utilisation, speed, diffusion)
 
 
 REQUIRED_FIELDS: Final = ("memory", "capability", "tflops")
@@ -187,7 +180,8 @@ def count_operations(model: Model, training: TrainingSetup, tokens: float) -> fl
     twice as much in the backward pass.
     """
     # In a mixture of experts, `intermediate` covers only the active experts.
-    feed = (3 if model.gated else 2) * model.hidden * model.intermediate
+    matrices = 3 if model.gated else 2
+    feed = matrices * model.hidden * model.intermediate
     attention = 2 * model.hidden * (model.attention + model.keys)
     met = model.layers * (feed + attention) + model.vocabulary * model.hidden
     learned = met if training.method == "full" else count_trained_weights(model, training)
@@ -213,11 +207,11 @@ def estimate_image_seconds(
     None if nothing is published for the family. Assumes that the time scales with pixels and with
     GPU speed.
     """
-    found = [
-        row.seconds * hardware.find(row.gpu).tflops / gpu.tflops * pixels / row.pixels / devices
-        for row in hardware.speed
-        if (row.family, row.method) == (family, method)
-    ]
+    found: list[float] = []
+    for row in hardware.speed:
+        if (row.family, row.method) == (family, method):
+            seconds = row.seconds * hardware.find(row.gpu).tflops / gpu.tflops
+            found.append(seconds * pixels / row.pixels / devices)
     return (min(found), max(found)) if found else None
 
 
@@ -229,17 +223,19 @@ def find_row(rows: Sequence[DiffusionPeak], case: DiffusionTraining) -> Diffusio
     """
     same = {"flux": ("bf16",), "sdxl": ("fp16", "bf16"), "sd": ("no", "fp16", "bf16")}[case.family]
     bits = same if case.stored == "same" else (case.stored,)
-    found = [
-        row
-        for row in rows
-        if (row.family, row.method) == (case.family, case.method)
-        and row.precision in bits
-        and row.resolution >= case.resolution
-        and row.batch >= case.batch
-        and 4 * row.rank >= case.rank
-        and (case.checkpointing or not row.checkpointing)
-    ]
+    found = [row for row in rows if row.precision in bits and _covers(row, case)]
     return min(found, key=lambda row: row.gb, default=None)
+
+
+def _covers(row: DiffusionPeak, case: DiffusionTraining) -> bool:
+    """Return True if a row's training is at least as large as `case`, except for its rank."""
+    if (row.family, row.method) != (case.family, case.method):
+        return False
+    if row.checkpointing and not case.checkpointing:
+        return False
+    if row.resolution < case.resolution or row.batch < case.batch:
+        return False
+    return 4 * row.rank >= case.rank
 
 
 def count_extra_adapter_bytes(row: DiffusionPeak, case: DiffusionTraining) -> int:
@@ -253,7 +249,9 @@ def count_extra_adapter_bytes(row: DiffusionPeak, case: DiffusionTraining) -> in
 def count_offloaded_bytes(case: DiffusionTraining) -> int:
     """Return the 16-bit weights offloaded to CPU memory, in bytes, without the largest block."""
     sizes = BLOCKS.get(case.family, ())[: case.away]
-    return round((sum(sizes) - max(sizes)) * 2 * (1 + FRAGMENTATION)) if sizes else 0
+    if not sizes:
+        return 0
+    return round((sum(sizes) - max(sizes)) * 2 * (1 + FRAGMENTATION))
 
 
 def _normalize(name: str) -> str:

@@ -107,6 +107,11 @@ class TrainingSetup:
     precompute: int = 0  # pairs per batch of precomputed reference log-probabilities
     context: bool = True  # include CUDA's own memory, as nvidia-smi does
 
+    @property
+    def sequences(self) -> int:
+        """Sequences of one step on a device. A preference pair has two."""
+        return 2 * self.batch if self.pairs else self.batch
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
@@ -124,7 +129,9 @@ class MemoryEstimate:
         FITS means that the upper bound fits, and NO that even the lower bound exceeds `usable`.
         TIGHT is in between.
         """
-        return "FITS" if self.high <= usable else "NO" if self.low > usable else "TIGHT"
+        if self.high <= usable:
+            return "FITS"
+        return "NO" if self.low > usable else "TIGHT"
 
     def __str__(self) -> str:
         low, high = self.low / 1e9, self.high / 1e9
@@ -238,20 +245,25 @@ def _attention_part(
     config: Mapping[str, Any], family: str, hidden: int, attention: int, keys: int, head: int
 ) -> _Part:
     """Return the weights of one layer's attention and norms."""
-    has_bias = family in _PLAIN
-    is_qwen2 = family in ("qwen2", "qwen2_moe")
-    has_attention_bias = bool(config.get("attention_bias", False))
+    is_plain = family in _PLAIN
+    if family in ("qwen2", "qwen2_moe"):
+        # Its config.json does not say so.
+        has_input_bias, has_output_bias = True, False
+    else:
+        has_input_bias = is_plain or bool(config.get("attention_bias", False))
+        has_output_bias = has_input_bias
     other = 0
-    if has_bias or has_attention_bias or is_qwen2:
+    if has_input_bias:
         other += attention + 2 * keys
-    if has_bias or (has_attention_bias and not is_qwen2):
+    if has_output_bias:
         other += hidden
     if family in ("qwen3", "qwen3_moe", "gemma3_text", "gemma3"):
         other += 2 * head
     elif family in ("olmo2", "olmo3"):
         other += attention + keys
     norms = 4 if family in ("gemma2", "gemma3", "gemma3_text") else 2
-    other += norms * hidden * (2 if has_bias else 1)
+    vectors_of_norm = 2 if is_plain else 1  # with a bias
+    other += norms * hidden * vectors_of_norm
     linear = 2 * hidden * attention + 2 * hidden * keys
     adapted = (hidden + attention) * 2 + (hidden + keys) * 2
     return _Part(linear, adapted, other)
@@ -285,9 +297,10 @@ def _feed_forward_part(
         sparse = sparse.plus(matrices_of(shared))
         if family == "qwen2_moe":
             sparse = sparse.plus(_Part(other=hidden))
-    sparse_layers = sum(1 for n in range(layers) if _is_sparse(config, n))
+    sparse_layers = sum(_is_sparse(config, n) for n in range(layers))
     dense_layers = layers - sparse_layers
-    intermediate = max(chosen * expert + shared, wide if dense_layers else 0)
+    dense_width = wide if dense_layers else 0
+    intermediate = max(chosen * expert + shared, dense_width)
     return sparse.times(sparse_layers).plus(dense.times(dense_layers)), intermediate
 
 
@@ -310,7 +323,9 @@ def _count_end_weights(
     config: Mapping[str, Any], family: str, hidden: int, vocabulary: int, tied: bool
 ) -> int:
     """Return the number of weights in embeddings, output head and final norm."""
-    ends = vocabulary * hidden * (1 if tied else 2) + hidden * (2 if family in _PLAIN else 1)
+    matrices = 1 if tied else 2
+    vectors_of_norm = 2 if family in _PLAIN else 1  # with a bias
+    ends = vocabulary * hidden * matrices + hidden * vectors_of_norm
     if family == "gpt2":
         ends += _whole(config, "n_positions", "max_position_embeddings", default=1024) * hidden
     elif family == "bloom":
@@ -319,21 +334,26 @@ def _count_end_weights(
 
 
 FAMILIES: Final = (
-    *(
-        "llama",
-        "mistral",
-        "mixtral",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_moe",
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "gemma3",
-        "phi3",
-    ),
-    *("olmo2", "olmo3", "granite", "smollm3", "starcoder2", "gpt2", "gpt_neox", "bloom"),
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "gemma3",
+    "phi3",
+    "olmo2",
+    "olmo3",
+    "granite",
+    "smollm3",
+    "starcoder2",
+    "gpt2",
+    "gpt_neox",
+    "bloom",
 )
 """Supported values of `model_type`; a test compares the weight count of each with transformers."""
 _TIED = ("gemma", "gemma2", "gemma3", "gemma3_text", "gpt2", "bloom", "starcoder2")
@@ -342,11 +362,13 @@ _PLAIN = ("gpt2", "gpt_neox", "bloom", "starcoder2")
 
 
 def _is_sparse(config: Mapping[str, Any], layer: int) -> bool:
-    if layer in (config.get("mlp_only_layers") or ()) or layer < _whole(
-        config, "first_k_dense_replace", default=0
-    ):
+    """Return True if a layer of a model has a mixture of experts."""
+    if layer in (config.get("mlp_only_layers") or ()):
         return False
-    return (layer + 1) % max(1, _whole(config, "decoder_sparse_step", default=1)) == 0
+    if layer < _whole(config, "first_k_dense_replace", default=0):
+        return False
+    step = max(1, _whole(config, "decoder_sparse_step", default=1))
+    return (layer + 1) % step == 0
 
 
 def _whole(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
@@ -370,14 +392,22 @@ class _Shards(NamedTuple):
     optimizer: int
 
 
+def _shards_of(training: TrainingSetup) -> _Shards:
+    # Each stage of ZeRO shards one part more.
+    weights = training.devices if training.stage == 3 else 1
+    gradients = training.devices if training.stage >= 2 else 1
+    optimizer = training.devices if training.stage >= 1 else 1
+    return _Shards(weights, gradients, optimizer)
+
+
 def _terms(model: Model, training: TrainingSetup) -> dict[str, float]:
     """Return the bytes of each component of the peak memory, by name."""
     if training.optimizer not in _OPTIMIZERS:
         raise UnknownConfig(
             f'unknown optimizer "{training.optimizer}"; known optimizers: {", ".join(_OPTIMIZERS)}'
         )
-    n, stage = training.devices, training.stage
-    shards = _Shards(n if stage == 3 else 1, n if stage >= 2 else 1, n if stage >= 1 else 1)
+    stage = training.stage
+    shards = _shards_of(training)
     trained = float(count_trained_weights(model, training))
     if training.method == "full":
         terms = _full_terms(model, training, shards, trained)
@@ -432,7 +462,7 @@ def _adapter_terms(
 ) -> dict[str, float]:
     """Return the bytes of weights and gradients in LoRA training."""
     rest = model.parameters - model.linear
-    wide = 4 if training.frozen == 32 or training.upcast else 2
+    wide = _computation_bytes(training)
     terms = {
         "frozen weights of linear layers": model.linear * _frozen_bytes(training) / shards.weights,
         "embeddings, norms and head": rest * wide / shards.weights,
@@ -448,15 +478,26 @@ def _frozen_bytes(training: TrainingSetup) -> float:
     return _NF4 if training.method == "qlora" else training.frozen / 8
 
 
+def _trains_16_bit_weights(training: TrainingSetup) -> bool:
+    return training.method == "full" and not training.master
+
+
+def _computation_bytes(training: TrainingSetup) -> int:
+    """Return the bytes of one value in the computation, which has 32 or 16 bits."""
+    if training.upcast or training.frozen == 32:
+        return 4
+    return 2
+
+
 def _gradient_bytes(training: TrainingSetup) -> int:
     """Return the bytes of a gradient, and of a weight in full fine-tuning."""
-    return 2 if training.method == "full" and not training.master else 4
+    return 2 if _trains_16_bit_weights(training) else 4
 
 
 def _optimizer_bytes(training: TrainingSetup) -> float:
     """Return the bytes of optimizer state per trained weight."""
     is_adamw = training.optimizer in ("adamw", "adamw_fused")
-    if training.method == "full" and not training.master and is_adamw:
+    if is_adamw and _trains_16_bit_weights(training):
         return 4.0  # AdamW's moments have the type of the weights
     return _OPTIMIZERS[training.optimizer]
 
@@ -478,7 +519,7 @@ def _gathered_bytes(model: Model, training: TrainingSetup) -> float:
 
 def _peak_terms(model: Model, training: TrainingSetup, scratch: float) -> dict[str, float]:
     """Return the largest temporary memory: of the backward pass, generation or the optimizer."""
-    tokens = training.length * training.batch * (2 if training.pairs else 1)
+    tokens = training.length * training.sequences
     layer = layer_bytes(model, training) * tokens
     if training.checkpointing:
         kept = model.layers * (_stream_bytes(training) * model.hidden * tokens)
@@ -504,12 +545,13 @@ def _peak_terms(model: Model, training: TrainingSetup, scratch: float) -> dict[s
 def _stream_bytes(training: TrainingSetup) -> float:
     """Return the bytes of one residual-stream element, as stored by gradient checkpointing."""
     has_master = training.master and training.method == "full"
-    return 4.0 if training.upcast or has_master or training.frozen == 32 else 2.0
+    return 4.0 if has_master else float(_computation_bytes(training))
 
 
 def _working_bytes(model: Model, training: TrainingSetup, tokens: int, layer: float) -> float:
     """Return the bytes of one layer's backward pass; `layer` are its activations."""
-    working = 2.0 * (3 if model.gated else 2) * model.intermediate * tokens
+    matrices = 3 if model.gated else 2
+    working = 2.0 * matrices * model.intermediate * tokens
     if training.checkpointing:
         working += layer
     if training.method == "qlora" or training.frozen == 8:
@@ -518,7 +560,8 @@ def _working_bytes(model: Model, training: TrainingSetup, tokens: int, layer: fl
 
 
 def _count_embedding_weights(model: Model) -> int:
-    return model.vocabulary * model.hidden * (1 if model.tied else 2)
+    matrices = 1 if model.tied else 2
+    return model.vocabulary * model.hidden * matrices
 
 
 def count_trained_weights(model: Model, training: TrainingSetup) -> int:
@@ -531,10 +574,11 @@ def count_trained_weights(model: Model, training: TrainingSetup) -> int:
 
 def _count_lora_weights(model: Model, training: TrainingSetup) -> int:
     """Return the number of LoRA weights: `rank` per input and output of each adapted layer."""
-    attention = model.layers * (
-        2 * (model.hidden + model.attention) + 2 * (model.hidden + model.keys)
-    )
-    return training.rank * (attention if training.targets == "attention" else model.adapted)
+    if training.targets != "attention":
+        return training.rank * model.adapted
+    queries_and_outputs = 2 * (model.hidden + model.attention)
+    keys_and_values = 2 * (model.hidden + model.keys)
+    return training.rank * model.layers * (queries_and_outputs + keys_and_values)
 
 
 def layer_bytes(model: Model, training: TrainingSetup) -> float:
@@ -548,38 +592,37 @@ def layer_bytes(model: Model, training: TrainingSetup) -> float:
     """
     hidden, wide = model.hidden, model.intermediate
     attention = 2 * (model.attention + 2 * model.keys) + 2 * model.attention
+    inputs = 8  # bytes per unit of width
+    casts = 0
     if training.compiled:
-        found = 8 * hidden + attention + 2 * (2 if model.gated else 1) * wide
+        kept = 2 if model.gated else 1  # tensors of the feed-forward part
     elif training.method == "full":
-        found = (
-            (26 if training.master else 16) * hidden
-            + attention
-            + 2 * (4 if model.gated else 2) * wide
-        )
+        inputs = 26 if training.master else 16
+        kept = 4 if model.gated else 2
     elif training.targets == "attention":
-        found = (
-            8 * hidden
-            + attention
-            + 2 * (3 if model.gated else 1) * wide
-            + 2 * (3 * hidden + model.attention)
-        )
+        kept = 3 if model.gated else 1
+        casts = 2 * (3 * hidden + model.attention)
     else:
-        found = (
-            8 * hidden
-            + attention
-            + 2 * (4 if model.gated else 2) * wide
-            + 2 * (5 * hidden + model.attention)
-        )
-    if training.dropout and training.method != "full" and not training.compiled:
-        found += (
-            3 * hidden
-            + model.attention
-            + (0 if training.targets == "attention" else (2 if model.gated else 1) * hidden + wide)
-        )
+        kept = 4 if model.gated else 2
+        casts = 2 * (5 * hidden + model.attention)
+    found = inputs * hidden + attention + 2 * kept * wide + casts
+    if not training.compiled:
+        found += _dropout_bytes(model, training)
     if training.attention == "eager":
         # Scores after the softmax in 32 bits and in 16, and keys and values repeated for each head.
         found += 6 * model.heads * training.length + 4 * (model.attention - model.keys)
     return float(found)
+
+
+def _dropout_bytes(model: Model, training: TrainingSetup) -> int:
+    """Return the bytes per token of the masks of a LoRA's dropout in one layer."""
+    if not training.dropout or training.method == "full":
+        return 0
+    masks = 3 * model.hidden + model.attention
+    if training.targets != "attention":
+        matrices = 2 if model.gated else 1
+        masks += matrices * model.hidden + model.intermediate
+    return masks
 
 
 def _logits(model: Model, training: TrainingSetup, tokens: int) -> float:
@@ -587,15 +630,16 @@ def _logits(model: Model, training: TrainingSetup, tokens: int) -> float:
     if training.logits == "none":
         return 0.0
     elements = float(tokens) * model.vocabulary
-    whole = 4.0 if training.upcast or training.frozen == 32 else 2.0
+    whole = float(_computation_bytes(training))
     scratch = 12.0  # log-probabilities, their gradient and the logits' gradient, 32 bits each
     if training.logits == "logps":
         # Sequence by sequence: all log-probabilities and gradients in 16 bits, one sequence twice.
-        return elements * (whole + 4 + 2 / max(1, training.batch * (2 if training.pairs else 1)))
+        return elements * (whole + 4 + 2 / max(1, training.sequences))
     if training.logits == "chunked":
         # The head's gradient of one chunk and the accumulated gradient exist together.
         head = 2.0 * model.vocabulary * model.hidden if training.method == "full" else 0.0
-        return elements * (whole + (2 if training.compiled else scratch) / CHUNKS) + head
+        of_chunk = 2 if training.compiled else scratch
+        return elements * (whole + of_chunk / CHUNKS) + head
     if training.logits == "fused":
         # The chunk size makes the chunk's logits as large as all hidden states.
         return float(tokens) * model.hidden * (whole + scratch)

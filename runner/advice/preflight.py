@@ -109,7 +109,8 @@ class _FactGatherer:
         self._data: dict[tuple[str, object, str], RuleFacts] = {}
         self._sources: dict[str, dict[str, str]] = {}
         self._input_types: dict[str, dict[str, str]] | None = None
-        here = partial(machine.here, ws.home) if driver in _HERE and host is None else None
+        is_here = driver in _HERE and host is None
+        here = partial(machine.here, ws.home) if is_here else None
         self._host = RuleFacts(host or {}, rules.NEEDS["host"], here)
 
     def gather(self, n: int) -> tuple[dict[str, object], bool]:
@@ -352,10 +353,11 @@ class _FactGatherer:
         if limit is None and step["launcher"] == "trl":
             limit = _DEFAULT
         base = _value_of(settings, "base")
-        key = (address, limit, "" if base is None else str(base))
+        name = "" if base is None else str(base)
+        key = (address, limit, name)
         if key not in self._data:
             most = limit if isinstance(limit, int) else None
-            tokenizer = None if base is None else self._ws.absolute(model.bare(str(base)))
+            tokenizer = None if base is None else self._ws.absolute(model.bare(name))
             gather = partial(data.facts, self._ws.absolute(address), most, tokenizer)
             self._data[key] = RuleFacts({}, rules.NEEDS["data"], gather)
         return self._data[key]
@@ -515,9 +517,10 @@ def _config_facts(
             mistyped += prime_rl.find_mistyped(tree)
             slips += prime_rl.find_near_misses(tree)
     is_prime_rl = not {"trainer", "orchestrator"}.isdisjoint(sections)
+    kind = "rl" if is_prime_rl else ""
     return {
         "config_sections": sections,
-        "config_kind": "rl" if is_prime_rl else "",
+        "config_kind": kind,
         "config_faults": list(broken),
         "config_mistyped": mistyped,
         "config_slips": slips,

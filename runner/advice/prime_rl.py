@@ -59,18 +59,20 @@ def training_inputs(inputs: Mapping[str, Any], config: Mapping[str, Any]) -> dic
     """
     model = _at(config, "trainer", "model")
     lora = model.get("lora")
-    own = {
-        "max_length": model.get("seq_len") or config.get("seq_len") or SEQ_LEN,
-        "rank": (lora.get("rank") or RANK) if isinstance(lora, Mapping) else None,
-    }
+    rank = None
+    if isinstance(lora, Mapping):
+        rank = lora.get("rank") or RANK
+    length = model.get("seq_len") or config.get("seq_len") or SEQ_LEN
+    own = {"max_length": length, "rank": rank}
     given = {"max_length": inputs.get("seq_len"), "rank": inputs.get("rank")}
     told = {name: value for name, value in given.items() if value is not None}
     in_main_memory = model.get("optim_cpu_offload", True)
+    optimizer = "paged_adamw" if in_main_memory else "adamw"
     return {
         **inputs,
         **own,
         **told,
-        "optimizer": "paged_adamw" if in_main_memory else "adamw",
+        "optimizer": optimizer,
         "sharding": "fsdp",
     }
 
@@ -84,16 +86,13 @@ def training_gpus(inputs: Mapping[str, Any], config: Mapping[str, Any], devices:
 def find_mistyped(config: Mapping[str, Any]) -> list[str]:
     """Return a message for each configuration value with a wrong type."""
     found = dict(_values(config))
-    wrong = [
-        f"{path} must be a section, not {found[path]!r}"
-        for path in _TABLES
-        if path in found and not isinstance(found[path], Mapping)
-    ]
-    wrong += [
-        f"{path} must be a whole number, 1 or greater, not {found[path]!r}"
-        for path in _WHOLE
-        if path in found and not _is_count(found[path])
-    ]
+    wrong: list[str] = []
+    for path in _TABLES:
+        if path in found and not isinstance(found[path], Mapping):
+            wrong.append(f"{path} must be a section, not {found[path]!r}")
+    for path in _WHOLE:
+        if path in found and not _is_count(found[path]):
+            wrong.append(f"{path} must be a whole number, 1 or greater, not {found[path]!r}")
     if not isinstance(found.get(_SOURCE, []), list):
         wrong.append(f"{_SOURCE} must be a list of environments: [[{_SOURCE}]]")
     return wrong
@@ -101,18 +100,26 @@ def find_mistyped(config: Mapping[str, Any]) -> list[str]:
 
 def find_near_misses(config: Mapping[str, Any]) -> list[str]:
     """Return a message for each key that looks like a misspelt known key."""
-    known, told = {*_WHOLE, *_TABLES, _SOURCE}, []
+    known = {*_WHOLE, *_TABLES, _SOURCE}
+    names_below: dict[str, list[str]] = {}
+    for path in known:
+        above, _, name = path.rpartition(".")
+        names_below.setdefault(above, []).append(name)
+    told: list[str] = []
     for path, _ in _values(config):
         above, _, name = path.rpartition(".")
-        beside = [each.rpartition(".")[2] for each in known if each.rpartition(".")[0] == above]
-        close = difflib.get_close_matches(name, beside, 1, _ALIKE)
-        if above and close and path not in known:
+        if not above or path in known:
+            continue
+        close = difflib.get_close_matches(name, names_below.get(above, ()), 1, _ALIKE)
+        if close:
             told.append(f"{path}: did you mean {close[0]}?")
     return told
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return value >= 1
 
 
 def _values(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -42,21 +42,22 @@ def load(homes: Iterable[str] = ()) -> Library:
     for home in homes:
         path = Path(home) / NAME
         read = document.read(path)
-        if wrong := faults(read):
+        wrong = faults(read)
+        if wrong:
             raise Invalid(wrong)
         theirs = _plain(read.value)
         replaced = {each["id"] for each in theirs.get("rules", ())}
-        known = [
-            *(rule for rule in known if rule.id not in replaced),
-            *rules.rules(theirs, own=True),
-        ]
-        names |= {
-            name: [*names.get(name, ()), *more] for name, more in theirs.get("names", {}).items()
-        }
-        tools |= {
-            tool: [*tools.get(tool, ()), *more] for tool, more in theirs.get("tools", {}).items()
-        }
+        known = [rule for rule in known if rule.id not in replaced]
+        known += rules.rules(theirs, own=True)
+        _extend(names, theirs.get("names", {}))
+        _extend(tools, theirs.get("tools", {}))
     return Library(tuple(known), names, tools)
+
+
+def _extend(known: dict[str, Sequence[str]], more: Mapping[str, Sequence[str]]) -> None:
+    """Add words to the lists of a mapping."""
+    for name, words in more.items():
+        known[name] = [*known.get(name, ()), *words]
 
 
 @lru_cache(maxsize=1)
@@ -98,13 +99,13 @@ def faults(read: Document) -> list[Problem]:
 
 def find_homes(found: Survey) -> tuple[str, ...]:
     """Return the recipe folders with their own gotchas.yaml."""
-
     ours = str(shipped() / "recipes")
-    return tuple(
-        home
-        for home in dict.fromkeys((str(found.source.parent), *found.plan.homes))
-        if os.path.exists(f"{home}/{NAME}") and os.path.realpath(home) != ours
-    )
+    homes = dict.fromkeys((str(found.source.parent), *found.plan.homes))
+    own: list[str] = []
+    for home in homes:
+        if os.path.exists(f"{home}/{NAME}") and os.path.realpath(home) != ours:
+            own.append(home)
+    return tuple(own)
 
 
 def _plain(value: object) -> dict[str, Any]:

@@ -252,22 +252,23 @@ def rules(tree: Mapping[str, Any], *, own: bool = False) -> tuple[Rule, ...]:
 
     `own`: the file is a user's, not the library's.
     """
-    return tuple(
-        Rule(
-            id=each["id"],
-            severity=each["severity"],
-            title=each["title"],
-            about=each.get("about", "training"),
-            when=each["when"],
-            message=each["message"],
-            remedy=each["remedy"],
-            evidence=tuple(each["evidence"]),
-            given=tuple(each.get("given", ())),
-            each=each.get("each", ""),
-            fix=each.get("fix", {}),
-            own=own,
-        )
-        for each in tree.get("rules", ())
+    return tuple(_read_rule(each, own) for each in tree.get("rules", ()))
+
+
+def _read_rule(raw: Mapping[str, Any], own: bool) -> Rule:
+    return Rule(
+        id=raw["id"],
+        severity=raw["severity"],
+        title=raw["title"],
+        about=raw.get("about", "training"),
+        when=raw["when"],
+        message=raw["message"],
+        remedy=raw["remedy"],
+        evidence=tuple(raw["evidence"]),
+        given=tuple(raw.get("given", ())),
+        each=raw.get("each", ""),
+        fix=raw.get("fix", {}),
+        own=own,
     )
 
 
@@ -282,11 +283,11 @@ def find_tools(
     parts = [name.rpartition("/")[2] for name in command]
     heads = {*command, *parts, *map(" ".join, pairwise(parts))}
     heads |= {f"import {name.partition('.')[0]}" for name in imports}
-    return [
-        tool
-        for tool, patterns in known.items()
-        if any(fnmatch.filter(heads, pattern) for pattern in patterns)
-    ]
+    found: list[str] = []
+    for tool, patterns in known.items():
+        if any(fnmatch.filter(heads, pattern) for pattern in patterns):
+            found.append(tool)
+    return found
 
 
 def judge(all: Iterable[Rule], facts: Mapping[str, object], step: str = "") -> RuleFindings:
@@ -321,15 +322,16 @@ def merge(verdicts: Iterable[RuleFindings]) -> RuleFindings:
             findings.setdefault((finding.rule.id, finding.message), finding)
         for each in verdict.unchecked:
             unchecked.setdefault((each.rule.id, each.why), each)
-    order = {"error": 0, "warning": 1, "note": 2}
     fired = {rule for rule, _ in findings}
-    first = {
-        each.rule.id: each for each in reversed(unchecked.values()) if each.rule.id not in fired
-    }
-    return RuleFindings(
-        tuple(sorted(findings.values(), key=lambda each: order[each.rule.severity])),
-        tuple(sorted(first.values(), key=lambda each: each.rule.id)),
-    )
+    # A rule that could not be checked for one step may have fired for another.
+    first: dict[str, UncheckedRule] = {}
+    for each in unchecked.values():
+        if each.rule.id not in fired:
+            first.setdefault(each.rule.id, each)
+    order = {"error": 0, "warning": 1, "note": 2}
+    by_severity = sorted(findings.values(), key=lambda finding: order[finding.rule.severity])
+    by_id = sorted(first.values(), key=lambda each: each.rule.id)
+    return RuleFindings(tuple(by_severity), tuple(by_id))
 
 
 def faults(rule: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], TemplateError]]:
@@ -372,7 +374,9 @@ def _check_reference(reference: Reference) -> None:
         message, fix = f"there is no `{root}`", f"available: {', '.join(namespaces)}"
         raise TemplateError(message, reference.offset, reference.length, fix)
     fields = FIELDS.get(root)
-    if fields is None or not parts or str(parts[0]) in fields:
+    if fields is None or not parts:
+        return
+    if str(parts[0]) in fields:
         return
     message = f"`{root}` has no `{parts[0]}`"
     fix = did_you_mean(str(parts[0]), fields) or f"available: {', '.join(fields)}"
@@ -405,7 +409,9 @@ def _make_finding(
         origins = _find_origins(settings, names, scope.get("item"))
         judged = [name for name in names if name not in rule.fix.get("settings", {})]
         guess = _find_guess(settings, judged)
-        if guess and not rule.own and rule.severity != "note":
+        # A user's own rule keeps its severity.
+        is_too_sure = not rule.own and rule.severity != "note"
+        if guess and is_too_sure:
             rule = replace(rule, severity="note")
             remedy = f"{remedy} (a guess from the name `{guess}`)".strip()
     message = _render(rule.message, scope, rule.title)
@@ -427,7 +433,9 @@ def _name_settings(
     rule: Rule, scope: Mapping[str, object], found: Mapping[str, object]
 ) -> list[str]:
     """Return the names of a rule's settings, changed settings first."""
-    given = [path for name in rule.given for path in _list_paths("{{ " + name + " }}")]
+    given: list[tuple[str, ...]] = []
+    for name in rule.given:
+        given += _list_paths("{{ " + name + " }}")
     asked = _list_paths(rule.when)
     names = [*rule.fix.get("settings", {})]
     names += _list_setting_names(given)
@@ -442,8 +450,12 @@ def _name_settings(
 
 def _list_known_settings(found: Mapping[str, object]) -> list[str]:
     """Return the names of the settings whose values a condition read."""
-    matches = (_SETTING.fullmatch(key) for key, value in found.items() if value is not None)
-    return [match[1] or match[2] for match in matches if match is not None]
+    names: list[str] = []
+    for key, value in found.items():
+        match = _SETTING.fullmatch(key)
+        if match and value is not None:
+            names.append(match[1] or match[2])
+    return names
 
 
 def _list_paths(template: str) -> list[tuple[str, ...]]:
@@ -451,7 +463,7 @@ def _list_paths(template: str) -> list[tuple[str, ...]]:
 
 
 def _list_setting_names(paths: Iterable[Sequence[str]]) -> list[str]:
-    return [path[1] for path in paths if path[0] == "settings" and len(path) > 1]
+    return [path[1] for path in paths if len(path) > 1 and path[0] == "settings"]
 
 
 def _find_origins(settings: ToolSettings, names: Iterable[str], item: object) -> dict[str, Origin]:
@@ -478,7 +490,9 @@ def _find_guess(settings: ToolSettings, names: Iterable[str]) -> str:
 def _evaluate_template(
     text: object, scope: Mapping[str, object], read: dict[str, object] | None = None
 ) -> object:
-    return evaluate(text, scope, read) if isinstance(text, str) and has(text) else text
+    if not isinstance(text, str) or not has(text):
+        return text
+    return evaluate(text, scope, read)
 
 
 def _render(text: str, scope: Mapping[str, object], otherwise: str) -> str:

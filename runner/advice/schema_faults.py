@@ -17,15 +17,12 @@ def faults(read: Document, schema: str, code: str) -> list[Problem]:
     from jsonschema import Draft202012Validator
 
     wanted = json.loads((shipped() / "schemas" / schema).read_text("utf-8"))
-    return [
-        read.problem(
-            code,
-            _describe(error),
-            tuple(error.absolute_path),
-            fix=str(error.schema.get("description", "")),
-        )
-        for error in Draft202012Validator(wanted).iter_errors(read.value)
-    ]
+    found: list[Problem] = []
+    for error in Draft202012Validator(wanted).iter_errors(read.value):
+        fix = str(error.schema.get("description", ""))
+        path = tuple(error.absolute_path)
+        found.append(read.problem(code, _describe(error), path, fix=fix))
+    return found
 
 
 def _describe(error: Any) -> str:

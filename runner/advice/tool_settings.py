@@ -12,6 +12,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, Literal, NamedTuple
 
 from ..errors import RecipeError
@@ -56,7 +57,8 @@ class ToolSettings(Mapping[str, object]):
         for each in settings:
             for name in ends(each.key):
                 known = self._found.setdefault(name, each)
-                if each.declared and not known.declared and each.value is not None:
+                is_surer = each.declared and not known.declared
+                if is_surer and each.value is not None:
                     self._found[name] = each
         self._names = names
 
@@ -74,23 +76,21 @@ class ToolSettings(Mapping[str, object]):
 
     def find_origin(self, name: str) -> Origin | None:
         """Return the source of the setting `name`, even if the setting is null."""
-        found = self.setting(name) or next(
-            (
-                self._found[each]
-                for each in (name, *self._names.get(name, ()))
-                if each in self._found
-            ),
-            None,
-        )
-        return found.origin if found is not None else None
+        found = self.setting(name)
+        if found is not None:
+            return found.origin
+        for each in (name, *self._names.get(name, ())):
+            if each in self._found:
+                return self._found[each].origin
+        return None
 
     def find_value(self, value: str) -> Origin | None:
         """Return the source of a setting with this value, inputs first."""
-        return min(
-            (each.origin for each in self._found.values() if each.value == value),
-            key=lambda each: each.kind != "input",
-            default=None,
-        )
+        origins = [each.origin for each in self._found.values() if each.value == value]
+        for origin in origins:
+            if origin.kind == "input":
+                return origin
+        return origins[0] if origins else None
 
     def __getitem__(self, name: str) -> object:
         found = self.setting(name)
@@ -139,12 +139,14 @@ def _launch_words(block: Mapping[str, Any], scope: Mapping[str, Any]) -> list[Wo
     if block.get("module"):
         program.insert(0, "-m")
     given = block.get("args")
+    arguments: list[Word] = []
     if isinstance(given, Mapping):
-        arguments = list(_argument_words(given, scope))
-    else:
-        arguments = list(_list_words(given if isinstance(given, list) else [], scope))
+        arguments += _argument_words(given, scope)
+    elif isinstance(given, list):
+        arguments += _list_words(given, scope)
     return [
-        *(Word(text, text) for text in ("accelerate", "launch")),
+        Word("accelerate", "accelerate"),
+        Word("launch", "launch"),
         *_list_words(options, scope),
         *_list_words(program, scope),
         *arguments,
@@ -159,47 +161,53 @@ def of_words(line: Sequence[Word]) -> Iterator[Setting]:
     """
     n = 0
     while n < len(line):
-        text = line[n].text
+        word = line[n]
         n += 1
-        if text is None or text == "--":
+        if word.text is None or word.text == "--":
             continue
-        if not text.startswith("--"):
-            name, equals, value = text.partition("=")
-            if equals and _NAME.fullmatch(name):
-                yield Setting(
-                    _key(name), scalar(value), _origin(line[n - 1].leaf, Origin("argument", name))
-                )
-            continue
-        name, equals, value = text.partition("=")
-        origin = Origin("argument", name)
-        if equals:
-            yield Setting(_key(name), scalar(value), _origin(line[n - 1].leaf, origin))
-            continue
-        values: list[Word] = []
-        while n < len(line) and not (
-            _OPTION.match(line[n].text or "")
-            or (values and (line[n].text or "").endswith((".py", ".sh")))
-        ):
-            values.append(line[n])
-            n += 1
-        if not values:
-            yield Setting(_key(name), True, _origin(line[n - 1].leaf, origin))
-        elif any(_is_place(word.leaf) for word in values):
-            continue  # a path of this run, not a setting
-        elif any(word.text is None for word in values):
-            yield Setting(
-                _key(name),
-                UnknownSetting(f"the value of {name}, known only to the running step"),
-                origin,
-            )
-        else:
-            given = [scalar(str(word.text)) for word in values]
-            where = _origin(values[0].leaf, origin)
-            yield Setting(_key(name), given[0] if len(given) == 1 else given, where)
-            if isinstance(given[0], Mapping):
-                yield from (
-                    each._replace(origin=where) for each in of_tree(given[0], {}, "", at=_key(name))
-                )
+        name, equals, value = word.text.partition("=")
+        is_option = name.startswith("--")
+        is_setting = is_option or _NAME.fullmatch(name)
+        if equals and is_setting:
+            origin = _origin(word.leaf, Origin("argument", name))
+            yield Setting(_key(name), scalar(value), origin)
+        elif is_option and not equals:
+            values = _values_of_option(islice(line, n, None))
+            n += len(values)
+            yield from _settings_of_option(name, word, values)
+
+
+def _values_of_option(words: Iterable[Word]) -> list[Word]:
+    """Return the words up to the next option, or up to a script that follows a value."""
+    values: list[Word] = []
+    for word in words:
+        text = word.text or ""
+        if _OPTION.match(text):
+            break
+        if values and text.endswith((".py", ".sh")):
+            break
+        values.append(word)
+    return values
+
+
+def _settings_of_option(name: str, flag: Word, values: Sequence[Word]) -> Iterator[Setting]:
+    """Yield the settings of `--name a b`; a mapping in JSON gives its parts, too."""
+    key, origin = _key(name), Origin("argument", name)
+    if not values:
+        yield Setting(key, True, _origin(flag.leaf, origin))
+    elif any(_is_place(word.leaf) for word in values):
+        return  # a path of this run, not a setting
+    elif any(word.text is None for word in values):
+        unknown = UnknownSetting(f"the value of {name}, known only to the running step")
+        yield Setting(key, unknown, origin)
+    else:
+        given = [scalar(str(word.text)) for word in values]
+        where = _origin(values[0].leaf, origin)
+        value = given[0] if len(given) == 1 else given
+        yield Setting(key, value, where)
+        if isinstance(given[0], Mapping):
+            for part in of_tree(given[0], {}, "", at=key):
+                yield part._replace(origin=where)
 
 
 def of_tree(
@@ -215,7 +223,8 @@ def of_tree(
             yield Setting(at, dict.fromkeys(map(str, tree)) or {}, origin)
         for key, item in tree.items():
             name = _key(str(key))
-            yield from of_tree(item, scope, file, found_at, f"{at}.{name}" if at else name)
+            path = f"{at}.{name}" if at else name
+            yield from of_tree(item, scope, file, found_at, path)
     elif isinstance(tree, list) and tree and isinstance(tree[0], Mapping):
         yield from of_tree(tree[0], scope, file, found_at, at)
     elif at and not _is_place(tree):
@@ -242,7 +251,8 @@ def of_inputs(inputs: Mapping[str, object]) -> Iterator[Setting]:
         yield Setting(name, value, Origin("input", name))
         if isinstance(value, Mapping):
             inner = (*of_tree(value, {}, name), *of_tree(value, {}, name, at=name))
-            yield from (each._replace(origin=Origin("input", name)) for each in inner)
+            for each in inner:
+                yield each._replace(origin=Origin("input", name))
 
 
 def scalar(text: str) -> object:
@@ -285,18 +295,18 @@ def _origin(leaf: object, otherwise: Origin) -> Origin:
     """Return the input that a template reads as the origin, or else `otherwise`."""
     if isinstance(leaf, str) and has(leaf):
         read = references(leaf)
-        if len(read) == 1 and read[0].path[0] == "inputs" and len(read[0].path) == 2:
-            return Origin("input", read[0].path[1])
+        path = read[0].path if len(read) == 1 else ()
+        if len(path) == 2 and path[0] == "inputs":
+            return Origin("input", path[1])
     return otherwise
 
 
 def _is_place(leaf: object) -> bool:
+    """Return True if a template reads a path of this run."""
+    if not isinstance(leaf, str) or not has(leaf):
+        return False
     try:
-        return (
-            isinstance(leaf, str)
-            and has(leaf)
-            and any(each.path[0] in ("steps", "outputs", "state") for each in references(leaf))
-        )
+        return any(each.path[0] in ("steps", "outputs", "state") for each in references(leaf))
     except TemplateError:
         return False
 
@@ -309,17 +319,21 @@ def _list_words(items: Sequence[Any], scope: Mapping[str, Any]) -> Iterator[Word
     for item in items:
         if isinstance(item, list):
             inner = list(_list_words(item, scope))
-            if not any(_is_null(leaf, scope) for leaf in item if not isinstance(leaf, list)):
+            leaves = [each for each in item if not isinstance(each, list)]
+            # One null leaves out the whole list.
+            if not any(_is_null(leaf, scope) for leaf in leaves):
                 yield from inner
         elif not _is_null(item, scope):
             yield from _leaf_words(item, scope)
 
 
 def _is_null(leaf: object, scope: Mapping[str, Any]) -> bool:
+    if leaf is None:
+        return True
+    if not isinstance(leaf, str) or not has(leaf):
+        return False
     try:
-        return leaf is None or (
-            isinstance(leaf, str) and has(leaf) and evaluate(leaf, scope) is None
-        )
+        return evaluate(leaf, scope) is None
     except TemplateError:
         return False
 
@@ -330,7 +344,8 @@ def _leaf_words(leaf: object, scope: Mapping[str, Any]) -> Iterator[Word]:
     except TemplateError:
         yield Word(None, leaf)
         return
-    for each in value if isinstance(value, (list, tuple)) else [value]:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    for each in values:
         yield Word(_text(each), leaf)
 
 
@@ -344,15 +359,16 @@ def _argument_words(given: Mapping[str, Any], scope: Mapping[str, Any]) -> Itera
         try:
             value = evaluate(leaf, scope) if isinstance(leaf, str) else leaf
         except TemplateError:
-            yield from (Word(f"--{name}", f"--{name}"), Word(None, leaf))
+            yield Word(f"--{name}", f"--{name}")
+            yield Word(None, leaf)
             continue
         if value is True:
             yield Word(f"--{name}", leaf)
         elif value is not None and value is not False:
             yield Word(f"--{name}", f"--{name}")
-            yield from (
-                Word(_text(each), leaf) for each in (value if isinstance(value, list) else [value])
-            )
+            values = value if isinstance(value, list) else [value]
+            for each in values:
+                yield Word(_text(each), leaf)
 
 
 def _script_words(text: str, scope: Mapping[str, Any]) -> list[Word]:
@@ -376,7 +392,7 @@ def _script_words(text: str, scope: Mapping[str, Any]) -> list[Word]:
         except ValueError:
             continue
         for word in split:
-            if (whole := _MARK.fullmatch(word)) is not None:
+            if whole := _MARK.fullmatch(word):
                 line += _leaf_words(leaves[int(whole[1])], scope)
             else:
                 line.append(Word(_fill_word(word, leaves, scope), word))

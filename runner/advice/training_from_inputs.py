@@ -90,70 +90,106 @@ def read_text_training(
     means lora. `reward` is the reward model's shape.
     """
     name = recipe.partition("@")[0]
-    length = _whole(inputs, "max_length")
-    writes = _whole(inputs, "max_completion_length")
-    if writes is not None:
-        length = (_whole(inputs, "max_prompt_length") or 0) + writes
-    method = inputs.get("method", "lora" if inputs.get("rank") else "full")
+    generates = _whole(inputs, "max_completion_length") is not None
+    length = _sequence_length(inputs)
+    usual_method = "lora" if inputs.get("rank") else "full"
+    method = inputs.get("method", usual_method)
     if length is None or method not in ("full", "lora", "qlora"):
         return None
     full = method == "full"
-    pairs = name in PAIRS
-    drawn = (_whole(inputs, "global_batch") or 1) // max(1, devices) if writes is not None else 0
     others = reward.parameters if reward is not None else 0
-    if full and (name == "dpo" or (writes is not None and inputs.get("beta", 1))):
-        others += model.parameters  # full fine-tuning needs the reference as a second model
+    # The reference of a LoRA is its base model; full fine-tuning needs a second model.
+    has_reference = name == "dpo" or _has_penalty(inputs, generates)
+    if full and has_reference:
+        others += model.parameters
+    generating = _count_generated(inputs, devices) if generates else 0
+    frozen: Literal[16, 32] = 32 if inputs.get("precision") == "no" else 16
+    attention: Literal["eager", "flash"] = (
+        "eager" if inputs.get("attention") == "eager" else "flash"
+    )
     return TrainingSetup(
         method=method,
         length=length,
         batch=_whole(inputs, "micro_batch") or 1,
-        pairs=pairs,
+        pairs=name in PAIRS,
         rank=_whole(inputs, "rank") or 16,
         dropout=bool(inputs.get("dropout", 0)),
         embeddings=bool(inputs.get("train_embeddings", False)),
         master=full,
-        frozen=32 if inputs.get("precision") == "no" else 16,
+        frozen=frozen,
         checkpointing=bool(inputs.get("checkpoint_activations", True)),
-        logits=LOGITS.get(name, "fused" if writes is not None else "plain"),
+        logits=_logits_of(name, generates),
         optimizer=str(inputs.get("optimizer", "adamw")),
-        attention="eager" if inputs.get("attention") == "eager" else "flash",
+        attention=attention,
         stage=STAGES.get(str(inputs.get("sharding", "none")), 0),
         devices=devices,
         others=others,
-        generating=max(drawn, 1) if writes is not None else 0,
+        generating=generating,
     )
+
+
+def _sequence_length(inputs: Mapping[str, Any]) -> int | None:
+    """Return the longest sequence in tokens: a prompt with its answer, or a text."""
+    completion = _whole(inputs, "max_completion_length")
+    if completion is None:
+        return _whole(inputs, "max_length")
+    return (_whole(inputs, "max_prompt_length") or 0) + completion
+
+
+def _count_generated(inputs: Mapping[str, Any], devices: int) -> int:
+    """Return the number of sequences that each device generates together."""
+    whole = _whole(inputs, "global_batch") or 1
+    return max(1, whole // max(1, devices))
+
+
+def _has_penalty(inputs: Mapping[str, Any], generates: bool) -> bool:
+    """Return True if a trainer compares generated answers with those of a reference model."""
+    return generates and bool(inputs.get("beta", 1))
+
+
+def _logits_of(name: str, generates: bool) -> Literal["none", "fused", "plain"]:
+    """Return how the trainer of a recipe computes its logits."""
+    if name in LOGITS:
+        return LOGITS[name]
+    return "fused" if generates else "plain"
 
 
 def read_diffusion_training(
     recipe: str, inputs: Mapping[str, Any], address: str
 ) -> DiffusionTraining | None:
     """Return the settings of a diffusion training; None for an unknown model family."""
-    names = f"{recipe.partition('@')[0]} {address}".lower().replace(
-        "flux.2", ""
-    )  # of other sizes than FLUX.1
+    names = f"{recipe.partition('@')[0]} {address}".lower()
+    names = names.replace("flux.2", "")  # of other sizes than FLUX.1
     family = next((family for word, family in DIFFUSION.items() if word in names), None)
     resolution = _whole(inputs, "resolution")
     if family is None or resolution is None:
         return None
     rank = _whole(inputs, "rank") or 0
+    method = "lora" if rank else "full"
     more = inputs.get("more_resolutions")
+    resolutions = [resolution, *more] if isinstance(more, list) else [resolution]
+    optimizer = KEPT.get(str(inputs.get("optimizer", "adamw")), 8)
+    average = 4 if inputs.get("ema") else 0
     return DiffusionTraining(
         family,
-        "lora" if rank else "full",
-        max([resolution, *(more if isinstance(more, list) else [])]),
+        method,
+        max(resolutions),
         _whole(inputs, "micro_batch") or 1,
         rank,
         bool(inputs.get("checkpoint_activations", True)),
         str(inputs.get("base_storage", "same")),
         _whole(inputs, "offload_blocks") or 0,
-        8 + KEPT.get(str(inputs.get("optimizer", "adamw")), 8) + (4 if inputs.get("ema") else 0),
+        8 + optimizer + average,
     )
 
 
 def count_tokens(inputs: Mapping[str, Any], training: TrainingSetup) -> float | None:
     """Return the largest token count of the training; None if its step count is unknown."""
     seen = count_samples(inputs)
-    return None if seen is None else float(seen) * training.length * (2 if training.pairs else 1)
+    if seen is None:
+        return None
+    sequences = 2 if training.pairs else 1
+    return float(seen) * training.length * sequences
 
 
 def count_samples(inputs: Mapping[str, Any]) -> int | None:

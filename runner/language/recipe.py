@@ -58,7 +58,7 @@ class Input:
     def split_member(self, address: str) -> tuple[str, str]:
         """Split a `member` input's value, FILE:NAME. NAME is empty for other inputs."""
         file, _, name = address.rpartition(":")
-        # An address with a query, such as https://host/get?file=a.py:B, is not a file's.
+        # The query of an address may look like a file: https://host/a.py?key=1.py:Hook.
         is_file = file.endswith(".py") and "?" not in file
         has_member = is_file and name.isidentifier()
         if self.member and has_member:

@@ -16,6 +16,8 @@ LARGE: Final = 1 << 20  # size limit of programs and configurations, in bytes
 def contents(path: Path, most: int = 64 * LARGE) -> bytes | None:
     """Return a file's bytes, or None if it is missing, unreadable or at least `most` bytes large."""
     try:
-        return path.read_bytes() if path.is_file() and path.stat().st_size < most else None
+        if not path.is_file() or path.stat().st_size >= most:
+            return None
+        return path.read_bytes()
     except OSError:
         return None

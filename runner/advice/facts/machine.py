@@ -88,13 +88,11 @@ def offer(host: RuleFacts) -> dict[str, object]:
 
     Only the provider knows the remaining hours and the verification.
     """
-    if (provider := host["rented"]) is None:
+    provider = host["rented"]
+    if provider is None:
         return dict.fromkeys(("provider", "ssh", "auto_tmux", "hours_left", "verified"))
-    return {
-        "provider": provider,
-        "ssh": "proxy" if "@ssh.runpod.io" in str(host["name"]) else "direct",
-        "auto_tmux": host["auto_tmux"],
-    }
+    ssh = "proxy" if "@ssh.runpod.io" in str(host["name"]) else "direct"
+    return {"provider": provider, "ssh": ssh, "auto_tmux": host["auto_tmux"]}
 
 
 def here(root: Path) -> dict[str, object]:
@@ -152,9 +150,11 @@ def gpu(step: RuleFacts, host: RuleFacts) -> dict[str, object]:
             return found
     except UnknownSetting:
         pass
-    if isinstance(wanted := step["gpu"], str):
+    wanted = step["gpu"]
+    if isinstance(wanted, str):
         found["name"] = wanted
-        if (kind := kind_of(wanted)) is not None:
+        kind = kind_of(wanted)
+        if kind is not None:
             found["capability"] = kind.capability
     if step["gpu_memory"] is not None:
         found["memory"] = step["gpu_memory"]

@@ -31,7 +31,9 @@ ABSENT: Final = "does not exist"
 def _hint_beside(source: Path, home: str, pattern: str) -> str:
     """Return a hint if a file pattern matches beside the recipe but not below the root."""
     folder = source.parent
-    if str(folder) == home or not folder.is_relative_to(home) or not any(folder.glob(pattern)):
+    if str(folder) == home or not folder.is_relative_to(home):
+        return ""
+    if not any(folder.glob(pattern)):
         return ""
     return f": for the file next to the recipe, write ./{pattern}; the command then finds it at {folder.relative_to(home)}/{pattern}"
 
@@ -39,16 +41,12 @@ def _hint_beside(source: Path, home: str, pattern: str) -> str:
 def _hint_script(found: Survey, n: int) -> str:
     """Return a hint if a script path starts with `../`, which is relative to the recipe's folder."""
     spec = found.plan.specs()[n]
-    names = [
-        start.name
-        for start in find_starts(spec.run, spec.accelerate)
-        if start.name.startswith("../")
-    ]
-    return (
-        f"; steps run in this directory, wherever the recipe file is: write {names[0].replace('../', '')} instead of {names[0]}"
-        if names
-        else ""
-    )
+    for start in find_starts(spec.run, spec.accelerate):
+        if start.name.startswith("../"):
+            name = start.name.replace("../", "")
+            where = "steps run in this directory, wherever the recipe file is"
+            return f"; {where}: write {name} instead of {start.name}"
+    return ""
 
 
 def find_missing(ws: Workspace, found: Survey, n: int) -> list[tuple[str, str]]:
@@ -141,13 +139,18 @@ class Member(NamedTuple):
 
 def find_members(ws: Workspace, found: Survey, n: int) -> Iterator[Member]:
     """Yield the classes and functions in local files that a step's inputs name."""
-    files = {
-        source.name: source.address for source in found.plan.nodes[n].takes if source.kind == "path"
-    }
+    takes = found.plan.nodes[n].takes
+    files = {source.name: source.address for source in takes if source.kind == "path"}
     for value in found.plan.specs()[n].names.inputs.values():
-        for text in value if isinstance(value, list) else [value]:
-            path, _, name = text.rpartition(":") if isinstance(text, str) else ("", "", "")
-            if path in files and (data := contents(ws.absolute(files[path]), LARGE)) is not None:
+        texts = value if isinstance(value, list) else [value]
+        for text in texts:
+            if not isinstance(text, str):
+                continue
+            path, _, name = text.rpartition(":")
+            if path not in files:
+                continue
+            data = contents(ws.absolute(files[path]), LARGE)
+            if data is not None:
                 yield Member(f"{files[path]}:{name}", *_check_member(data, name))
 
 
@@ -174,9 +177,10 @@ def _check_member(data: bytes, name: str) -> tuple[str, tuple[str, ...] | None]:
 
 def _collect_names(tree: ast.Module) -> set[str | None]:
     """Return every name that a file reads, assigns, defines or imports."""
-    return {
-        getattr(node, word, None) for node in ast.walk(tree) for word in ("id", "name", "asname")
-    }
+    names: set[str | None] = set()
+    for node in ast.walk(tree):
+        names.update(getattr(node, word, None) for word in ("id", "name", "asname"))
+    return names
 
 
 def _find_bases(made: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Iterator[str]:

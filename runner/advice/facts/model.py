@@ -335,17 +335,26 @@ def _ask_hub(name: str) -> dict[str, object]:
         if status == 401 and _has_token():
             return {"access": "unknown token"}
         return {}
-    found: dict[str, object] = {"exists": True, "gated": bool(info.gated), "access": "granted"}
+    access = _check_access(api, name) if info.gated else "granted"
+    found: dict[str, object] = {"exists": True, "gated": bool(info.gated)}
+    if access is not None:
+        found["access"] = access
     if info.siblings:
         found |= _measure_hub_weights(info.siblings)
-    if info.gated:
-        try:
-            api.auth_check(name)
-        except GatedRepoError:
-            found["access"] = _refused_access()
-        except Exception:  # as above: unknown access
-            del found["access"]
     return found
+
+
+def _check_access(api: Any, name: str) -> str | None:
+    """Return the user's access to a gated model; None if the Hub does not say."""
+    from huggingface_hub.errors import GatedRepoError
+
+    try:
+        api.auth_check(name)
+    except GatedRepoError:
+        return _refused_access()
+    except Exception:  # as in _ask_hub
+        return None
+    return "granted"
 
 
 def _measure_hub_weights(files: Iterable[Any]) -> dict[str, object]:

@@ -23,10 +23,9 @@ def read_lock(path: Path) -> dict[str, object]:
     except OSError:
         return {}
     if path.suffix == ".toml" or path.name == "uv.lock":
+        table = "package" if path.name == "uv.lock" else "packages"
         try:
-            listed = tomllib.loads(text).get(
-                "package" if path.name == "uv.lock" else "packages", ()
-            )
+            listed = tomllib.loads(text).get(table, ())
             rows = [(str(each.get("name", "")), str(each.get("version", ""))) for each in listed]
         except (tomllib.TOMLDecodeError, AttributeError):
             return {}
@@ -44,7 +43,9 @@ def find_folders(python: str) -> Sequence[str] | None:
         return sys.path
     prefix = Path(python).parent.parent
     found = [str(path) for path in sorted(prefix.glob("lib/python*/site-packages"))]
-    return found if found and (prefix / "pyvenv.cfg").is_file() else None
+    if not found or not (prefix / "pyvenv.cfg").is_file():
+        return None
+    return found
 
 
 class InstalledPackages(Mapping[str, object]):
@@ -56,7 +57,9 @@ class InstalledPackages(Mapping[str, object]):
     def __getitem__(self, name: str) -> object:
         asked = "torch" if name == "cuda" else name
         found = next(iter(distributions(name=asked.replace("_", "-"), path=self._where)), None)
-        return _packages([(asked, found.version)])[name] if found is not None else None
+        if found is None:
+            return None
+        return _packages([(asked, found.version)])[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(())
@@ -73,7 +76,8 @@ def _packages(rows: Iterable[tuple[str, str]]) -> dict[str, object]:
         if plain in found:
             continue  # Python imports the first of two installed versions
         found[plain] = [int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3]]
-        if plain == "torch" and (built := re.search(r"\+cu(\d+)(\d)", version)):
+        built = re.search(r"\+cu(\d+)(\d)", version) if plain == "torch" else None
+        if built:
             cuda = float(f"{built[1]}.{built[2]}")
         elif plain.startswith("nvidia_cuda_runtime") and cuda is None:
             numbers = re.findall(r"\d+", version)
