@@ -162,11 +162,9 @@ def _archive(path: Path, size: int, *, thorough: bool) -> str:
 
     with path.open("rb") as file:
         if file.read(4) != b"PK\x03\x04":
-            return (
-                ""
-                if _is_whole_pickle(file, size)
-                else "is neither a complete zip archive nor a complete pickle"
-            )
+            if _is_whole_pickle(file, size):
+                return ""
+            return "is neither a complete zip archive nor a complete pickle"
         file.seek(max(0, size - 22))
         end = file.read()
         try:
@@ -183,9 +181,8 @@ def _archive(path: Path, size: int, *, thorough: bool) -> str:
                 raise BadZipFile
         except (BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error, OSError):
             return "is a zip archive that is cut off or damaged"
-        if path.suffix != ".distcp" and min(
-            (member.header_offset for member in members), default=0
-        ):
+        first_offset = min((member.header_offset for member in members), default=0)
+        if path.suffix != ".distcp" and first_offset:
             return "is a zip archive with something before it"
         for member in members:
             file.seek(member.header_offset)

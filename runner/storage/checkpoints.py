@@ -86,12 +86,12 @@ class Newest:
         more = f"; and {len(self.passed) - 3} more" if len(self.passed) > 3 else ""
         if self.name is None:
             return f"NO USABLE CHECKPOINT, starting over: {said}{more}" if self.passed else ""
-        at = (
-            f" (step {self.step})"
-            if self.step is not None and str(self.step) not in re.findall(r"[1-9]\d*", self.name)
-            else ""
-        )
-        return f"resumes from {self.name}{at}" + (f"; {said}{more}" if said else "")
+        at = ""
+        # Most names have the step: checkpoint-500.
+        if self.step is not None and str(self.step) not in re.findall(r"[1-9]\d*", self.name):
+            at = f" (step {self.step})"
+        skipped = f"; {said}{more}" if said else ""
+        return f"resumes from {self.name}{at}{skipped}"
 
 
 def key(spec: StepSpec, world: Sequence[Any], id: str) -> str:
@@ -106,8 +106,8 @@ def key(spec: StepSpec, world: Sequence[Any], id: str) -> str:
             reads[name] = value
     kept = {**spec.author, "reads": reads}
     # Outputs distinguish equal steps. Without outputs, the step's id does.
-    name = "" if spec.author["outputs"] else id
-    return of_value("state/1", [kept, sorted(world, key=str), name])[:32]
+    own_id = "" if spec.author["outputs"] else id
+    return of_value("state/1", [kept, sorted(world, key=str), own_id])[:32]
 
 
 def made_under(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
