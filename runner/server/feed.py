@@ -663,7 +663,8 @@ class Feed:
             if not page:
                 page = await run_in_threadpool(self._page, run, number)
             number = page[-1].seq if page else channel.seen
-            if texts := follower.texts(page):
+            texts = follower.texts(page)
+            if texts:
                 yield texts
             # The channel may have expired while the client was reading.
             if run not in self._channels:

@@ -101,7 +101,8 @@ async def events(
             return [event_view(ws, event) for event in events]
 
     some = await run_in_threadpool(read_page)
-    text = EventList(events=some, next=some[-1].seq if some else after).model_dump_json()
+    last = some[-1].seq if some else after
+    text = EventList(events=some, next=last).model_dump_json()
     return Response(text, media_type="application/json")
 
 
@@ -215,8 +216,10 @@ async def logs(
                 file, range, f"{run}-{found.step}.log", _TEXT, offset=offset
             )
 
-    if part is not None and (answer := await run_in_threadpool(whole, part)) is not None:
-        return answer
+    if part is not None:
+        answer = await run_in_threadpool(whole, part)
+        if answer is not None:
+            return answer
     if follow:
         number = part.number if part is not None else attempt
         source = partial(
@@ -229,9 +232,9 @@ async def logs(
         )
         return StreamResponse(feed, caller, log_text, frozenset(), source, _TEXT)
     tail = await run_in_threadpool(open_log, room, run, part) if part is not None else None
-    return StreamingResponse(
-        _read_so_far(tail, offset) if tail is not None else (), media_type=_TEXT
-    )
+    if tail is None:
+        return StreamingResponse((), media_type=_TEXT)
+    return StreamingResponse(_read_so_far(tail, offset), media_type=_TEXT)
 
 
 def _read_so_far(tail: Tail | DatabaseLog, offset: int) -> Iterator[bytes]:
@@ -367,4 +370,6 @@ def _line(point: Point) -> str:
     """Encode a metric point as a JSON line."""
     found = point._asdict()
     source = found.pop("source")
-    return f"{json.dumps({**found, 'from': source} if source else found)}\n"
+    if source:
+        found["from"] = source
+    return f"{json.dumps(found)}\n"

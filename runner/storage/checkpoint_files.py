@@ -47,17 +47,12 @@ def flaw(path: Path, *, thorough: bool = False) -> str:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
-            return (
-                "" if stat.S_ISDIR(found.st_mode) else "is neither a file nor a directory"
-            )  # a link may point to a directory
+            # A link may point to a directory.
+            return "" if stat.S_ISDIR(found.st_mode) else "is neither a file nor a directory"
         size = found.st_size
         if size == 0:
-            return (
-                ""
-                if path.suffix not in (*ARCHIVES, ".safetensors", ".json", ".npz")
-                and not _is_torch_bin(path)
-                else "is empty"
-            )
+            is_never_empty = path.suffix in (*ARCHIVES, ".safetensors", ".json", ".npz")
+            return "is empty" if is_never_empty or _is_torch_bin(path) else ""
         if path.suffix == ".safetensors":
             return _safetensors(path, size)
         if path.suffix == ".json":

@@ -158,11 +158,9 @@ def _sum(path: str, size: int) -> str | None:
     """Return the SHA-256 of a file if it has the size `size`; otherwise None."""
     try:
         with open(path, "rb", buffering=0) as file:
-            return (
-                hashlib.file_digest(file, "sha256").hexdigest()
-                if os.fstat(file.fileno()).st_size == size
-                else None
-            )
+            if os.fstat(file.fileno()).st_size != size:
+                return None
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return None
 

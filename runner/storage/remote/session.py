@@ -56,11 +56,9 @@ class Session:
         if name in self.bad:
             return False
         stat = self.bucket.head(name)
-        return (
-            stat is not None
-            and (size is None or stat.size == size)
-            and self.now() - stat.at < GRACE / 2
-        )
+        if stat is None or size not in (None, stat.size):
+            return False
+        return self.now() - stat.at < GRACE / 2
 
     def missing_error(self, name: str, why: str) -> MissingObject:
         self.bad.add(name)
