@@ -162,11 +162,14 @@ def find_attempt(parts: Iterable[AttemptLog], step: str, attempt: int) -> Attemp
     """
     found = None
     for part in parts:
-        if step and step not in names(part.step):
-            continue
-        if attempt in (0, part.number):
+        if _is_of_step(part.step, step) and attempt in (0, part.number):
             found = part
     return found
+
+
+def _is_of_step(id: str, step: str) -> bool:
+    """Return True if `step` names this id, its step or its group; an empty `step` names all."""
+    return not step or step in names(id)
 
 
 @router.get(
@@ -343,10 +346,9 @@ def measured(
     if bins:
         with room.borrow_workspace() as ws:
             steps = read_curves(ws, run_of(ws, run), x, of)
-        named = [each for each in steps if not step or step in names(each.step)]
-        return compressed_response(
-            request, "".join(_curve_lines(named, bins, metric, low, high)), _LINES
-        )
+        named = [each for each in steps if _is_of_step(each.step, step)]
+        lines_of_curves = "".join(_curve_lines(named, bins, metric, low, high))
+        return compressed_response(request, lines_of_curves, _LINES)
     with room.borrow_workspace() as ws:
         lines = read_points(ws, run_of(ws, run).id, step, attempt, of)
         found = [line for line in lines if line.n > after and (line.n - after - 1) % every == 0]

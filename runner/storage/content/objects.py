@@ -391,7 +391,8 @@ class Objects:
         Runs on other machines never have files that old.
         """
         folder = f"{self._root}/partial"
-        for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        for name in names:
             maker = name.split("-")[0]
             if maker.isdecimal() and os.path.exists(f"/proc/{maker}"):
                 continue

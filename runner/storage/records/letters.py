@@ -301,8 +301,10 @@ class Letters:
         The duration is used without a training step.
         """
         began = self._began.pop(run.id, run.created)
-        tries = [each for each in self._runs.attempts(run.id) if each.step == training]
-        trained = [each.ended - each.started for each in tries if each.ended and each.started]
+        trained = []
+        for attempt in self._runs.attempts(run.id):
+            if attempt.step == training and attempt.started and attempt.ended:
+                trained.append(attempt.ended - attempt.started)
         return sum(trained) if trained else event.at - began
 
     def alert(self, run: RunRow, name: str, id: str, at: float, words: str) -> list[Letter]:

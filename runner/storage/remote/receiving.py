@@ -61,7 +61,7 @@ def _pour(session: Session, name: str, path: str, size: int) -> None:
 def get_tree(session: Session, content: Content, top: str) -> None:
     """Download a tree from a shared store to the nonexistent path `top`."""
     name = layout.object_name(content)
-    parts_name = name[: -len("json")] + "parts"
+    parts_name = layout.parts_name(name)
     text, listed = session.map(session.bucket.read, [name, parts_name])
     if text is None:
         raise session.missing_error(name, "does not exist")
@@ -78,11 +78,7 @@ def get_tree(session: Session, content: Content, top: str) -> None:
     groups = [(sha256, list(itertools.islice(rest, count))) for sha256, count in parts.bundles]
     download = _TreeDownload(session, top, manifest)
     session.map(download.get_bundle, groups, width=WIDTH // 2)
-    # The largest files are downloaded in parallel parts, so they come one by one.
-    for entry in large:
-        if entry.size > layout.PART:
-            download.get_large(entry)
-    session.map(download.get_large, [entry for entry in large if entry.size <= layout.PART])
+    session.map_files(download.get_large, large)
     for entry in manifest:
         if entry.kind == "l":
             os.symlink(entry.value, f"{top}/{entry.path}")
