@@ -284,11 +284,9 @@ def _standing(workspace: str | Path | None, recipe: str | Path) -> CallerLocatio
 
     from .paths import CallerLocation, location
 
-    return (
-        location(os.environ, [str(recipe)])
-        if workspace is None
-        else CallerLocation(Path(workspace))
-    )
+    if workspace is None:
+        return location(os.environ, [str(recipe)])
+    return CallerLocation(Path(workspace))
 
 
 def _request(
@@ -349,7 +347,8 @@ def _new(recipe: str | Path, inputs: Mapping[str, Any] | None, how: RunOptions) 
     )
     if python and not request.current_python:
         settings = replace(settings, python=python)
-    if isinstance(place := results_place(out or ""), str):
+    place = results_place(out or "")
+    if isinstance(place, str):
         settings = replace(settings, upload=place)
     ticket = QueueSettings(
         how.get("priority", 0),

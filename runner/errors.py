@@ -55,7 +55,8 @@ class Problem(NamedTuple):
 
     def __str__(self) -> str:
         head = f"{self.where}: " if self.where else ""
-        return f"{head}{self.severity}: {self.message}" + (f" ({self.fix})" if self.fix else "")
+        fix = f" ({self.fix})" if self.fix else ""
+        return f"{head}{self.severity}: {self.message}{fix}"
 
 
 class RecipeError(Exception):

@@ -26,6 +26,8 @@ REMOTE: Final = "training.remote"
 EVENT: Final = "recipe_event"
 """Record attribute with the fields of an event."""
 LEVELS: Final = ("debug", "info", "warning", "error")
+_INFO: Final = 20
+"""`logging.INFO`, known without the import."""
 
 _maskers: list[Masker] = []
 _writers: list[Callable[[str], None]] = []
@@ -51,22 +53,32 @@ class Log:
 
     def event(self, name: str, **facts: object) -> None:
         """Log an event with its fields, for log readers, as `ROOM.NAME`."""
-        if (logging := sys.modules.get("logging")) is not None and hasattr(logging, "getLogger"):
+        logger = self._logger()
+        if logger is not None:
             room = self._name.removeprefix("recipe.")
             event = {"event": f"{room}.{name}", **facts}
             words = " ".join(f"{key}={value}" for key, value in facts.items())
-            logging.getLogger(self._name).info("%s %s", name, words, extra={EVENT: event})
+            logger.info("%s %s", name, words, extra={EVENT: event})
 
     @property
     def wanted(self) -> bool:
         """Whether INFO records are read, so that callers can skip expensive arguments."""
-        if (logging := sys.modules.get("logging")) is None or not hasattr(logging, "getLogger"):
-            return False
-        return bool(logging.getLogger(self._name).isEnabledFor(logging.INFO))
+        logger = self._logger()
+        return logger is not None and logger.isEnabledFor(_INFO)
 
     def _record(self, level: str, text: str, arguments: tuple[object, ...]) -> None:
-        if (logging := sys.modules.get("logging")) is not None and hasattr(logging, "getLogger"):
-            getattr(logging.getLogger(self._name), level)(text, *arguments)
+        logger = self._logger()
+        if logger is not None:
+            getattr(logger, level)(text, *arguments)
+
+    def _logger(self) -> logging.Logger | None:
+        """Return the logger of the room; None if nothing has imported `logging`."""
+        module = sys.modules.get("logging")
+        # Another thread may just be importing it.
+        if module is None or not hasattr(module, "getLogger"):
+            return None
+        logger: logging.Logger = module.getLogger(self._name)
+        return logger
 
 
 def mask(masker: Masker) -> None:

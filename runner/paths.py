@@ -56,9 +56,8 @@ class CallerLocation(NamedTuple):
         """
         if not self.below or path.startswith(("/", "~")) or "://" in path:
             return path
-        return os.path.relpath(f"{self.here}/{path}", self.root) + (
-            "/" if path.endswith("/") else ""
-        )
+        relative = os.path.relpath(f"{self.here}/{path}", self.root)
+        return f"{relative}/" if path.endswith("/") else relative
 
     def folders(self, inputs: Iterable[str]) -> dict[str, str]:
         """Return the directory in which each input is typed; empty for the workspace itself."""
@@ -72,13 +71,17 @@ def location(environ: Mapping[str, str], words: Iterable[str] = ()) -> CallerLoc
     Otherwise the current directory.
     """
     here = os.getcwd()
-    root = _workspace_of(here, environ)
-    for word in words if not root else ():
+    root = _workspace_of(here, environ) or _workspace_of_paths(words, environ) or here
+    below = "" if root == here else os.path.relpath(here, root)
+    return CallerLocation(Path(root), below)
+
+
+def _workspace_of_paths(words: Iterable[str], environ: Mapping[str, str]) -> str:
+    """Return the workspace of the first existing file in `words`; empty without one."""
+    for word in words:
         if is_path(word) and os.path.isfile(word):
-            root = _workspace_of(os.path.dirname(os.path.abspath(word)), environ)
-            break
-    root = root or here
-    return CallerLocation(Path(root), "" if root == here else os.path.relpath(here, root))
+            return _workspace_of(os.path.dirname(os.path.abspath(word)), environ)
+    return ""
 
 
 def _workspace_of(folder: str, environ: Mapping[str, str]) -> str:
@@ -144,11 +147,9 @@ def beside(path: str) -> str:
 def from_here(root: Path, path: str) -> str:
     """Return a workspace path relative to the current directory, if that is in the workspace."""
     here = os.getcwd()
-    return (
-        os.path.relpath(f"{root}/{path}", here)
-        if here.startswith(f"{root}/") and path[:1] != "/"
-        else path
-    )
+    if path[:1] == "/" or not here.startswith(f"{root}/"):
+        return path
+    return os.path.relpath(f"{root}/{path}", here)
 
 
 def is_path(word: str) -> bool:
@@ -159,7 +160,7 @@ def is_path(word: str) -> bool:
 def escapes(path: str) -> bool:
     """Return True if a relative path leads out of its directory, such as `../a`."""
     plain = posixpath.normpath(path)
-    return plain.startswith(("/", "~")) or plain == ".." or plain.startswith("../") or "\0" in path
+    return plain == ".." or plain.startswith(("/", "~", "../")) or "\0" in path
 
 
 def heads(path: str) -> list[str]:

@@ -30,7 +30,8 @@ def whole(path: Path, most: int = LARGEST) -> bytes:
     Raises OSError, also for other file types and for more than `most` bytes.
     """
     with open_regular(path) as file:
-        if wrong := why_unreadable(os.fstat(file.fileno()), most):
+        wrong = why_unreadable(os.fstat(file.fileno()), most)
+        if wrong:
             raise OSError(errno.EINVAL, wrong, str(path))
         return file.read(most)
 

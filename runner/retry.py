@@ -58,7 +58,8 @@ def retry(
             return do()
         except Exception as error:
             tried += 1
-            if (wait := policy(error, tried)) is None:
+            wait = policy(error, tried)
+            if wait is None:
                 raise
             on_retry(error)
         sleep(wait)
@@ -79,7 +80,8 @@ async def retry_async(
             return await ask()
         except Exception as error:
             tried += 1
-            if (wait := policy(error, tried)) is None:
+            wait = policy(error, tried)
+            if wait is None:
                 raise
             on_retry(error)
         await (sleep or asyncio.sleep)(wait)

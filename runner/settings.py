@@ -427,40 +427,42 @@ _Named = tuple[tuple[str, ...], str]
 """The path of a key, and the driver that it names."""
 
 
+def _table(value: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a table of the settings before their types are known to be valid."""
+    table = value.get(name)
+    return table if isinstance(table, dict) else {}
+
+
 def _driver_tables(value: Mapping[str, Any]) -> Iterator[_Named]:
     """Yield the drivers with a `[drivers.NAME]` table."""
-    tables = value.get("drivers")
-    for name in tables if isinstance(tables, dict) else ():
+    for name in _table(value, "drivers"):
         if ("drivers", name) not in _LISTS:
             yield ("drivers", name), name
 
 
 def _stack_drivers(value: Mapping[str, Any]) -> Iterator[_Named]:
     """Yield the driver names in the settings of stacks."""
-    stacks = value.get("stacks")
-    for name, stack in stacks.items() if isinstance(stacks, dict) else ():
+    for name, stack in _table(value, "stacks").items():
         if isinstance(stack, dict) and "driver" in stack:
             driver = str(stack["driver"])
             kind, _, several = driver.partition(":")
-            for each in _split_names(several) if kind == ANY else [driver]:
+            names = _split_names(several) if kind == ANY else (driver,)
+            for each in names:
                 yield ("stacks", name, "driver"), each
 
 
 def _any_drivers(value: Mapping[str, Any]) -> Iterator[_Named]:
     """Yield the drivers listed by `any` under [drivers]."""
-    tables = value.get("drivers")
-    listed = tables.get("any") if isinstance(tables, dict) else None
-    for each in listed if isinstance(listed, list) else ():
-        yield ("drivers", "any"), str(each)
+    listed = _table(value, "drivers").get("any")
+    if isinstance(listed, list):
+        for each in listed:
+            yield ("drivers", "any"), str(each)
 
 
 def _strange_extras(schema: Mapping[str, Any], value: Mapping[str, Any]) -> Iterator[_Fault]:
     """Report invalid `extra` driver settings of stacks, as under [drivers.NAME]."""
-    stacks = value.get("stacks")
-    if not isinstance(stacks, dict):
-        return
     drivers = schema["properties"]["drivers"]["properties"]
-    for name, stack in stacks.items():
+    for name, stack in _table(value, "stacks").items():
         if not isinstance(stack, dict):
             continue
         driver, extra = stack.get("driver"), stack.get("extra")
@@ -631,7 +633,8 @@ def _check_table(
 
 
 def _advice(key: str, known: Mapping[str, Any]) -> str:
-    if hint := did_you_mean(key, known):
+    hint = did_you_mean(key, known)
+    if hint:
         return hint
     if _SECRET.search(key):
         return "remove the credentials from this file; use a profile in ~/.aws, AWS_* variables, or `gcloud auth application-default login`"

@@ -129,9 +129,9 @@ class Delivery(Thread):
                 self._send(ws, receivers, outbox)
             if self._is_finished(is_due):
                 return
-            wait = look if seconds is None else min(look, seconds)
-            if is_due or self._over.is_set():
-                wait = SOON
+            wait = SOON
+            if not is_due and not self._over.is_set():
+                wait = min(look, seconds or look)
             self._settle(outbox, wait)
 
     def _is_finished(self, is_due: bool) -> bool:

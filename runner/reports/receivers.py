@@ -176,4 +176,5 @@ def _describe(letter: PendingDelivery) -> str:
     facts = json.loads(letter.body)["data"]
     state = facts.get("state") or facts.get("alert")
     about = facts.get("message") or facts.get("error") or facts.get("reason") or ""
-    return f"{facts['recipe']} {facts['run']}: {state}" + (f" ({about})" if about else "")
+    sentence = f"{facts['recipe']} {facts['run']}: {state}"
+    return f"{sentence} ({about})" if about else sentence

@@ -71,12 +71,10 @@ def send(
         )
     except (OSError, http.client.HTTPException) as error:
         gone = time.monotonic() >= deadline - 0.01
-        return ReceiverResponse(
-            0,
-            f"no response within {patience:g} s"
-            if gone
-            else f"connection lost: {str(error) or type(error).__name__}"[:200],
-        )
+        if gone:
+            return ReceiverResponse(0, f"no response within {patience:g} s")
+        words = f"connection lost: {str(error) or type(error).__name__}"
+        return ReceiverResponse(0, words[:200])
     finally:
         late.cancel()
         wire.close()

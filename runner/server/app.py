@@ -249,11 +249,8 @@ def _validation_refusal(error: ValidationException, fields: Sequence[str]) -> Re
             words = each["msg"][:400]
             for theirs, ours in _WORDS.items():
                 words = words.replace(theirs, ours)
-            problems.append(
-                Problem(
-                    each["type"].replace("_", "-"),
-                    f"{place[:200]}{words if words.startswith(' ') else f': {words}'}",
-                )
-            )
+            if not words.startswith(" "):
+                words = f": {words}"
+            problems.append(Problem(each["type"].replace("_", "-"), f"{place[:200]}{words}"))
     message = problems[0].message if len(problems) == 1 else f"{len(problems)} problems"
     return Refused(422, "invalid", message, problems[0].fix, problems)

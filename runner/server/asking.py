@@ -76,7 +76,10 @@ def _read_outcome(room: Room, run: str) -> Outcome:
 
 def _log_late_error(pending: asyncio.Future[Outcome], run: str, verb: str) -> None:
     """Log the error of a request that failed after its response was sent."""
-    if not pending.cancelled() and (error := pending.exception()) is not None:
+    if pending.cancelled():
+        return
+    error = pending.exception()
+    if error is not None:
         _log.error("%s of run %s, which was answered before, failed: %s", verb, run, error)
 
 

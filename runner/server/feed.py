@@ -236,15 +236,19 @@ class FeedReader:
         quiet = [run for run in self._next if run not in recent]
         earlier = runs.states_of(quiet)
         for run in quiet:
-            state, number = earlier.get(run, ("", 0))  # no state: the run was deleted
-            has_news = bool(state) and self._next[run] < number
-            if run not in self._readers and not has_news:
+            if run not in self._readers and not self._has_news(run, earlier.get(run, ("", 0))):
                 del self._next[run]
         for run in recent:
             # A run that was missing at the last read is new. Its first event has number 1.
             self._next.setdefault(run, 1)
         positions = recent | earlier
         return {run: position for run, position in positions.items() if run in self._next}
+
+    def _has_news(self, run: str, position: tuple[str, int]) -> bool:
+        """Return True if a run has unread events. A deleted run has no state."""
+        assert self._next is not None
+        state, number = position
+        return state != "" and self._next[run] < number
 
     def _read_live(
         self, ws: Workspace, look: ReadRequest, messages: dict[str, list[Message]]
@@ -659,7 +663,8 @@ class Feed:
             if not page:
                 page = await run_in_threadpool(self._page, run, number)
             number = page[-1].seq if page else channel.seen
-            if texts := follower.texts(page):
+            texts = follower.texts(page)
+            if texts:
                 yield texts
             # The channel may have expired while the client was reading.
             if run not in self._channels:

@@ -167,12 +167,12 @@ class Guard:
                 "the server does not accept this host name",
                 "add it to `hosts` under [server] in recipe.toml",
             )
-        if (origin := headers.get(b"origin")) is not None and urlsplit(
-            origin.decode("latin-1")
-        ).netloc.lower() not in self._hosts:
-            raise Refused(
-                403, "foreign-origin", "requests from pages of other servers are not allowed"
-            )
+        origin = headers.get(b"origin")
+        if origin is not None:
+            host = urlsplit(origin.decode("latin-1")).netloc.lower()
+            if host not in self._hosts:
+                words = "requests from pages of other servers are not allowed"
+                raise Refused(403, "foreign-origin", words)
         if _NOWHERE.search(scope.get("raw_path") or b"/"):
             raise Refused(
                 404,
@@ -193,11 +193,9 @@ class Guard:
         kind, _, secret = headers.get(b"authorization", b"").partition(b" ")
         if path in page.PARTS or (not kind and path == "/health"):
             return None
-        token = (
-            self._tokens.find(secret.strip().decode("latin-1"))
-            if kind.lower() == b"bearer"
-            else None
-        )
+        token = None
+        if kind.lower() == b"bearer":
+            token = self._tokens.find(secret.strip().decode("latin-1"))
         if token is None:
             words = "the token is unknown or expired" if kind else "a token is required"
             raise Refused(

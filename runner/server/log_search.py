@@ -120,6 +120,8 @@ def _read_log(room: Room, run: str, part: AttemptLog) -> Iterator[bytes]:
         with path.open("rb") as file:
             while piece := file.read(_PIECE):
                 yield piece
-    elif (tail := open_log(room, run, part)) is not None:
+        return
+    tail = open_log(room, run, part)
+    if tail is not None:
         with closing(tail):
             yield from read_available(tail, part.ended)

@@ -87,12 +87,11 @@ def part(request: Request) -> Response:
     )
     if file.tag in known:
         return Response(status_code=304, headers=headers)
-    packed = accepts_gzip(request)
-    if packed:
+    data = file.data
+    if accepts_gzip(request):
+        data = file.packed
         headers["content-encoding"] = "gzip"
-    return Response(
-        file.packed if packed else file.data, media_type=f"{kind}; charset=utf-8", headers=headers
-    )
+    return Response(data, media_type=f"{kind}; charset=utf-8", headers=headers)
 
 
 SMALL: Final = 1024

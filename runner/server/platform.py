@@ -191,36 +191,21 @@ def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
     """Queue a platform's job as a run. Raises Refused, or a RecipeError with all problems."""
     recipe = read_recipe(recipes.find_available(room, asked.recipe))
     chosen = presets.combine(recipe, asked.preset)
-    said = hugging_face.translate(
-        recipe, asked.config, _training_gpus(recipe, chosen, asked), chosen.inputs if chosen else {}
-    )
+    preset_inputs = chosen.inputs if chosen else {}
+    gpus = _training_gpus(recipe, chosen, asked)
+    said = hugging_face.translate(recipe, asked.config, gpus, preset_inputs)
     ignored = {name: "unknown field" for name in asked.model_extra or ()}
     ignored |= {f"config.{name}": why for name, why in said.ignored.items()}
     problems = list(said.problems)
+    shown = [f"{_printable(name)}: {why}" for name, why in ignored.items()]
     if ignored and load(room.root, room.environ).flags.get("server.strict_jobs"):
-        problems += [
-            Problem("unknown-field", f"{_printable(name)}: {why}") for name, why in ignored.items()
-        ]
+        problems += [Problem("unknown-field", words) for words in shown]
     if problems:
         raise Invalid(problems)
     inputs = dict(said.inputs)
-    for value, kinds, field in (
-        (asked.model_name, pod.MODEL, "model_name"),
-        (asked.dataset_url, pod.DATASET, "dataset_url"),
-    ):
-        if value:
-            name = _input_for(recipe, kinds, field)
-            if inputs.setdefault(name, value) != value:
-                words = f'"{field}" and `config` set different values for {name}'
-                raise Refused(422, "clash", words, "remove one of the two")
-    spec = recipe.inputs.get("precision")
-    choices = spec.limits.get("choices") if spec is not None else None
-    if (
-        room.environ.get("ENABLE_MIXED_PRECISION", "").lower() in _NO
-        and isinstance(choices, list)
-        and _FULL in choices
-    ):
-        inputs.setdefault("precision", _FULL)
+    _set_addresses(inputs, recipe, asked)
+    if room.environ.get("ENABLE_MIXED_PRECISION", "").lower() in _NO:
+        _set_full_precision(inputs, recipe)
     new = NewRun(
         recipe=asked.recipe,
         inputs=inputs,
@@ -234,16 +219,38 @@ def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
     job: dict[str, object] = {"id": job_id, "user": asked.user_id, "model": asked.model_name}
     if said.every > 1:
         job["every"] = said.every
-    if asked.job_token and any(
-        room.environ.get(name) for name in ("METRICS_API_URL", "BACKEND_URL")
-    ):
+    is_used = any(room.environ.get(name) for name in ("METRICS_API_URL", "BACKEND_URL"))
+    if asked.job_token and is_used:
         job["token"] = seal(asked.job_token, TOKEN, room.environ)
     folder = room.environ.get("OUTPUT_DIR", "")
     out = room.root / Path(folder).expanduser() / job_id if folder else None
     wanted = recipes.check_request(room, new)
     view = runs.store_run(room, wanted, new, f"{_KEY}{job_id}", job, out).view
-    shown = [f"{_printable(name)}: {why}" for name, why in ignored.items()]
     return Executed(job_id=job_id, status=_STATUS[view.state], ignored=shown)
+
+
+def _set_addresses(inputs: dict[str, Any], recipe: Recipe, asked: Job) -> None:
+    """Add a job's model and dataset to the recipe inputs.
+
+    Raises Refused if an input has another value.
+    """
+    for value, kinds, field in (
+        (asked.model_name, pod.MODEL, "model_name"),
+        (asked.dataset_url, pod.DATASET, "dataset_url"),
+    ):
+        if value:
+            name = _input_for(recipe, kinds, field)
+            if inputs.setdefault(name, value) != value:
+                words = f'"{field}" and `config` set different values for {name}'
+                raise Refused(422, "clash", words, "remove one of the two")
+
+
+def _set_full_precision(inputs: dict[str, Any], recipe: Recipe) -> None:
+    """Turn off mixed precision, if the recipe has the choice and the job does not set it."""
+    spec = recipe.inputs.get("precision")
+    choices = spec.limits.get("choices") if spec is not None else None
+    if isinstance(choices, list) and _FULL in choices:
+        inputs.setdefault("precision", _FULL)
 
 
 def _printable(name: str) -> str:
@@ -370,11 +377,10 @@ def go_back(room: ServedWorkspace, run: str, path: str) -> None:
         for state in states:
             checkpoints += [(state, each) for each in state.checkpoints]
         end, whole = f"/{path.strip('/')}", os.path.realpath(room.root / path)
-        named = [
-            (state, each)
-            for state, each in checkpoints
-            if f"{each.path}".endswith(end) or os.path.realpath(each.path) == whole
-        ]
+        named = []
+        for state, each in checkpoints:
+            if f"{each.path}".endswith(end) or os.path.realpath(each.path) == whole:
+                named.append((state, each))
         if len(named) != 1:
             there = ", ".join(each.path.name for _, each in checkpoints)
             raise Refused(

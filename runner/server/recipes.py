@@ -332,7 +332,8 @@ def check_request(
 
 def require_driver(name: str) -> None:
     """Raise NotFound if no driver has this name."""
-    if name not in (known := extensions.drivers(name)):
+    known = extensions.drivers(name)
+    if name not in known:
         raise NotFound("unknown driver", fix=did_you_mean(name, known))
 
 
@@ -455,7 +456,8 @@ def _addresses(recipe: Recipe, given: Iterable[tuple[str, object]]) -> Iterator[
             continue
         with suppress(BadValue):  # reported by another check
             read_as = convert(spec, value)
-            for item in read_as if isinstance(read_as, list) else [read_as]:
+            items = read_as if isinstance(read_as, list) else [read_as]
+            for item in items:
                 if isinstance(item, str):
                     yield name, spec.split_member(item)[0]
 
@@ -507,9 +509,10 @@ async def plan(asked: AskedPlan, room: InRoom, planner: InPlanner, market: InMar
 
 
 def _search(asked: AskedPlan) -> starting.Search | None:
-    if (said := asked.search) is None:
+    search = asked.search
+    if search is None:
         return None
-    return starting.Search(said.trials, said.metric, said.better == "min")
+    return starting.Search(search.trials, search.metric, search.better == "min")
 
 
 class OfferShelf(BaseModel):
@@ -577,7 +580,9 @@ def plan_request(
     """
     with survey_request(room, wanted) as (ws, found):
         names = driver_names(ws.config, asked.driver)
-        looked = look_up(ws, found, names if found.todo else [], known)
+        if not found.todo:
+            names = ()
+        looked = look_up(ws, found, names, known)
         limits = asked.limits.model_dump(exclude_none=True)
         what = forecasts.ForecastRequest(
             read_recipe(wanted.offered), wanted.start, asked.driver, limits

@@ -123,13 +123,8 @@ def _check_query(request: HTTPConnection) -> None:
         elif times > 1 and "list" not in str(known[name]):
             problems.append(Problem("bad-value", f'the parameter "{name}" appears twice'))
     if problems:
-        raise Refused(
-            422,
-            "invalid",
-            problems[0].message if len(problems) == 1 else f"{len(problems)} problems",
-            problems[0].fix,
-            problems,
-        )
+        message = problems[0].message if len(problems) == 1 else f"{len(problems)} problems"
+        raise Refused(422, "invalid", message, problems[0].fix, problems)
 
 
 class RequiresScope:
@@ -148,15 +143,13 @@ class RequiresScope:
         caller = caller_of(request)
         is_other = not self.run or request.path_params.get("run") != caller.run
         if caller.run and is_other and not self.any_run:
-            raise (
-                NoSuchRun()
-                if self.run
-                else Refused(
-                    403,
-                    "forbidden",
-                    f"this token gives access only to run {caller.run}",
-                    f"GET /v1/runs/{caller.run}",
-                )
+            if self.run:
+                raise NoSuchRun()
+            raise Refused(
+                403,
+                "forbidden",
+                f"this token gives access only to run {caller.run}",
+                f"GET /v1/runs/{caller.run}",
             )
         if not caller.allows(self.scope):
             raise Refused(

@@ -222,9 +222,12 @@ class AttemptReader:
             self._metrics = NewLines(self._metrics_tail(ws, run, elsewhere), from_start=True)
         found: list[Message] = []
         lines = self._metrics.read(ended=self.part.ended)
-        for line in lines if not self.part.pattern else ():
-            if text := self._warning(metrics.warning_of(line)):
-                found.append(self._message("warning", run, text=text))
+        # With a pattern, the lines are those of the log. Warnings are only in the metrics file.
+        if not self.part.pattern:
+            for line in lines:
+                text = self._warning(metrics.warning_of(line))
+                if text:
+                    found.append(self._message("warning", run, text=text))
         points = self._points_in(lines)
         for point in points:
             self._values.update(point)

@@ -331,12 +331,8 @@ def make(asked: NewToken, room: InRoom) -> MadeToken:
     if asked.run:
         with room.borrow_workspace() as ws:
             run_of(ws, asked.run)
-    token, secret = room.tokens.create(
-        asked.scope,
-        asked.name,
-        asked.run,
-        asked.expires.timestamp() if asked.expires is not None else None,
-    )
+    expires = asked.expires.timestamp() if asked.expires is not None else None
+    token, secret = room.tokens.create(asked.scope, asked.name, asked.run, expires)
     return MadeToken(**_token_view(token).model_dump(), token=secret)
 
 

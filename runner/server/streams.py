@@ -101,7 +101,8 @@ async def events(
             return [event_view(ws, event) for event in events]
 
     some = await run_in_threadpool(read_page)
-    text = EventList(events=some, next=some[-1].seq if some else after).model_dump_json()
+    last = some[-1].seq if some else after
+    text = EventList(events=some, next=last).model_dump_json()
     return Response(text, media_type="application/json")
 
 
@@ -161,11 +162,14 @@ def find_attempt(parts: Iterable[AttemptLog], step: str, attempt: int) -> Attemp
     """
     found = None
     for part in parts:
-        if step and step not in names(part.step):
-            continue
-        if attempt in (0, part.number):
+        if _is_of_step(part.step, step) and attempt in (0, part.number):
             found = part
     return found
+
+
+def _is_of_step(id: str, step: str) -> bool:
+    """Return True if `step` names this id, its step or its group; an empty `step` names all."""
+    return not step or step in names(id)
 
 
 @router.get(
@@ -215,8 +219,10 @@ async def logs(
                 file, range, f"{run}-{found.step}.log", _TEXT, offset=offset
             )
 
-    if part is not None and (answer := await run_in_threadpool(whole, part)) is not None:
-        return answer
+    if part is not None:
+        answer = await run_in_threadpool(whole, part)
+        if answer is not None:
+            return answer
     if follow:
         number = part.number if part is not None else attempt
         source = partial(
@@ -229,9 +235,9 @@ async def logs(
         )
         return StreamResponse(feed, caller, log_text, frozenset(), source, _TEXT)
     tail = await run_in_threadpool(open_log, room, run, part) if part is not None else None
-    return StreamingResponse(
-        _read_so_far(tail, offset) if tail is not None else (), media_type=_TEXT
-    )
+    if tail is None:
+        return StreamingResponse((), media_type=_TEXT)
+    return StreamingResponse(_read_so_far(tail, offset), media_type=_TEXT)
 
 
 def _read_so_far(tail: Tail | DatabaseLog, offset: int) -> Iterator[bytes]:
@@ -340,10 +346,9 @@ def measured(
     if bins:
         with room.borrow_workspace() as ws:
             steps = read_curves(ws, run_of(ws, run), x, of)
-        named = [each for each in steps if not step or step in names(each.step)]
-        return compressed_response(
-            request, "".join(_curve_lines(named, bins, metric, low, high)), _LINES
-        )
+        named = [each for each in steps if _is_of_step(each.step, step)]
+        lines_of_curves = "".join(_curve_lines(named, bins, metric, low, high))
+        return compressed_response(request, lines_of_curves, _LINES)
     with room.borrow_workspace() as ws:
         lines = read_points(ws, run_of(ws, run).id, step, attempt, of)
         found = [line for line in lines if line.n > after and (line.n - after - 1) % every == 0]
@@ -367,4 +372,6 @@ def _line(point: Point) -> str:
     """Encode a metric point as a JSON line."""
     found = point._asdict()
     source = found.pop("source")
-    return f"{json.dumps({**found, 'from': source} if source else found)}\n"
+    if source:
+        found["from"] = source
+    return f"{json.dumps(found)}\n"

@@ -34,7 +34,8 @@ class DownloadLimit(NamedTuple):
         With `here`, the disk of this machine also limits it.
         """
         room = max(0, shutil.disk_usage(ws.home).free - LEFT) if here else sys.maxsize
-        if (allowed := ws.config.limits.get("input_gb")) is not None and allowed * _GB <= room:
+        allowed = ws.config.limits.get("input_gb")
+        if allowed is not None and allowed * _GB <= room:
             return cls(
                 address,
                 int(allowed * _GB),

@@ -47,17 +47,12 @@ def flaw(path: Path, *, thorough: bool = False) -> str:
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
-            return (
-                "" if stat.S_ISDIR(found.st_mode) else "is neither a file nor a directory"
-            )  # a link may point to a directory
+            # A link may point to a directory.
+            return "" if stat.S_ISDIR(found.st_mode) else "is neither a file nor a directory"
         size = found.st_size
         if size == 0:
-            return (
-                ""
-                if path.suffix not in (*ARCHIVES, ".safetensors", ".json", ".npz")
-                and not _is_torch_bin(path)
-                else "is empty"
-            )
+            is_never_empty = path.suffix in (*ARCHIVES, ".safetensors", ".json", ".npz")
+            return "is empty" if is_never_empty or _is_torch_bin(path) else ""
         if path.suffix == ".safetensors":
             return _safetensors(path, size)
         if path.suffix == ".json":
@@ -162,11 +157,9 @@ def _archive(path: Path, size: int, *, thorough: bool) -> str:
 
     with path.open("rb") as file:
         if file.read(4) != b"PK\x03\x04":
-            return (
-                ""
-                if _is_whole_pickle(file, size)
-                else "is neither a complete zip archive nor a complete pickle"
-            )
+            if _is_whole_pickle(file, size):
+                return ""
+            return "is neither a complete zip archive nor a complete pickle"
         file.seek(max(0, size - 22))
         end = file.read()
         try:
@@ -183,9 +176,8 @@ def _archive(path: Path, size: int, *, thorough: bool) -> str:
                 raise BadZipFile
         except (BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error, OSError):
             return "is a zip archive that is cut off or damaged"
-        if path.suffix != ".distcp" and min(
-            (member.header_offset for member in members), default=0
-        ):
+        first_offset = min((member.header_offset for member in members), default=0)
+        if path.suffix != ".distcp" and first_offset:
             return "is a zip archive with something before it"
         for member in members:
             file.seek(member.header_offset)

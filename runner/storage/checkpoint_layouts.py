@@ -167,8 +167,7 @@ def _missing_of_transformers(names: Collection[str], ranked: bool) -> list[str]:
     if _any_starts(names, "adapter_model."):
         needed.append("adapter_config.json")
     needed += ["training_args.bin", "trainer_state.json"]
-    missing = [name for name in needed if name not in names]
-    return [*_missing_model(names, "optimizer.pt"), *missing]
+    return [*_missing_model(names, "optimizer.pt"), *_find_missing(needed, names)]
 
 
 def _missing_of_accelerate(names: Collection[str], ranked: bool) -> list[str]:
@@ -198,7 +197,7 @@ def _missing_parts(names: Collection[str]) -> list[str]:
     for head, last, suffix in sorted(split_files):
         wanted = [f"{head}-{part:05}-of-{last}{suffix}" for part in range(1, int(last) + 1)]
         wanted.append(f"{head}{suffix}.index.json")
-        missing += [name for name in wanted if name not in names][:3]
+        missing += _find_missing(wanted, names)[:3]
     return missing
 
 
@@ -206,4 +205,9 @@ def _missing_metadata(names: Collection[str]) -> list[str]:
     """List missing `.metadata` files, which torch's distributed checkpoints write last."""
     folders = sorted({name.rpartition("/")[0] for name in names if SHARDED.search(name)})
     wanted = [f"{folder}/.metadata".lstrip("/") for folder in folders]
+    return _find_missing(wanted, names)
+
+
+def _find_missing(wanted: Iterable[str], names: Collection[str]) -> list[str]:
+    """Return the wanted names that are not in `names`."""
     return [name for name in wanted if name not in names]

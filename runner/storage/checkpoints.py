@@ -86,12 +86,12 @@ class Newest:
         more = f"; and {len(self.passed) - 3} more" if len(self.passed) > 3 else ""
         if self.name is None:
             return f"NO USABLE CHECKPOINT, starting over: {said}{more}" if self.passed else ""
-        at = (
-            f" (step {self.step})"
-            if self.step is not None and str(self.step) not in re.findall(r"[1-9]\d*", self.name)
-            else ""
-        )
-        return f"resumes from {self.name}{at}" + (f"; {said}{more}" if said else "")
+        at = ""
+        # Most names have the step: checkpoint-500.
+        if self.step is not None and str(self.step) not in re.findall(r"[1-9]\d*", self.name):
+            at = f" (step {self.step})"
+        skipped = f"; {said}{more}" if said else ""
+        return f"resumes from {self.name}{at}{skipped}"
 
 
 def key(spec: StepSpec, world: Sequence[Any], id: str) -> str:
@@ -106,8 +106,8 @@ def key(spec: StepSpec, world: Sequence[Any], id: str) -> str:
             reads[name] = value
     kept = {**spec.author, "reads": reads}
     # Outputs distinguish equal steps. Without outputs, the step's id does.
-    name = "" if spec.author["outputs"] else id
-    return of_value("state/1", [kept, sorted(world, key=str), name])[:32]
+    own_id = "" if spec.author["outputs"] else id
+    return of_value("state/1", [kept, sorted(world, key=str), own_id])[:32]
 
 
 def made_under(root: Path) -> tuple[Path, Mapping[str, Any]] | None:
@@ -285,11 +285,10 @@ def examine(
     nothing.
     """
     try:
-        verdict = (
-            _file(path, thorough=thorough)
-            if path.is_file()
-            else _folder(path, files(path), thorough=thorough)
-        )
+        if path.is_file():
+            verdict = _file(path, thorough=thorough)
+        else:
+            verdict = _folder(path, files(path), thorough=thorough)
     except OSError as error:
         verdict = CheckpointValidity(
             False, "files", step_of(path.name), None, f"cannot be read ({error.strerror})"
@@ -396,7 +395,9 @@ def _time(path: Path) -> int:
 
 
 def _file(path: Path, *, thorough: bool) -> CheckpointValidity:
-    wrong = flaw(path, thorough=thorough) or ("" if path.stat().st_size else "is empty")
+    wrong = flaw(path, thorough=thorough)
+    if not wrong and not path.stat().st_size:
+        wrong = "is empty"
     return CheckpointValidity(not wrong, "file", step_of(path.name), None, wrong and f"it {wrong}")
 
 
@@ -545,11 +546,9 @@ def of_generation(path: Path) -> dict[str, Any]:
         return dict(NOTHING)
     if not isinstance(found, dict):
         return dict(NOTHING)
-    return (
-        {**NOTHING, **found}
-        if isinstance(found.get("continues"), dict)
-        else {**NOTHING, "continues": found}
-    )
+    if isinstance(found.get("continues"), dict):
+        return {**NOTHING, **found}
+    return {**NOTHING, "continues": found}
 
 
 def _record(
@@ -561,15 +560,8 @@ def _record(
 ) -> Generation:
     path.mkdir(parents=True, exist_ok=True)
     own = str(made["id"]) or secrets.token_hex(8)
+    world = processes if processes is not None else made["world"]
     temporary = path / "made_under.json.new"
-    temporary.write_text(
-        json.dumps(
-            {
-                "continues": dict(continues),
-                "world": processes if processes is not None else made["world"],
-                "id": own,
-            }
-        )
-    )
+    temporary.write_text(json.dumps({"continues": dict(continues), "world": world, "id": own}))
     temporary.rename(path / "made_under.json")
     return Generation(path, note, own)

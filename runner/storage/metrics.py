@@ -194,7 +194,7 @@ def mean_rate(lines: Sequence[Mapping[str, object]], name: str) -> float | None:
         values = values[1:]
     if not values or not all(value > 0 for value in values):
         return None
-    # The mean over all work is harmonic: a slow step counts for as long as it takes.
+    # The harmonic mean: a slow step takes longer, and so counts more.
     return len(values) / sum(1 / value for value in values)
 
 

@@ -156,9 +156,8 @@ def _signer(store: Any, kind: str) -> Callable[[str, int], str] | None:
         options = store.storage_options
         config = {**(options.get("config_kwargs") or {}), "signature_version": "s3v4"}
         signing = type(store)(**{**options, "config_kwargs": config, "cache_regions": True})
-        return lambda path, seconds: str(
-            signing.sign(path, expiration=seconds)
-        )  # without credentials, returns the plain address
+        # Without credentials, `sign` returns the plain address.
+        return lambda path, seconds: str(signing.sign(path, expiration=seconds))
     if _public(store):
         return lambda path, _seconds: str(store.url(path))
     from google.oauth2.service_account import Credentials

@@ -68,11 +68,7 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
     if kind == "stream" and not update and "://" not in address:
         return f"name:{address}"
     known = read_lock(ws)
-    if (
-        address in known
-        and not update
-        and (address not in ws.addresses or _marker_path(ws, address, known[address]).exists())
-    ):
+    if not update and _is_resolved(ws, address, known):
         return known[address]
     try:
         identity = ask_identity(ws, kind, address)
@@ -92,6 +88,13 @@ def resolve(ws: Workspace, kind: str, address: str, *, update: bool) -> str | No
         if address in ws.addresses:
             ws.write(_marker_path(ws, address, identity), b"")
     return identity
+
+
+def _is_resolved(ws: Workspace, address: str, known: Mapping[str, str]) -> bool:
+    """Return True if `recipe.lock` has the identity, asked with the current credentials."""
+    if address not in known:
+        return False
+    return address not in ws.addresses or _marker_path(ws, address, known[address]).exists()
 
 
 def _marker_path(ws: Workspace, address: str, identity: str) -> Path:

@@ -44,7 +44,8 @@ def results_place(text: str | Path) -> Path | str:
 
     Raises Invalid for an unsupported address.
     """
-    if (scheme := _SCHEME.match(str(text))) is None:
+    scheme = _SCHEME.match(str(text))
+    if scheme is None:
         return Path(text)
     address = str(text) if "://" in str(text) else str(text).replace(":/", "://", 1)
     if scheme[1] not in ("s3", "gs", "hf"):
@@ -233,10 +234,15 @@ class Workspace:
     @cached_property
     def letters(self) -> Letters | None:
         """Builder of webhook deliveries for runs; None if no endpoint is configured."""
-        named = self.has_settings and (self.config.webhooks or self.config.notify or self.spend)
-        if not named and not any(self.environ.get(name) for name in PLATFORM):
-            return None
-        return self._letters()
+        if self._has_receivers() or any(self.environ.get(name) for name in PLATFORM):
+            return self._letters()
+        return None
+
+    def _has_receivers(self) -> bool:
+        """Return True if the settings name a webhook, a chat or a spend program."""
+        if not self.has_settings:
+            return False
+        return bool(self.config.webhooks or self.config.notify or self.spend)
 
     def _letters(self) -> Letters:
         from .records.letters import Letters
@@ -252,9 +258,9 @@ class Workspace:
     def _listened_to(self, run: str, data: Data | None) -> bool:
         """Return True if the run has webhook endpoints."""
         if self.letters is None and run not in self.hooked:
-            self.hooked[run] = "webhooks" in (
-                self.store.runs.get(run).data if data is None else data
-            )
+            if data is None:
+                data = self.store.runs.get(run).data
+            self.hooked[run] = "webhooks" in data
         return self.letters is not None or self.hooked[run]
 
     def kept_path(self, run: str, step: str, number: int, suffix: str) -> Path:
@@ -318,7 +324,8 @@ class Workspace:
         files, seals = self.cache.changes(), self.objects.seals.changes()
         if files or seals:
             self.store.index.remember(files, seals)
-        if traces := self.traces.changes():
+        traces = self.traces.changes()
+        if traces:
             self.store.index.learn(traces)
 
     def published_contents(self) -> dict[str, str]:
@@ -413,22 +420,20 @@ class _Traces:
 
         They were read again from the stored attempt.
         """
-        if (trace := self.whole(key)) is not None:
-            self._change(
-                trace._replace(measured_json=json.dumps({**trace.measured, rule: metrics}))
-            )
+        trace = self.whole(key)
+        if trace is not None:
+            measured = json.dumps({**trace.measured, rule: metrics})
+            self._change(trace._replace(measured_json=measured))
 
     def rename(self, former: str, key: str, rule: str) -> None:
         """Move a cached result to the step's current key from a `former` key.
 
         The former key still included the metrics rule.
         """
-        if (trace := self.whole(former)) is not None:
-            self._change(
-                trace._replace(
-                    key=key, metrics_json="{}", measured_json=json.dumps({rule: trace.metrics})
-                )
-            )
+        trace = self.whole(former)
+        if trace is not None:
+            measured = json.dumps({rule: trace.metrics})
+            self._change(trace._replace(key=key, metrics_json="{}", measured_json=measured))
 
     def _change(self, trace: Trace) -> None:
         self._found[trace.key] = self._changed[trace.key] = trace

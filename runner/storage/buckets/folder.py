@@ -126,7 +126,8 @@ class FolderBucket:
         for at, _, listed in os.walk(top.rstrip("/")):
             for file in listed:
                 name = os.path.relpath(f"{at}/{file}", self.url)
-                if (stat := self.head(name)) is not None:
+                stat = self.head(name)
+                if stat is not None:
                     yield stat
 
     def delete(self, names: Sequence[str]) -> None:

@@ -98,10 +98,9 @@ class S3(CloudBucket):
 
     def __init__(self, url: str, bucket: str, prefix: str, settings: StoreSettings) -> None:
         super().__init__(url, bucket, prefix, settings)
-        self._common: dict[str, str] = {
-            "Bucket": bucket,
-            **({"ExpectedBucketOwner": settings.owner} if settings.owner else {}),
-        }
+        self._common: dict[str, str] = {"Bucket": bucket}
+        if settings.owner:
+            self._common["ExpectedBucketOwner"] = settings.owner
         self._policy = tries()
 
     def load(self) -> None:
@@ -123,11 +122,9 @@ class S3(CloudBucket):
 
     def head(self, name: str) -> Stat | None:
         found = self._ask("head_object", Key=self._prefix + name, absent=True)
-        return (
-            None
-            if found is None
-            else Stat(name, int(found["ContentLength"]), found["LastModified"].timestamp())
-        )
+        if found is None:
+            return None
+        return Stat(name, int(found["ContentLength"]), found["LastModified"].timestamp())
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes | None:
         """Read an object or a byte range, resuming an interrupted response."""
@@ -441,16 +438,15 @@ class S3(CloudBucket):
                 .get("HTTPHeaders", {})
                 .get("x-amz-bucket-region", "")
             )
+            named = f", {region}" if region else ""
             raise StoreError(
-                f"{self._where}: the bucket is in another region{f', {region}' if region else ''}",
+                f"{self._where}: the bucket is in another region{named}",
                 fix="set `region` in the store's settings",
             ) from error
         if code in _DENIED or status in (401, 403):
             words = error.response.get("Error", {}).get("Message") or code
-            raise StoreError(
-                f"{self._where}: refused ({code}: {words})",
-                fix=_LOGIN if code != "AccessDenied" else _RIGHTS,
-            ) from error
+            fix = _RIGHTS if code == "AccessDenied" else _LOGIN
+            raise StoreError(f"{self._where}: refused ({code}: {words})", fix=fix) from error
         if code in _PASSING or status >= 500 or status in (408, 429):
             raise Again from error
         raise StoreError(

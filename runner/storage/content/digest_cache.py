@@ -111,11 +111,9 @@ class DigestCache:
     def entries(self, path: str) -> list[Entry]:
         """Return the manifest of the tree at `path`, and cache the digests of its files."""
         scan = see(self._full(path))
-        return (
-            self._digest_rows(path, scan)
-            if scan.files <= FEW
-            else self._large().entries(path, self._full(path), scan, self.progress)
-        )
+        if scan.files <= FEW:
+            return self._digest_rows(path, scan)
+        return self._large().entries(path, self._full(path), scan, self.progress)
 
     def note(self, path: str, content: Content) -> None:
         """Cache the digest of a file that recipe just wrote at `path`.
@@ -181,12 +179,8 @@ class DigestCache:
         manifest, reads, begun = read_manifest(self._full(path), scan, known, self.progress)
         for folder, n, found, value in reads:
             name = scan.folders[folder].names[n]
-            self._remember(
-                f"{path}/{folder}/{name}" if folder else f"{path}/{name}",
-                found,
-                content_id(found, value),
-                begun,
-            )
+            file = f"{path}/{folder}/{name}" if folder else f"{path}/{name}"
+            self._remember(file, found, content_id(found, value), begun)
         return manifest
 
     def _large(self) -> Listings:

@@ -57,8 +57,10 @@ class StoredInputs:
         """
         try:
             self._refused = None
-            if not self.objects.intact(source.content) and (why := self._store(source, together)):
-                return why
+            if not self.objects.intact(source.content):
+                why = self._store(source, together)
+                if why:
+                    return why
             self._note(source.content)
             return ""
         except files.Unhashable:
@@ -96,7 +98,8 @@ class StoredInputs:
         size = together or _size_of(source, manifest)
         make_file = self.objects.disk.copy_file
         if size > COPIED:
-            if why := self._not_cloned(source.path, manifest):
+            why = self._not_cloned(source.path, manifest)
+            if why:
                 return why
             make_file = self.objects.disk.clone_file
 
@@ -152,8 +155,11 @@ def list_inputs(root: Path) -> Iterator[tuple[Content, float]]:
     """Yield the stored inputs and their last use in seconds since the epoch."""
     kinds = {suffix: kind for kind, suffix in SUFFIX.items()}
     folder = root / "inputs"
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if (kind := kinds.get(path.name[64:])) is not None:
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        kind = kinds.get(path.name[64:])
+        if kind is not None:
             yield Content(f"{kind}:{path.name[:64]}"), path.stat().st_mtime
 
 

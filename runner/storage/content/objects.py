@@ -214,11 +214,9 @@ class Objects:
         return self.manifests.entries(content)
 
     def has(self, content: Content) -> bool:
-        return (
-            self.tiny.is_known(content)
-            or os.path.lexists(self._path(content))
-            or self.tiny.row(content) is not None
-        )
+        if self.tiny.is_known(content) or os.path.lexists(self._path(content)):
+            return True
+        return self.tiny.row(content) is not None
 
     def all(self, before: float = math.inf) -> Iterator[Content]:
         """Yield all objects that were last stored before `before`, in seconds since the epoch."""
@@ -234,7 +232,9 @@ class Objects:
         """Yield the path and content id of all object files, ordered by digest."""
         kinds = {suffix: kind for kind, suffix in SUFFIX.items()}
         folder = f"{self._root}/objects"
-        for prefix in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        if not os.path.isdir(folder):
+            return
+        for prefix in sorted(os.listdir(folder)):
             if len(prefix) != 2:
                 continue
             for name in sorted(os.listdir(f"{folder}/{prefix}")):
@@ -300,7 +300,8 @@ class Objects:
 
         `spare` moves a reusable plain file to a path, and returns whether one was available.
         """
-        name, source = str(target), self._path(content) if not link else str(self.path(content))
+        name = str(target)
+        source = str(self.path(content)) if link else self._path(content)
         try:
             small = None if content[0] == "t" or link else self._read_small(content, source)
             if small is None:
@@ -390,7 +391,8 @@ class Objects:
         Runs on other machines never have files that old.
         """
         folder = f"{self._root}/partial"
-        for name in os.listdir(folder) if os.path.isdir(folder) else ():
+        names = os.listdir(folder) if os.path.isdir(folder) else []
+        for name in names:
             maker = name.split("-")[0]
             if maker.isdecimal() and os.path.exists(f"/proc/{maker}"):
                 continue
@@ -497,7 +499,8 @@ class Objects:
         try:
             handle = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
-            if (row := self.tiny.row(content)) is None:
+            row = self.tiny.row(content)
+            if row is None:
                 _raise_missing(content, source)
             return row
         try:
@@ -547,11 +550,9 @@ def _verify_unsynced(manifests: Manifests, content: Content, target: str) -> boo
     """Verify the unsynced small files of a sealed tree after a restart of the machine."""
     try:
         for entry in manifests.entries(content):
-            if (
-                entry.kind in "fx"
-                and entry.size < SYNCED
-                and files.scan(f"{target}/{entry.path}") != f"{entry.kind}:{entry.value}"
-            ):
+            if entry.kind not in "fx" or entry.size >= SYNCED:
+                continue
+            if files.scan(f"{target}/{entry.path}") != f"{entry.kind}:{entry.value}":
                 return False
     except (Corrupt, files.Unhashable):
         return False

@@ -98,10 +98,11 @@ def write(
 
 def _earlier(folder: Path) -> dict[str, str]:
     """Return the tar digests of an earlier archive's shards, by shard name."""
-    names = os.listdir(folder) if folder.is_dir() else []
-    if folder.exists() and not folder.is_dir():
+    if not folder.exists():
+        return {}
+    if not folder.is_dir():
         raise NotFound(f"{folder} is not a directory", fix="choose a new directory")
-    foreign = [name for name in names if not _is_of_pack(name)]
+    foreign = [name for name in os.listdir(folder) if not _is_of_pack(name)]
     if foreign:
         raise NotFound(
             f"{folder} contains other files: {min(foreign)}",
@@ -157,11 +158,9 @@ def _sum(path: str, size: int) -> str | None:
     """Return the SHA-256 of a file if it has the size `size`; otherwise None."""
     try:
         with open(path, "rb", buffering=0) as file:
-            return (
-                hashlib.file_digest(file, "sha256").hexdigest()
-                if os.fstat(file.fileno()).st_size == size
-                else None
-            )
+            if os.fstat(file.fileno()).st_size != size:
+                return None
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return None
 

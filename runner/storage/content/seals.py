@@ -37,8 +37,10 @@ class Seals:
 
     def of(self, content: Content) -> Seal | None:
         seal = self._known.get(content)
-        if seal is None and (seal := self._recall(content)) is not None:
-            self._known[content] = seal
+        if seal is None:
+            seal = self._recall(content)
+            if seal is not None:
+                self._known[content] = seal
         return seal
 
     def of_this_boot(self, seal: Seal) -> bool:

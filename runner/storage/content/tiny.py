@@ -91,12 +91,10 @@ class TinyContents:
 
         `found` is the file's status.
         """
-        if (
-            self._table is None
-            or found.st_size > TINY
-            or found.st_nlink != 1
-            or not found.st_mode & stat.S_IWUSR
-        ):
+        if self._table is None or found.st_size > TINY:
+            return None
+        # A hard link or a read-only file may be the file of another object.
+        if found.st_nlink != 1 or not found.st_mode & stat.S_IWUSR:
             return None
         try:
             with open(path, "rb", buffering=0) as file:
@@ -105,9 +103,8 @@ class TinyContents:
             fail(path, error)
         if len(data) != found.st_size:
             raise_changed(path)
-        content = Content(
-            f"{'x' if found.st_mode & stat.S_IXUSR else 'f'}:{hashlib.sha256(data).hexdigest()}"
-        )
+        kind = "x" if found.st_mode & stat.S_IXUSR else "f"
+        content = Content(f"{kind}:{hashlib.sha256(data).hexdigest()}")
         with self._lock:
             self._write_log(content, data)
             self._tiny[content] = data

@@ -395,10 +395,6 @@ def _trouble(path: Path, kind: Kind) -> Iterator[None]:
             raise no_space(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), str(path)) from error
         if code == sqlite3.SQLITE_IOERR:
             raise Infrastructure(f"{path}: {error}") from error
-        if (
-            "no such" in str(error)
-            or "not decode" in str(error)
-            or "no query solution" in str(error)
-        ):
+        if any(words in str(error) for words in ("no such", "not decode", "no query solution")):
             raise _damage_error(path, kind, str(error)) from error
         raise

@@ -114,9 +114,9 @@ class LeaseRow(NamedTuple):
 
         Disks of persistent machines and cluster allocations do not.
         """
-        return (
-            self.price > 0 and self.state != "GONE" and not (self.kept or self.offer.get("queued"))
-        )
+        if self.kept or self.offer.get("queued"):
+            return False
+        return self.price > 0 and self.state != "GONE"
 
     @property
     def paid_from(self) -> float | None:
@@ -222,9 +222,8 @@ class Ledger:
             raise AssertionError(f"BUG: the lease {row.key} cannot go from {row.state} to {after}")
         with self._database.transaction() as db:
             failed = row._replace(failure=failure or row.failure, account=account or row.account)
-            return self._store_move(
-                db, failed, after, row.lease if lease is None else lease, reason
-            )
+            new_lease = row.lease if lease is None else lease
+            return self._store_move(db, failed, after, new_lease, reason)
 
     def succeed(self, row: LeaseRow, key: str, holder: str, run: str, workspace: str) -> LeaseRow:
         """End the current use of a running machine and start the next.

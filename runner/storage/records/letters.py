@@ -183,7 +183,8 @@ class Letters:
         if failed.kind == RunFailure.POISON:
             id = f"{run.id}-{failed.kind}"
             letters += self.alert(run, failed.kind, id, event.at, failed.words)
-        if (job := job_of(run, self._environ)) is not None:
+        job = job_of(run, self._environ)
+        if job is not None:
             letters += self._platform(run, job, event, failed, view)
         return letters
 
@@ -300,8 +301,10 @@ class Letters:
         The duration is used without a training step.
         """
         began = self._began.pop(run.id, run.created)
-        tries = [each for each in self._runs.attempts(run.id) if each.step == training]
-        trained = [each.ended - each.started for each in tries if each.ended and each.started]
+        trained = []
+        for attempt in self._runs.attempts(run.id):
+            if attempt.step == training and attempt.started and attempt.ended:
+                trained.append(attempt.ended - attempt.started)
         return sum(trained) if trained else event.at - began
 
     def alert(self, run: RunRow, name: str, id: str, at: float, words: str) -> list[Letter]:
@@ -330,13 +333,10 @@ class Letters:
     ) -> list[Letter]:
         if not (self.alerts_url and job.id and job.user):
             return []
-        facts = {
-            "type": name,
-            "job_id": job.id,
-            "user_id": job.user,
-            **({"model_name": job.model} if job.model else {}),
-            **about,
-        }
+        facts: dict[str, object] = {"type": name, "job_id": job.id, "user_id": job.user}
+        if job.model:
+            facts["model_name"] = job.model
+        facts |= about
         return [Letter(f"alert POST {self.alerts_url}", id, f"alert.{name}", json.dumps(facts))]
 
     def metrics(self, run: RunRow, points: Sequence[Mapping[str, object]], id: str) -> list[Letter]:
@@ -344,34 +344,20 @@ class Letters:
         job = job_of(run, self._environ)
         if job is None or not points or not (self.metrics_url or self.backend):
             return []
-        receiver = (
-            f"metrics POST {self.metrics_url}"
-            if self.metrics_url
-            else f"metrics PUT {self._local(job, 'metrics')}"
-        )
-        return [
-            Letter(
-                receiver,
-                id,
-                "metrics",
-                json.dumps({"job_id": job.id, "metrics": list(points)}),
-                len(points),
-            )
-        ]
+        if self.metrics_url:
+            receiver = f"metrics POST {self.metrics_url}"
+        else:
+            receiver = f"metrics PUT {self._local(job, 'metrics')}"
+        body = json.dumps({"job_id": job.id, "metrics": list(points)})
+        return [Letter(receiver, id, "metrics", body, len(points))]
 
     def logs(self, run: RunRow, lines: Sequence[Mapping[str, object]], id: str) -> list[Letter]:
         """Return the delivery of log lines to the training platform."""
         job = job_of(run, self._environ)
         if job is None or not lines or not self.backend:
             return []
-        return [
-            Letter(
-                f"logs POST {self._local(job, 'logs')}",
-                id,
-                "logs",
-                json.dumps({"job_id": job.id, "logs": list(lines)}),
-            )
-        ]
+        body = json.dumps({"job_id": job.id, "logs": list(lines)})
+        return [Letter(f"logs POST {self._local(job, 'logs')}", id, "logs", body)]
 
     def _local(self, job: PlatformJob, what: str) -> str:
         return f"{self.backend.rstrip('/')}{LOCAL}/{quote(job.id, safe='')}/{what}"

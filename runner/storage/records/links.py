@@ -113,5 +113,8 @@ def stored_links(attempts: Iterable[AttemptRow]) -> list[TrackerLink]:
 def _rows(stored: object) -> list[tuple[str, str]]:
     if not isinstance(stored, list):
         return []
-    pairs = [row for row in stored if isinstance(row, list) and len(row) == 2]
-    return [(str(name), str(to)) for name, to in pairs]
+    pairs = []
+    for row in stored:
+        if isinstance(row, list) and len(row) == 2:
+            pairs.append((str(row[0]), str(row[1])))
+    return pairs

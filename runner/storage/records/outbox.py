@@ -158,12 +158,9 @@ class Outbox:
 
         An alert is kept as sent, because its rule may trigger again.
         """
-        kept = letter.type.startswith("alert.")
-        what = (
-            "UPDATE outbox SET state = 'told', body = '', held_until = 0"
-            if kept
-            else "DELETE FROM outbox"
-        )
+        what = "DELETE FROM outbox"
+        if letter.type.startswith("alert."):
+            what = "UPDATE outbox SET state = 'told', body = '', held_until = 0"
         self._ask(f"{what} WHERE number = :number RETURNING 1", {"number": letter.number})
 
     def knows(self, run: str, id: str) -> bool:

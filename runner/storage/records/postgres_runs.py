@@ -264,21 +264,7 @@ class PostgresRuns(Runs):
         return int(rows[0][0])
 
     def claim_next(self, who: str, offer: ClaimCriteria) -> RunRow | None:
-        counted = FREE.replace("runs.", "busy.")
-        busy = f"SELECT count(*) FROM runs AS busy WHERE (busy.claim <> '' OR busy.state = 'ACTIVE') AND NOT {counted}"  # noqa: S608
-        below = "".join(
-            f" AND ({busy} AND busy.{_COUNTED[kind]} = runs.{_COUNTED[kind]}) < %(most_{kind})s"
-            for kind in offer.at_most
-        )
-        statement = (
-            "UPDATE runs SET claim = %(who)s, fence = fence + 1, recoveries = recoveries + (claim <> '')::int, holder = %(me)s,"  # noqa: S608
-            " worked_in = %(workspace)s,"
-            " held_until = now() + %(long)s * interval '1 second' WHERE id = (SELECT id FROM runs"
-            " WHERE CASE WHEN bundle = '' THEN %(store)s = '' AND workspace = %(workspace)s ELSE store = %(store)s END"
-            " AND due IS NOT NULL AND (due <= extract(epoch FROM now()) OR due <= created) AND state IN ('QUEUED', 'ACTIVE')"
-            f" AND %(driver)s IN ('', driver) AND labels <@ %(labels)s AND {FREE}{below}"
-            f" ORDER BY priority DESC, due, id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING {_COLUMNS}"
-        )
+        statement = _claim_statement(offer.at_most)
         began, since = time.monotonic(), boottime()
         values = {
             "who": who,
@@ -348,56 +334,25 @@ class PostgresRuns(Runs):
         landed: Callable[[], None] | None = None,
     ) -> int:
         now = time.time()
-        # The local index is in another database.  It is written first, if the claim is still ours.
         if any(changes):
-            ours = "SELECT 1 FROM runs WHERE id = %s AND fence = %s AND holder = %s AND claim <> ''"
-            if not self._database.all(ours, (run, fence, self._holder.name)):
-                raise Stale(run)
-            with self._disk.transaction() as disk:
-                self._index.write(disk, changes)
+            self._write_index(run, fence, changes)
         crashpoint("group-written")
         # The events are sent to webhooks and platforms in the same transaction.
         events = events_of(run, 0, now, moves)
         if events and not self.reporter.listened_to(run, None):
             events = []
-        # The parameters of `_GROUP`.
-        state, why, failure = RunState(*run_state) if run_state else (None, None, None)
-        fading = int(not any(map(is_progress, moves)))
+        state = run_state[0] if run_state else None
         values: dict[str, object] = {
             "run": run,
             "fence": fence,
             "me": self._holder.name,
             "long": CLAIM,
             "now": now,
-            "fading": fading,
-        }
-        values |= {
-            "count": len(moves),
-            "state": state,
-            "why": why,
-            "failure": failure,
-            "over": state in FINAL,
-            "let_go": state in LET_GO,
+            "fading": int(not any(map(is_progress, moves))),
             "answers": answers,
+            **_state_values(run_state),
+            **_row_values(moves, steps, attempts),
         }
-        values |= _arrays(
-            "e",
-            [
-                (
-                    move.subject,
-                    move.id,
-                    str(move.before),
-                    str(move.after),
-                    move.reason,
-                    text(move.data),
-                )
-                for move in moves
-            ],
-            6,
-        )
-        values |= _arrays("s", [tuple(step)[1:] for step in steps], 7)
-        tried = {row.id: attempt_row(row) for row in attempts}
-        values |= _arrays("a", list(tried.values()), 13)
         tries = 0
 
         def store(db: Connection[Row]) -> int:
@@ -433,6 +388,17 @@ class PostgresRuns(Runs):
         if landed is not None:
             landed()
         return last
+
+    def _write_index(self, run: str, fence: int, changes: Changes) -> None:
+        """Write the local index, which is in another database, if the claim is still ours.
+
+        Raises Stale.
+        """
+        ours = "SELECT 1 FROM runs WHERE id = %s AND fence = %s AND holder = %s AND claim <> ''"
+        if not self._database.all(ours, (run, fence, self._holder.name)):
+            raise Stale(run)
+        with self._disk.transaction() as disk:
+            self._index.write(disk, changes)
 
     def land(self) -> None:
         """Do nothing, because `group` returns after the commit."""
@@ -515,6 +481,56 @@ class PostgresRuns(Runs):
                 )
 
         self._database.do(store)
+
+
+def _claim_statement(limited: Iterable[str]) -> str:
+    """Return the SQL statement that claims the first due run, below the limits on these fields."""
+    counted = FREE.replace("runs.", "busy.")
+    busy = f"SELECT count(*) FROM runs AS busy WHERE (busy.claim <> '' OR busy.state = 'ACTIVE') AND NOT {counted}"  # noqa: S608
+    below = "".join(
+        f" AND ({busy} AND busy.{_COUNTED[kind]} = runs.{_COUNTED[kind]}) < %(most_{kind})s"
+        for kind in limited
+    )
+    return (
+        "UPDATE runs SET claim = %(who)s, fence = fence + 1, recoveries = recoveries + (claim <> '')::int, holder = %(me)s,"  # noqa: S608
+        " worked_in = %(workspace)s,"
+        " held_until = now() + %(long)s * interval '1 second' WHERE id = (SELECT id FROM runs"
+        " WHERE CASE WHEN bundle = '' THEN %(store)s = '' AND workspace = %(workspace)s ELSE store = %(store)s END"
+        " AND due IS NOT NULL AND (due <= extract(epoch FROM now()) OR due <= created) AND state IN ('QUEUED', 'ACTIVE')"
+        f" AND %(driver)s IN ('', driver) AND labels <@ %(labels)s AND {FREE}{below}"
+        f" ORDER BY priority DESC, due, id LIMIT 1 FOR UPDATE SKIP LOCKED) RETURNING {_COLUMNS}"
+    )
+
+
+def _state_values(run_state: RunState | tuple[str, str] | None) -> dict[str, object]:
+    """Return the parameters of `_GROUP` for the next state of the run; None keeps its state."""
+    state, why, failure = RunState(*run_state) if run_state else (None, None, None)
+    return {
+        "state": state,
+        "why": why,
+        "failure": failure,
+        "over": state in FINAL,
+        "let_go": state in LET_GO,
+    }
+
+
+def _row_values(
+    moves: Sequence[Move], steps: Iterable[StepRow], attempts: Iterable[AttemptRow]
+) -> dict[str, object]:
+    """Return the parameters of `_GROUP` for the rows of events, steps and attempts."""
+    events = []
+    for move in moves:
+        before, after = str(move.before), str(move.after)
+        events.append((move.subject, move.id, before, after, move.reason, text(move.data)))
+    changed = [tuple(step)[1:] for step in steps]
+    # A statement cannot update a row twice: of two rows of an attempt, the last one counts.
+    tried = {row.id: attempt_row(row) for row in attempts}
+    return {
+        "count": len(moves),
+        **_arrays("e", events, 6),
+        **_arrays("s", changed, 7),
+        **_arrays("a", list(tried.values()), 13),
+    }
 
 
 def _arrays(name: str, rows: Sequence[Sequence[object]], width: int) -> dict[str, object]:

@@ -169,10 +169,9 @@ class Store:
         runs. Raises Unusable, Infrastructure.
         """
         database = Database.open(root, STORE, read_only=read_only)
-        return cls(
-            database,
-            _open_shared(shared, workspace, database, read_only=read_only) if shared else None,
-        )
+        if not shared:
+            return cls(database)
+        return cls(database, _open_shared(shared, workspace, database, read_only=read_only))
 
     def close(self) -> None:
         """Release all claims on runs and close the database."""

@@ -307,10 +307,10 @@ class RemoteCache:
         self._off = True
         if self._asked_for and not isinstance(error, BucketUnreachable):
             raise error
-        self.notices.append(
-            f"continuing without the shared store {self.name}: {error}"
-            + (f" (fix: {error.fix})" if error.fix else "")
-        )
+        notice = f"continuing without the shared store {self.name}: {error}"
+        if error.fix:
+            notice += f" (fix: {error.fix})"
+        self.notices.append(notice)
 
 
 def _may_be_restored(node: Node, verdict: Verdict) -> bool:

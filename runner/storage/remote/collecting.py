@@ -136,7 +136,7 @@ def _find_needed(session: Session, keys: Sequence[str], noted: set[str]) -> set[
             continue
         names |= {layout.object_name(made.content) for made in found.trace.outputs}
     trees = [name for name in names if name.endswith(".t.json")]
-    parts_lists = [name[: -len("json")] + "parts" for name in trees]
+    parts_lists = [layout.parts_name(name) for name in trees]
     for name, listed in zip(
         parts_lists, session.map(session.bucket.read, parts_lists), strict=True
     ):

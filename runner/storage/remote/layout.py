@@ -43,6 +43,11 @@ def object_name(content: Content) -> str:
     )
 
 
+def parts_name(tree: str) -> str:
+    """Return the name of a tree's parts list from the name of its manifest."""
+    return tree[: -len("json")] + "parts"
+
+
 def trace_name(key: str) -> str:
     return f"traces/{key[:2]}/{key}.json"
 

@@ -51,16 +51,11 @@ def put_tree(session: Session, content: Content, objects: ContentSource) -> None
     small, large = layout.split(manifest, layout.SMALL)
     bundles = layout.bundle_files(small)
 
-    def one(entry: Entry) -> None:
-        put_file(
-            session,
-            layout.object_name(Content(f"{entry.kind}:{entry.value}")),
-            f"{top}/{entry.path}",
-            entry.size,
-            entry.value,
-        )
+    def put_large(entry: Entry) -> None:
+        name = layout.object_name(Content(f"{entry.kind}:{entry.value}"))
+        put_file(session, name, f"{top}/{entry.path}", entry.size, entry.value)
 
-    def many(group: list[Entry]) -> tuple[str, int]:
+    def put_bundle(group: list[Entry]) -> tuple[str, int]:
         data = b"".join(_bytes_of(f"{top}/{entry.path}", entry) for entry in group)
         sha256 = hashlib.sha256(data).hexdigest()
         name = layout.object_name(Content(f"f:{sha256}"))
@@ -70,28 +65,23 @@ def put_tree(session: Session, content: Content, objects: ContentSource) -> None
             session.bad.discard(name)
         return sha256, len(group)
 
-    # Each large file is uploaded in parallel parts, so large files are sent one by one.
-    for entry in large:
-        if entry.size > layout.PART:
-            one(entry)
-    session.map(one, [entry for entry in large if entry.size <= layout.PART])
-    packed = session.map(many, bundles, width=WIDTH // 2)
+    session.map_files(put_large, large)
+    packed = session.map(put_bundle, bundles, width=WIDTH // 2)
     blobs = []
     for entry in large:
         blobs.append(f"{entry.value}.x" if entry.kind == "x" else entry.value)
     parts = {"small": layout.SMALL, "bundles": packed, "blobs": blobs}
     crashpoint("remote-blobs")
     name = layout.object_name(content)
-    session.bucket.write(
-        name[: -len("json")] + "parts", json.dumps(parts, separators=(",", ":")).encode()
-    )
+    parts_name = layout.parts_name(name)
+    session.bucket.write(parts_name, json.dumps(parts, separators=(",", ":")).encode())
     text = json.dumps(manifest, ensure_ascii=False, separators=(",", ":")).encode(
         "utf-8", "surrogateescape"
     )
     crashpoint("remote-parts")
     session.bucket.write(name, text)
     session.count_moved(sent=len(text))
-    session.bad -= {name, name[: -len("json")] + "parts"}
+    session.bad -= {name, parts_name}
 
 
 def _bytes_of(path: str, entry: Entry) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from ...errors import Corrupt
@@ -14,6 +14,7 @@ from . import layout
 
 if TYPE_CHECKING:
     from ..buckets.bucket import Bucket, Stat
+    from ..content.files import Entry
 
 WIDTH: Final = 32
 """Maximum number of concurrent requests."""
@@ -56,11 +57,9 @@ class Session:
         if name in self.bad:
             return False
         stat = self.bucket.head(name)
-        return (
-            stat is not None
-            and (size is None or stat.size == size)
-            and self.now() - stat.at < GRACE / 2
-        )
+        if stat is None or size not in (None, stat.size):
+            return False
+        return self.now() - stat.at < GRACE / 2
 
     def missing_error(self, name: str, why: str) -> MissingObject:
         self.bad.add(name)
@@ -79,6 +78,14 @@ class Session:
         with self._counting:
             self.sent += sent
             self.received += received
+
+    def map_files(self, do: Callable[[Entry], object], files: Sequence[Entry]) -> None:
+        """Call `do`, which transfers one file, for each file of a tree."""
+        # A larger file is itself transferred in parallel parts, so these come one by one.
+        for file in files:
+            if file.size > layout.PART:
+                do(file)
+        self.map(do, [file for file in files if file.size <= layout.PART])
 
     def map(
         self,
