@@ -293,7 +293,10 @@ def _read_podman_info(path: str, info: Mapping[str, Any], facts: Mapping[str, st
     version = str(info["version"]["Version"])
     numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
     # Podman 4.8 and later search more directories for the init program catatonit.
-    init = facts.get("init") == "yes" or (facts.get("helper") == "yes" and numbers >= (4, 8))
+    finds_helper = facts.get("helper") == "yes" and numbers >= (4, 8)
+    init = facts.get("init") == "yes" or finds_helper
+    cards = _count_cards(facts)
+    has_cdi = facts.get("cdi") == "yes" and bool(cards)
     return Engine(
         "podman",
         path,
@@ -301,8 +304,8 @@ def _read_podman_info(path: str, info: Mapping[str, Any], facts: Mapping[str, st
         _user_of(facts),  # a flag keeps the uid in rootless containers
         bool(info["host"]["security"]["rootless"]),
         init=init,
-        cards=_count_cards(facts),
-        gpus="cdi" if facts.get("cdi") == "yes" and _count_cards(facts) else "",
+        cards=cards,
+        gpus="cdi" if has_cdi else "",
         memory=_memory_bytes(facts),
     )
 
@@ -346,14 +349,12 @@ async def pull_image(
             output = await _call(host, fetch, engine.env)
     except Rejected as error:
         reason = _find_reason(str(error)).removeprefix("sh ended with 1: ")
+        other = f"create the image on the host (`{engine.kind} build`, `{engine.kind} load`)"
+        if of_cluster:
+            other = "use the path of an image file"
         raise CannotRun(
             f"cannot pull the image {image}: {reason}",
-            fix="correct the image name, log in to its registry, or "
-            + (
-                "use the path of an image file"
-                if of_cluster
-                else f"create the image on the host (`{engine.kind} build`, `{engine.kind} load`)"
-            ),
+            fix=f"correct the image name, log in to its registry, or {other}",
         ) from error
     if of_cluster:
         return Image(output.strip(), image.partition("@")[2] or image)
@@ -399,7 +400,7 @@ def _parse_image(image: str, output: str) -> Image:
     # An image may have several digests; another machine can pull those of a registry.
     digests = [str(name).partition("@")[2] for name in found.get("RepoDigests") or ()]
     pinned = image.partition("@")[2]
-    return Image(id, pinned or (digests[0] if digests else id))
+    return Image(id, pinned or next(iter(digests), id))
 
 
 async def sweep(host: Client, engine: Engine, attempts: str) -> list[str]:
@@ -472,7 +473,8 @@ def _is_for_client(name: str) -> bool:
 def _full_name(image: str) -> str:
     """Return an image name with its registry.  Podman may have no registry for short names."""
     first, slash, _ = image.partition("/")
-    if slash and ("." in first or ":" in first or first == "localhost"):
+    is_registry = "." in first or ":" in first or first == "localhost"
+    if slash and is_registry:
         return image
     return f"docker.io/{image}" if slash else f"docker.io/library/{image}"
 
@@ -600,10 +602,12 @@ def wrap(
     does not accept a name or path, or if it cannot switch off the `network`.
     """
     if gpus and needed and not engine.gpus:
+        fix = "install nvidia-container-toolkit on the host"
+        if engine.kind == "podman":
+            fix += " and run `nvidia-ctk cdi generate`"
         raise CannotRun(
             f"the step requires {len(gpus)} GPU(s), but {engine.kind} {engine.version} on the host cannot pass GPUs to a container",
-            fix="install nvidia-container-toolkit on the host"
-            + (" and run `nvidia-ctk cdi generate`" if engine.kind == "podman" else ""),
+            fix=fix,
         )
     if engine.kind in cluster_containers.KINDS:
         if not network:
@@ -758,7 +762,10 @@ def explain(exit: Exit, tail: bytes, image: str) -> str:
     if exit.code == 125:
         return f"cannot start a container of {image}: {reason}"
     named = re.search(r'exec: "([^"]+)"|file `([^`]+)`', reason)
-    return _explain_program(image, (named[1] or named[2]) if named else "", reason)
+    program = ""
+    if named:
+        program = named[1] or named[2]
+    return _explain_program(image, program, reason)
 
 
 def _explain_program(image: str, program: str, reason: str) -> str:

@@ -110,12 +110,11 @@ async def provide_python(hooks: Hooks, wanted: EnvironmentSpec, say: Callable[[s
     if wanted.lock is None and await find_python(place, wanted.version) == place.python:
         return place.python
     if not await is_built(place, wanted):
+        lock: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         # On another machine the builder's own lock is enough, because `gc` does not run there.
-        with (
-            await _wait_for_lock(hooks, os.path.basename(home), say)
-            if place.folder.root == str(place.ws.home)
-            else contextlib.nullcontext()
-        ):
+        if place.folder.root == str(place.ws.home):
+            lock = await _wait_for_lock(hooks, os.path.basename(home), say)
+        with lock:
             await _build(hooks, wanted, f"{place.folder.root}/{home}", say)
     await place.folder.write_marker(f"{home}/complete")  # `gc` uses the time of the last use
     return f"{place.folder.root}/{home}/bin/python"
@@ -172,13 +171,11 @@ async def _build(
             if last is parsed and "says" in last:
                 say(last["says"])
 
-    argv = [
-        installer,
-        "-I",
-        "builder.py",
-        home,
-        *(("requirements.txt", await _provide_uv(hooks.place)) if lock else ("",)),
-    ]
+    argv = [installer, "-I", "builder.py", home]
+    if lock:
+        argv += ["requirements.txt", await _provide_uv(hooks.place)]
+    else:
+        argv.append("")
     exit, output = await hooks.run_command(
         INSTALL, argv, pass_env=inherited, files=files, on_line=on_line
     )

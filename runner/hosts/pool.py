@@ -229,13 +229,10 @@ class HostPool:
 
     def runs_locally(self, spec: StepSpec) -> bool:
         """Return whether a step without a fixed place runs on this machine."""
-        if (
-            not self.is_remote
-            or not self.is_priced
-            or self.everything_there
-            or self.head.leads(spec)
-        ):
-            return not self.is_remote
+        if not self.is_remote:
+            return True
+        if not self.is_priced or self.everything_there or self.head.leads(spec):
+            return False
         if self.needs_one_zone(spec):
             return False
         return not spec.resources.gpus and self.local_place.fits(spec.resources.room)
@@ -359,17 +356,19 @@ class HostPool:
         names = {place.name for place in self.places}
         for offer in offers:
             missing = self._count_missing()
-            if (missing <= 0 and offer.id not in taken_over) or f"{self.name} {offer.id}" in names:
+            is_useful = missing > 0 or offer.id in taken_over
+            if not is_useful or f"{self.name} {offer.id}" in names:
                 continue
             leases = taken_over.pop(offer.id, [])
-            alone = (
-                offer is offers[-1] and not self.places and not self._require_leases().driver.late
-            )
+            is_last = offer is offers[-1] and not self._require_leases().driver.late
+            alone = is_last and not self.places
+            limit = None if leases or alone else OPENS
             try:
-                async with asyncio.timeout(None if leases or alone else OPENS):
-                    if await self._acquire(
+                async with asyncio.timeout(limit):
+                    places = await self._acquire(
                         offer, missing, Need(), leases, reached=reached.get(offer.id)
-                    ):
+                    )
+                    if places:
                         reached.pop(offer.id, None)
             except (DriverError, TimeoutError) as error:
                 if leases:
@@ -875,11 +874,11 @@ class HostPool:
                 leased = [await self._require_leases().wait_until_up(row) for row in rows]
             rows = [row for row, _ in leased]
             hosts = leased[0][1]
-            with (
-                self._usable(offer)
-                if ready is None
-                else _fail_offer_on(DriverError, Infrastructure, CannotRun)
-            ):
+            if ready is None:
+                checking = self._usable(offer)
+            else:
+                checking = _fail_offer_on(DriverError, Infrastructure, CannotRun)
+            with checking:
                 if self.is_priced:
                     await self._check_machine(leases, offer, rows[0], hosts[0])
                 lease, traits = lease_of(rows[0]), leases.driver.traits
@@ -984,9 +983,9 @@ def _ledger_path(ws: Workspace, run: str, name: str, driver: Driver) -> Path:
     An existing allocation stays in its ledger.
     """
     user, workspace = ledger.of_user(ws.environ), ledger.of_workspace(ws.home)
-    usual, other = (
-        (user, workspace) if driver.traits.priced or driver.traits.billed else (workspace, user)
-    )
+    usual, other = workspace, user
+    if driver.traits.priced or driver.traits.billed:
+        usual, other = user, workspace
     if not driver.traits.allocates:
         return usual
     with Ledger.open(other, read_only=True) as noted:
@@ -996,7 +995,8 @@ def _ledger_path(ws: Workspace, run: str, name: str, driver: Driver) -> Path:
 
 def _group_by_machine(rows: Iterable[LeaseRow]) -> dict[str, list[LeaseRow]]:
     """Group leases by machine.  Each paid lease is a machine of its own."""
-    found: dict[str, list[LeaseRow]] = {}
+    machines: dict[str, list[LeaseRow]] = {}
     for row in rows:
-        found.setdefault(row.key if row.price else str(row.offer["id"]), []).append(row)
-    return found
+        machine = row.key if row.price else str(row.offer["id"])
+        machines.setdefault(machine, []).append(row)
+    return machines

@@ -242,8 +242,10 @@ def export_program(ws: Workspace, stack: Stack) -> str:
 async def stop_machine(leases: StackLeases, reason: str) -> bool:
     """Stop the stack's machine.  Returns True once the stop is confirmed.  Raises DriverError."""
     machine = leases.find_machine()
+    if machine is None:
+        return True
     stopped = True
-    for row in leases.find_uses(machine) if machine is not None else ():
+    for row in leases.find_uses(machine):
         stopped &= await leases.release(leases.ledger.take(row, leases.holder), reason)
     return stopped
 

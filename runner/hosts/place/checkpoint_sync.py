@@ -718,7 +718,8 @@ def _make_writable(path: Path) -> None:
 
 def _add_owner_bits(path: str | Path) -> None:
     mode = os.stat(path).st_mode
-    os.chmod(path, mode | (0o700 if stat.S_ISDIR(mode) else 0o600))
+    owner_bits = 0o700 if stat.S_ISDIR(mode) else 0o600
+    os.chmod(path, mode | owner_bits)
 
 
 def _publish(source: Path, target: Path, listing: Listing) -> None:
@@ -746,7 +747,7 @@ def _publish(source: Path, target: Path, listing: Listing) -> None:
 
 def _set_times(path: Path, listing: Listing) -> None:
     for name, (_, changed) in listing.items():
-        os.utime(path / name if name else path, ns=(changed, changed), follow_symlinks=False)
+        os.utime(_below(path, name), ns=(changed, changed), follow_symlinks=False)
     if listing and "" not in listing:
         latest = max(changed for _, changed in listing.values())
         os.utime(path, ns=(latest, latest))

@@ -232,23 +232,18 @@ class Place:
     def _store_outputs(self, task: HostTask, exit: Exit) -> TaskResult:
         """Store the outputs of an attempt, or return the problem with its outputs."""
         attempt = task.attempt
+        states = {state.path: str(state.local_path) for state in task.states}
         try:
-            return TaskResult(
-                exit,
-                attempt.collect(
-                    task.outputs,
-                    self.ws.objects,
-                    {state.path: str(state.local_path) for state in task.states},
-                ),
-            )
+            return TaskResult(exit, attempt.collect(task.outputs, self.ws.objects, states))
         except OutputProblem as error:
             return TaskResult(exit, problem="output", words=str(error))
         except StoreUnavailable:
             raise
         except Infrastructure as error:
             cause = error.__cause__
-            full = isinstance(cause, OSError) and is_full(cause)
-            return TaskResult(exit, problem="full" if full else "disk", words=str(error))
+            if isinstance(cause, OSError) and is_full(cause):
+                return TaskResult(exit, problem="full", words=str(error))
+            return TaskResult(exit, problem="disk", words=str(error))
         except OSError as error:
             if not is_full(error):
                 raise

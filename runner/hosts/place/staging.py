@@ -177,7 +177,10 @@ class Workdir:
     def remove_unused(self) -> None:
         """Remove the unused files and directories of a spare directory after staging."""
         for name in self._spare:
-            self._scrap.add_file(name) if self._scrap is not None else os.unlink(name)
+            if self._scrap is not None:
+                self._scrap.add_file(name)
+            else:
+                os.unlink(name)
         for folder in reversed(self._idle):
             os.rmdir(folder)
         self._spare, self._idle = [], {}
@@ -311,9 +314,9 @@ class AttemptDirectory:
         at, content, source, name = given
         path = os.path.realpath(source)
         known = Content(content or cache.content_of(at) or "")
-        why = (
-            inputs.keep(InputSource(at, path, known), together) if known else "it no longer exists"
-        )
+        why = "it no longer exists"
+        if known:
+            why = inputs.keep(InputSource(at, path, known), together)
         if why:
             overlays = self.overlays
             is_overlaid = overlays is not None and not overlays.refusal(path)
@@ -322,7 +325,10 @@ class AttemptDirectory:
                 if self.boxed:
                     self.notices[name] = MOUNTED.format(why)
             else:
-                self.notices[name] = LINKS.format(why) + (OVERLAY if overlays is None else "")
+                notice = LINKS.format(why)
+                if overlays is None:
+                    notice += OVERLAY
+                self.notices[name] = notice
                 self._link(inputs, InputSource(at, path, known), name)
             self._note_link(cache, at, content, name)
             return
