@@ -209,8 +209,8 @@ class Pip:
             text=True,
             errors="replace",
         ).stdout
-        found = re.findall(r"^(\S+) \S+ requires (\S+), which is not installed", output, re.M)
-        return [f"{needed}, which {package} needs" for package, needed in found]
+        missing = re.findall(r"^(\S+) \S+ requires (\S+), which is not installed", output, re.M)
+        return [f"{needed}, which {package} needs" for package, needed in missing]
 
 
 class Uv:
@@ -306,11 +306,11 @@ class Uv:
         output = subprocess.run(
             argv, env=self.env, capture_output=True, text=True, errors="replace"
         )
-        found = re.findall(
+        missing = re.findall(
             r"The package `([^`]+)` requires `([\w.-]+)[^`]*`, but it's not installed",
             output.stdout + output.stderr,
         )
-        return [f"{needed}, which {package} needs" for package, needed in found]
+        return [f"{needed}, which {package} needs" for package, needed in missing]
 
 
 def build(home: str, requirements: str, uv: str) -> None:

@@ -185,14 +185,14 @@ class Connector:
         """
         hosts = driver.connected_hosts()
         some = hosts if len(hosts) <= want else {}  # with more hosts, some may not be needed
-        found = {
+        connections = {
             name: self.begin_connection(f"{self._name} {name}", host, host.python, driver.traits)
             for name, host in some.items()
         }
         try:
-            yield found
+            yield connections
         finally:
-            for each in found.values():
+            for each in connections.values():
                 await each.aclose()
 
     async def _open_store(self, host_store: HostStore) -> None:

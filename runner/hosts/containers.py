@@ -222,10 +222,10 @@ async def detect(
             if _is_for_client(name) and value:
                 env[name] = value
         elif word in ("docker", "podman", *cluster_containers.KINDS):
-            found = _read_info(word, rest, facts)
-            if isinstance(found, Engine):
-                return replace(found, flags=tuple(flags), args=tuple(args), env=env)
-            missing.append(found)
+            info = _read_info(word, rest, facts)
+            if isinstance(info, Engine):
+                return replace(info, flags=tuple(flags), args=tuple(args), env=env)
+            missing.append(info)
         elif word == "missing":
             missing.append(f"{rest} is not installed")
         else:
@@ -391,14 +391,14 @@ def _find_reason(message: str) -> str:
 def _parse_image(image: str, output: str) -> Image:
     """Parse the output of `image inspect`.  Raises CannotRun."""
     try:
-        found = json.loads(output)[0]
-        id = str(found["Id"])
+        info = json.loads(output)[0]
+        id = str(info["Id"])
     except (ValueError, LookupError, TypeError) as error:
         raise CannotRun(f"cannot inspect the image {image}: {output[:200]!r}") from error
     if not id.startswith("sha256:"):
         id = f"sha256:{id}"
     # An image may have several digests; another machine can pull those of a registry.
-    digests = [str(name).partition("@")[2] for name in found.get("RepoDigests") or ()]
+    digests = [str(name).partition("@")[2] for name in info.get("RepoDigests") or ()]
     pinned = image.partition("@")[2]
     return Image(id, pinned or next(iter(digests), id))
 
@@ -499,14 +499,15 @@ def find_mounts(command: Command, objects: str, writable: Iterable[str] = ()) ->
     step may change.
     """
     states = tuple(os.path.realpath(path) for path in writable)
-    found = [Mount(command.cwd, True), *(Mount(path, True) for path in states)]
+    mounts = [Mount(command.cwd, True)]
+    mounts += [Mount(path, True) for path in states]
     script = command.argv[-1]
     if script.startswith(f"{command.cwd}."):
-        found.append(Mount(script))
+        mounts.append(Mount(script))
     metrics = command.env.get("RECIPE_METRICS")
     if metrics and not metrics.startswith(f"{command.cwd}/"):
-        found.append(Mount(metrics, True))
-    return [*found, *map(Mount, link_targets(command.cwd, objects, states))]
+        mounts.append(Mount(metrics, True))
+    return [*mounts, *map(Mount, link_targets(command.cwd, objects, states))]
 
 
 def link_targets(folder: str, objects: str, others: Sequence[str] = ()) -> Sequence[str]:
@@ -602,13 +603,7 @@ def wrap(
     does not accept a name or path, or if it cannot switch off the `network`.
     """
     if gpus and needed and not engine.gpus:
-        fix = "install nvidia-container-toolkit on the host"
-        if engine.kind == "podman":
-            fix += " and run `nvidia-ctk cdi generate`"
-        raise CannotRun(
-            f"the step requires {len(gpus)} GPU(s), but {engine.kind} {engine.version} on the host cannot pass GPUs to a container",
-            fix=fix,
-        )
+        raise _no_gpus_error(engine, len(gpus))
     if engine.kind in cluster_containers.KINDS:
         if not network:
             raise CannotRun(
@@ -622,7 +617,8 @@ def wrap(
         *_engine_flags(engine, box),
         *_network_flags(engine, network=network),
     ]
-    if engine.gpus and (gpus is None or gpus):
+    sees_gpus = gpus is None or bool(gpus)
+    if engine.gpus and sees_gpus:
         words += _gpu_flags(gpus, engine)
     for mount in mounts:
         words += _mount_flags(mount, engine)
@@ -633,6 +629,16 @@ def wrap(
     init = "init" if engine.init else ""
     plan = (engine.kind, init, name, box, str(len(engine.words)), *engine.words, *words)
     return replace(command, argv=("sh", "-c", _RUN, "recipe-container", _GUARD, *plan), env=env)
+
+
+def _no_gpus_error(engine: Engine, count: int) -> CannotRun:
+    fix = "install nvidia-container-toolkit on the host"
+    if engine.kind == "podman":
+        fix += " and run `nvidia-ctk cdi generate`"
+    return CannotRun(
+        f"the step requires {count} GPU(s), but {engine.kind} {engine.version} on the host cannot pass GPUs to a container",
+        fix=fix,
+    )
 
 
 def _base_flags(command: Command, engine: Engine, name: str) -> list[str]:

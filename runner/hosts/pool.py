@@ -266,10 +266,9 @@ class HostPool:
         The places are on as many hosts as `wish` needs nodes, or on all available hosts.
         Raises Busy if all slots are in use, NoHost if no host can be used, DriverError.
         """
-        self._connector = Connector(self.ws, self.name, self.python, self.say, self.given_contents)
+        self._connector = self._create_connector(self.name)
         self._connectors = {
-            name: Connector(self.ws, name, self.python, self.say, self.given_contents)
-            for name in alternatives(self.ws.config, self.name)
+            name: self._create_connector(name) for name in alternatives(self.ws.config, self.name)
         }
         self.local_place = self._connector.local_place(self.local)
         self._opened.append(self.local_place)
@@ -291,9 +290,9 @@ class HostPool:
         )
         for row in self.earlier:
             self.leases.inherit(row)
-        taken_over = _group_by_machine(
-            await self.leases.adopt()
-        )  # before leftovers of other runs: our own leases may be past their end while our steps still run there
+        # Before leftovers of other runs: our own leases may be past their end while our steps still
+        # run there.
+        taken_over = _group_by_machine(await self.leases.adopt())
         await self._upkeep.tidy()
         if self.is_priced:
             self.local_place.capacity.slots = self.local_place.capacity.processors
@@ -305,6 +304,9 @@ class HostPool:
         if not self.is_priced and not self.places:
             raise self._no_places_error()
         self._upkeep.start()
+
+    def _create_connector(self, driver: str) -> Connector:
+        return Connector(self.ws, driver, self.python, self.say, self.given_contents)
 
     def _no_places_error(self) -> NoHost | Busy:
         if self.lost:
@@ -435,23 +437,23 @@ class HostPool:
             if takes.checkpoint_interval is not None:
                 intervals[need] = takes.checkpoint_interval
         leases.budget.checkpoint_intervals = intervals
-        found = set()
+        obtainable = set()
         for need in needs:
             if self.inventory.count_machines(need):
-                found.add(need)
+                obtainable.add(need)
                 continue
             await leases.check_denial()
             offers = await self._offers(wish_for(need, self.step_totals, self.where))
             if not offers:
                 self.unmet[need] = describe_excluded(leases.exclusions)
                 continue
-            found.add(need)
+            obtainable.add(need)
             await leases.call(leases.driver.solvent)
             funds = leases.budget.maximum_funds()
             shortage = leases.budget.explain_shortage(need, offers[0], funds=funds)
             if shortage:
                 raise _limit_error(shortage)
-        return found
+        return obtainable
 
     async def rent(self, need: Need, ready: Callable[[Place], Awaitable[object]]) -> Place | None:
         """Rent a machine for this need, and prepare it with `ready`; None if none is available.
@@ -590,8 +592,8 @@ class HostPool:
         """Return the place with these hosts, by rank; None if the run does not have all of them."""
         from .place.group import group_of
 
-        found = find_places_named([*self.head.places, *self.places], names)
-        return group_of(found) if found else None
+        places = find_places_named([*self.head.places, *self.places], names)
+        return group_of(places) if places else None
 
     def local_place_of(self, root: Path) -> Place:
         """Return this machine for jobs of another agent root, where nothing new starts."""
@@ -808,10 +810,10 @@ class HostPool:
             )
         return offers
 
-    def _say_once(self, words: str) -> None:
-        if words not in self._shown:
-            self._shown.add(words)
-            self.say(words)
+    def _say_once(self, message: str) -> None:
+        if message not in self._shown:
+            self._shown.add(message)
+            self.say(message)
 
     async def _acquire(
         self,

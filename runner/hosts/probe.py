@@ -121,28 +121,28 @@ async def examine(driver: Driver) -> list[ProbeLine]:
 
     An unreachable host and a driver without hosts are findings too.
     """
-    found: list[ProbeLine] = []
+    findings: list[ProbeLine] = []
     if driver.console:
         return await _examine_account(driver)
-    found += [ProbeLine("note", "settings", line) for line in driver.notices]
+    findings += [ProbeLine("note", "settings", line) for line in driver.notices]
     try:
-        found += [ProbeLine("ok", what, words) for what, words in await driver.about()]
+        findings += [ProbeLine("ok", what, words) for what, words in await driver.about()]
         async for name, host in visit(driver):
             if isinstance(host, DriverError):
-                found.append(_refusal(host)._replace(host=name))
+                findings.append(_refusal(host)._replace(host=name))
                 continue
             try:
                 output = b"".join(
                     [data async for data in host.call(machine.question(host.root, _SCRIPT))]
                 )
-                found += [finding._replace(host=name) for finding in parse_findings(output)]
+                findings += [finding._replace(host=name) for finding in parse_findings(output)]
             except DriverError as error:
-                found.append(_refusal(error)._replace(host=name))
+                findings.append(_refusal(error)._replace(host=name))
             finally:
                 await host.aclose()
     except DriverError as error:
-        found.append(_refusal(error))
-    return found
+        findings.append(_refusal(error))
+    return findings
 
 
 async def _examine_account(driver: Driver) -> list[ProbeLine]:

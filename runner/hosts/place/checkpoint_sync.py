@@ -216,12 +216,12 @@ class CheckpointSync:
             if listing.files:
                 await self._copier(state, result, exited=True).run(only_newer=True)
                 listing = await self._host.list_resumable(state.host_path)
-            found = await asyncio.to_thread(
+            newest = await asyncio.to_thread(
                 checkpoints.newest, state.local_path, state.pattern, processes=self._processes
             )
-            await self._upload_changed(state, found, listing, result)
+            await self._upload_changed(state, newest, listing, result)
         self._tell(result)
-        return found
+        return newest
 
     async def _upload_changed(
         self, state: StateFolder, newest: Newest, listing: DirectoryListing, result: SyncRound
@@ -447,8 +447,8 @@ class _RoundCopier:
             await self._host.remove([_join(state.host_path, name) for name in old])
         await asyncio.to_thread(checkpoints.prune, state.local_path, state.pattern, state.keep)
         free = listing.free + sum(sizes[name] for name in old)
-        level, words = disk_strain(free, listing.total, needed)
-        self._result.warning = words if level > self._memory.level else ""
+        level, message = disk_strain(free, listing.total, needed)
+        self._result.warning = message if level > self._memory.level else ""
         self._memory.level = level
 
     def _find_old(

@@ -220,7 +220,7 @@ def _render_variable(value: Any, scope: Mapping[str, Any], what: str) -> str | N
         return value
 
     try:
-        found = evaluate(value, scope) if isinstance(value, str) else value
-        return None if found is None else text_of(found)
+        result = evaluate(value, scope) if isinstance(value, str) else value
+        return None if result is None else text_of(result)
     except TemplateError as error:
         raise CannotRun(f"{what}: {error}", fix=error.fix) from error

@@ -220,9 +220,9 @@ class Place:
         # Before the next step starts, because its staging restores an object that this step
         # changed.
         check = partial(task.attempt.find_changed_input, self.ws.cache, self.ws.objects)
-        words = await asyncio.to_thread(check) if is_slow else check()
-        if words:
-            return TaskResult(exit, problem="input", words=words)
+        changed_input = await asyncio.to_thread(check) if is_slow else check()
+        if changed_input:
+            return TaskResult(exit, problem="input", words=changed_input)
         if task.attempt.has_outputs(task.outputs):  # otherwise, the step fails
             await task.make_room()
         if is_slow:
@@ -260,9 +260,9 @@ class Place:
         while True:
             await asyncio.sleep(PRUNING)
             for pruner in pruners:
-                _, words = await asyncio.to_thread(pruner.delete_old)
-                if words:
-                    task.say(words)
+                _, warning = await asyncio.to_thread(pruner.delete_old)
+                if warning:
+                    task.say(warning)
 
     async def aclose(self) -> None:
         """Close the connections; jobs continue.  If the place is lost, waiting callers get the reason."""

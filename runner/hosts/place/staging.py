@@ -263,14 +263,11 @@ class AttemptDirectory:
         if name in self.staged or self._is_in_given(source, name):
             return  # two patterns name the same file, or one names its directory
         target = self.target_of(name)
-        found = os.stat(source)
-        is_file = stat.S_ISREG(found.st_mode)
-        if is_file and (copy or found.st_size <= SMALL):
-            with open(source, "rb", buffering=0) as file:
-                data = file.read(found.st_size + 1)
-                if len(data) != found.st_size:
-                    data += file.readall()
-            executable = bool(found.st_mode & stat.S_IXUSR)
+        status = os.stat(source)
+        is_file = stat.S_ISREG(status.st_mode)
+        if is_file and (copy or status.st_size <= SMALL):
+            data = _read_whole(source, status.st_size)
+            executable = bool(status.st_mode & stat.S_IXUSR)
             self._put_small(name, target, data, executable, writable=copy)
             if content is not None:
                 self.sources[at] = content
@@ -352,8 +349,8 @@ class AttemptDirectory:
             return
         count = inputs.link_to(source, target)
         if count > MANY_FILES:
-            words = MANY.format(f"{count:,}", count * SECONDS_PER_FILE)
-            self.notices[name] += f". I{words[1:]}"
+            notice = MANY.format(f"{count:,}", count * SECONDS_PER_FILE)
+            self.notices[name] += f". I{notice[1:]}"
 
     def _mount(self, path: str, name: str) -> None:
         """Prepare the mount of a user's file or directory, which happens when the command starts."""
@@ -409,10 +406,10 @@ class AttemptDirectory:
         """Stage a file or subdirectory of an earlier step's output directory."""
         target, source = self.target_of(name), f"{objects.path(Content(content))}/{below}"
         objects.demand(Content(content))
-        found = os.stat(source)
-        if stat.S_ISREG(found.st_mode) and found.st_size <= SMALL:
+        status = os.stat(source)
+        if stat.S_ISREG(status.st_mode) and status.st_size <= SMALL:
             data = Path(source).read_bytes()
-            executable = bool(found.st_mode & stat.S_IXUSR)
+            executable = bool(status.st_mode & stat.S_IXUSR)
             self._put_small(name, target, data, executable)
         else:
             self._add_files(objects, Content(content), name, below)
@@ -539,10 +536,10 @@ class AttemptDirectory:
         """Return whether collecting the outputs would block the event loop."""
         for _, path, _flags in outputs:
             try:
-                found = os.stat(f"{self.path}/{path}")
+                status = os.stat(f"{self.path}/{path}")
             except OSError:
                 continue
-            if found.st_size > HEAVY or stat.S_ISDIR(found.st_mode):
+            if status.st_size > HEAVY or stat.S_ISDIR(status.st_mode):
                 return True
         return False
 
@@ -598,11 +595,11 @@ class AttemptDirectory:
         """Return a hint if the command created a file of this name at another path."""
         name, looked = posixpath.basename(path), 0
         for at, folders, files in os.walk(self.path):
-            found = os.path.relpath(f"{at}/{name}", self.path)
+            other = os.path.relpath(f"{at}/{name}", self.path)
             if name in files or name in folders:
-                mode = os.lstat(f"{self.path}/{found}").st_mode
-                if not self.is_staged(found, mode):
-                    return f"; {found} was created instead; check whether the script changes its directory"
+                mode = os.lstat(f"{self.path}/{other}").st_mode
+                if not self.is_staged(other, mode):
+                    return f"; {other} was created instead; check whether the script changes its directory"
             looked += len(files)
             if looked > _LOOKED_AT:
                 break
@@ -654,6 +651,15 @@ class AttemptDirectory:
                     return None
         delete(Path(gone))
         return None
+
+
+def _read_whole(path: str, size: int) -> bytes:
+    """Read a file of about `size` bytes, which may have grown or shrunk since."""
+    with open(path, "rb", buffering=0) as file:
+        data = file.read(size + 1)
+        if len(data) != size:
+            data += file.readall()
+    return data
 
 
 def find_undeclared_file(

@@ -364,10 +364,10 @@ class Leases:
 
     async def _report_slow_start(self, row: LeaseRow) -> None:
         status = await _describe_vitals(self.driver, self.name, row)
-        words = f"the machine has been starting for {SLOW / 60:g} minutes{status}"
+        reason = f"the machine has been starting for {SLOW / 60:g} minutes{status}"
         minutes = self.driver.traits.comes_up.total_seconds() / 60
-        self.say(f"{self.name} {row.key}: {words}; giving up after {minutes:g}")
-        self.on_change("COMING", row._replace(reason=words))
+        self.say(f"{self.name} {row.key}: {reason}; giving up after {minutes:g}")
+        self.on_change("COMING", row._replace(reason=reason))
 
     async def _give_up_start(self, row: LeaseRow) -> NoReturn:
         """Release a lease whose machine did not start in time, and raise HostLost."""
@@ -417,9 +417,9 @@ class Leases:
         if self._reported_retry:
             return
         self._reported_retry = True
-        words = "then the run continues without it (to continue immediately, remove the host from the settings)"
+        consequence = "then the run continues without it (to continue immediately, remove the host from the settings)"
         self.say(
-            f"{error}; steps of this run may be running on this host: trying again for {LOST_AFTER}, {words}"
+            f"{error}; steps of this run may be running on this host: trying again for {LOST_AFTER}, {consequence}"
         )
 
     async def release(self, row: LeaseRow, reason: str, failure: str = "") -> bool:
@@ -478,10 +478,10 @@ class Leases:
         """
         adopted = []
         traits = self.driver.traits
-        for found in self.ledger.of_run(self.run):
-            if found.state == "GONE" or found.driver != self.name:
+        for earlier in self.ledger.of_run(self.run):
+            if earlier.state == "GONE" or earlier.driver != self.name:
                 continue
-            row = self.ledger.take(found, self.holder)
+            row = self.ledger.take(earlier, self.holder)
             if row.state == "ASKED":
                 row = await self._resolve_intent(row)
             if traits.ends == "nothing" and _has_expired(row):
