@@ -223,6 +223,8 @@ class Connector:
             self._say(unused_gpus_warning(name))
             count = 0
         cards = devices.parse_cards(facts) or tuple(map(Card, range(count)))
+        # Steps share the machines of a lease without a limit of slots.
+        limit = None if traits.allocates else slots
         place = RemotePlace(
             self._ws,
             name,
@@ -231,7 +233,7 @@ class Connector:
             devices.visible(shell.login.get(devices.VISIBLE), cards),
             reached.host_store,
             shell,
-            None if traits.allocates else slots,
+            limit,
             self._say,
         )
         place.address = host.address

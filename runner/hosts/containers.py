@@ -296,7 +296,7 @@ def _read_podman_info(path: str, info: Mapping[str, Any], facts: Mapping[str, st
     finds_helper = facts.get("helper") == "yes" and numbers >= (4, 8)
     init = facts.get("init") == "yes" or finds_helper
     cards = _count_cards(facts)
-    has_cdi = facts.get("cdi") == "yes" and bool(cards)
+    has_cdi = facts.get("cdi") == "yes"
     return Engine(
         "podman",
         path,
@@ -305,7 +305,7 @@ def _read_podman_info(path: str, info: Mapping[str, Any], facts: Mapping[str, st
         bool(info["host"]["security"]["rootless"]),
         init=init,
         cards=cards,
-        gpus="cdi" if has_cdi else "",
+        gpus="cdi" if has_cdi and cards else "",
         memory=_memory_bytes(facts),
     )
 
@@ -672,7 +672,8 @@ def _engine_flags(engine: Engine, box: str) -> list[str]:
 def _network_flags(engine: Engine, *, network: bool) -> list[str]:
     """Return the network flags; none if `container_args` sets the network.  Raises CannotRun if that allows a network for a sandbox."""
     if not _has_flag(engine.args, "--network", "--net"):
-        return ["--network", "host" if network else "none"]
+        mode = "host" if network else "none"
+        return ["--network", mode]
     if not network and not {"none", "--network=none", "--net=none"} & {*engine.args}:
         raise CannotRun(
             "the sandbox has no network, but `container_args` sets one",

@@ -66,7 +66,8 @@ def _find_asked(asked: str, environ: Mapping[str, str]) -> str:
     path = os.path.abspath(os.path.expanduser(asked))
     if os.path.isdir(path):
         return _find_in_folder(path)
-    return shutil.which(path if "/" in asked else asked, path=environ.get("PATH")) or ""
+    program = path if "/" in asked else asked
+    return shutil.which(program, path=environ.get("PATH")) or ""
 
 
 def command_path(python: str, home: Path, environ: Mapping[str, str]) -> str:

@@ -244,10 +244,12 @@ class HostPool:
 
     def places_of(self, spec: StepSpec, *, local: bool) -> Sequence[Place]:
         """Return the places where a step may run; with `local`, only this machine."""
-        if local or (self.is_priced and self.runs_locally(spec)):
+        if local:
             return [self.local_place]
         if not self.is_priced:
             return self.places
+        if self.runs_locally(spec):
+            return [self.local_place]
         return self.inventory.find_places(self.need(spec))
 
     def need(self, spec: StepSpec) -> Need:

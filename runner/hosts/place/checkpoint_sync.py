@@ -64,7 +64,9 @@ def round_period(every: float | None, steps: int | None) -> float:
 
     The state is copied every `every` seconds or every `steps` steps.
     """
-    return every or (EVERY if steps is None else SETTLE)
+    if every:
+        return every
+    return EVERY if steps is None else SETTLE
 
 
 @dataclass(frozen=True, slots=True)

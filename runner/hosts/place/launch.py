@@ -94,7 +94,9 @@ def _render_command(spec: StepSpec, scope: Mapping[str, Any], python: str) -> La
 def is_plain(spec: StepSpec) -> bool:
     """Return whether a step contains no templates and renders the same in every scope."""
     run = spec.run
-    if spec.files or spec.accelerate is not None or not isinstance(run, str) or "{{" in run:
+    if spec.files or spec.accelerate is not None:
+        return False
+    if not isinstance(run, str) or "{{" in run:
         return False
     return not any(isinstance(value, str) and "{{" in value for value in spec.env.values())
 

@@ -285,7 +285,7 @@ class AttemptDirectory:
         self, name: str, target: str, data: bytes, executable: bool, *, writable: bool = False
     ) -> None:
         """Write a small file, read-only unless `writable`."""
-        mode = MODE["x" if executable else "f"]
+        mode = MODE["x"] if executable else MODE["f"]
         if writable or self.overlays is not None:
             mode |= stat.S_IWUSR
         self.staged[name] = self.folder.write_file(target, data, mode)
