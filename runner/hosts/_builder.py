@@ -209,8 +209,8 @@ class Pip:
             text=True,
             errors="replace",
         ).stdout
-        found = re.findall(r"^(\S+) \S+ requires (\S+), which is not installed", output, re.M)
-        return [f"{needed}, which {package} needs" for package, needed in found]
+        missing = re.findall(r"^(\S+) \S+ requires (\S+), which is not installed", output, re.M)
+        return [f"{needed}, which {package} needs" for package, needed in missing]
 
 
 class Uv:
@@ -264,10 +264,11 @@ class Uv:
         """Return the cause of the failure: BuildError, Broken, or OSError if a disk is full."""
         output = "\n".join(self.faults)
         if any(word in output for word in FULL):
-            where = re.search(
+            named = re.search(
                 r"(?: to | file |[`'])(/[^`:'\n]+)[`']?: (?:No space|Disk quota)", output
             )
-            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), where[1] if where else None)
+            path = named[1] if named else None
+            return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         if got := re.search(r"Hash mismatch for `([^`]+)`", output):
             return _hash_error(
                 got[1],
@@ -305,11 +306,11 @@ class Uv:
         output = subprocess.run(
             argv, env=self.env, capture_output=True, text=True, errors="replace"
         )
-        found = re.findall(
+        missing = re.findall(
             r"The package `([^`]+)` requires `([\w.-]+)[^`]*`, but it's not installed",
             output.stdout + output.stderr,
         )
-        return [f"{needed}, which {package} needs" for package, needed in found]
+        return [f"{needed}, which {package} needs" for package, needed in missing]
 
 
 def build(home: str, requirements: str, uv: str) -> None:
@@ -541,7 +542,9 @@ def _read_pip_settings(environ: Mapping[str, str]) -> dict[str, str]:
         f"{sys.prefix}/pip.conf",
     )
     named = environ.get("PIP_CONFIG_FILE", "")
-    for path in () if named == os.devnull else (*files, named):
+    # To pip, the null device means that no file is read.
+    paths = () if named == os.devnull else (*files, named)
+    for path in paths:
         with contextlib.suppress(OSError, UnicodeDecodeError, configparser.Error):
             read.read(path)
     settings: dict[str, str] = {}

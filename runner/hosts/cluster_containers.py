@@ -168,8 +168,9 @@ def _fstab_mount(mount: Mount) -> str:
     """Return a mount as fstab fields with colons, the format of Enroot."""
     if ":" in mount.path + mount.target:
         raise CannotRun(f"enroot cannot mount {mount.path!r}", fix="rename the path without colons")
-    how = f"none:x-create=auto,bind,{'rw' if mount.writable else 'ro'}"
-    return f"{_escape_fstab(mount.path)}:{_escape_fstab(mount.target)}:{how}"
+    access = "rw" if mount.writable else "ro"
+    options = f"none:x-create=auto,bind,{access}"
+    return f"{_escape_fstab(mount.path)}:{_escape_fstab(mount.target)}:{options}"
 
 
 def _escape_fstab(path: str) -> str:

@@ -167,9 +167,8 @@ class Connector:
         wire = Wire(host, root, name=name, say=self._say, progress=_ProgressPrinter(self._say))
         jobs = connect_remote(wire)
         jobs.wake()  # the agent starts while the host answers
-        host_store = HostStore(
-            wire, self._recall_manifest, f"{self._ws.home}/partial" if traits.shared_disk else ""
-        )
+        shared_folder = f"{self._ws.home}/partial" if traits.shared_disk else ""
+        host_store = HostStore(wire, self._recall_manifest, shared_folder)
         words = ("/bin/sh", "-c", PROGRAM + _ASK, "sh", python, root, OWN, hung)
         asked = ask_program(host.call, words)
         return HostConnection(
@@ -186,14 +185,14 @@ class Connector:
         """
         hosts = driver.connected_hosts()
         some = hosts if len(hosts) <= want else {}  # with more hosts, some may not be needed
-        found = {
+        connections = {
             name: self.begin_connection(f"{self._name} {name}", host, host.python, driver.traits)
             for name, host in some.items()
         }
         try:
-            yield found
+            yield connections
         finally:
-            for each in found.values():
+            for each in connections.values():
                 await each.aclose()
 
     async def _open_store(self, host_store: HostStore) -> None:
@@ -211,7 +210,8 @@ class Connector:
         reached: HostConnection | None = None,
     ) -> Place:
         """Return a place with `slots` leased slots on one host; `reached` is a connection already begun.  Raises CannotRun, DriverError."""
-        name = f"{self._name} {host.name or (lease.id if traits.priced else offer.id)}"
+        id = lease.id if traits.priced else offer.id
+        name = f"{self._name} {host.name or id}"
         hung = lease.data.get("hung", "")  # known since the offer
         if reached is None:
             python, root = lease.data.get("python", "python3"), lease.data.get("root", "")
@@ -223,6 +223,8 @@ class Connector:
             self._say(unused_gpus_warning(name))
             count = 0
         cards = devices.parse_cards(facts) or tuple(map(Card, range(count)))
+        # Steps share the machines of a lease without a limit of slots.
+        limit = None if traits.allocates else slots
         place = RemotePlace(
             self._ws,
             name,
@@ -231,7 +233,7 @@ class Connector:
             devices.visible(shell.login.get(devices.VISIBLE), cards),
             reached.host_store,
             shell,
-            None if traits.allocates else slots,
+            limit,
             self._say,
         )
         place.address = host.address
@@ -239,11 +241,9 @@ class Connector:
 
     def _recall_manifest(self, content: str) -> Any:
         """Return the manifest of a locally stored tree; None if the tree is not stored."""
-        return (
-            self._ws.objects.manifests.entries(Content(content))
-            if self._ws.objects.has(Content(content))
-            else None
-        )
+        if not self._ws.objects.has(Content(content)):
+            return None
+        return self._ws.objects.manifests.entries(Content(content))
 
 
 async def _receive_facts(reached: HostConnection, name: str) -> str:
@@ -317,10 +317,9 @@ async def check_same_packages(places: Iterable[Place]) -> None:
         local = list(packages())
         if found != local:
             differ = sorted({*found[1]} ^ {*local[1]})
-            some = ", ".join(differ[:5]) + (
-                f" and {len(differ) - 5} more" if len(differ) > 5 else ""
-            )
-            what = some or f"Python {found[0]}, not {local[0]}"
+            what = ", ".join(differ[:5]) or f"Python {found[0]}, not {local[0]}"
+            if len(differ) > 5:
+                what += f" and {len(differ) - 5} more"
             raise CannotRun(
                 f"{place.python} on {place.name} and the local Python have different packages ({what})",
                 fix=_NAME_PYTHON,

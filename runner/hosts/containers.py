@@ -222,10 +222,10 @@ async def detect(
             if _is_for_client(name) and value:
                 env[name] = value
         elif word in ("docker", "podman", *cluster_containers.KINDS):
-            found = _read_info(word, rest, facts)
-            if isinstance(found, Engine):
-                return replace(found, flags=tuple(flags), args=tuple(args), env=env)
-            missing.append(found)
+            info = _read_info(word, rest, facts)
+            if isinstance(info, Engine):
+                return replace(info, flags=tuple(flags), args=tuple(args), env=env)
+            missing.append(info)
         elif word == "missing":
             missing.append(f"{rest} is not installed")
         else:
@@ -293,7 +293,10 @@ def _read_podman_info(path: str, info: Mapping[str, Any], facts: Mapping[str, st
     version = str(info["version"]["Version"])
     numbers = tuple(map(int, re.findall(r"\d+", version)[:2]))
     # Podman 4.8 and later search more directories for the init program catatonit.
-    init = facts.get("init") == "yes" or (facts.get("helper") == "yes" and numbers >= (4, 8))
+    finds_helper = facts.get("helper") == "yes" and numbers >= (4, 8)
+    init = facts.get("init") == "yes" or finds_helper
+    cards = _count_cards(facts)
+    has_cdi = facts.get("cdi") == "yes"
     return Engine(
         "podman",
         path,
@@ -301,8 +304,8 @@ def _read_podman_info(path: str, info: Mapping[str, Any], facts: Mapping[str, st
         _user_of(facts),  # a flag keeps the uid in rootless containers
         bool(info["host"]["security"]["rootless"]),
         init=init,
-        cards=_count_cards(facts),
-        gpus="cdi" if facts.get("cdi") == "yes" and _count_cards(facts) else "",
+        cards=cards,
+        gpus="cdi" if has_cdi and cards else "",
         memory=_memory_bytes(facts),
     )
 
@@ -346,14 +349,12 @@ async def pull_image(
             output = await _call(host, fetch, engine.env)
     except Rejected as error:
         reason = _find_reason(str(error)).removeprefix("sh ended with 1: ")
+        other = f"create the image on the host (`{engine.kind} build`, `{engine.kind} load`)"
+        if of_cluster:
+            other = "use the path of an image file"
         raise CannotRun(
             f"cannot pull the image {image}: {reason}",
-            fix="correct the image name, log in to its registry, or "
-            + (
-                "use the path of an image file"
-                if of_cluster
-                else f"create the image on the host (`{engine.kind} build`, `{engine.kind} load`)"
-            ),
+            fix=f"correct the image name, log in to its registry, or {other}",
         ) from error
     if of_cluster:
         return Image(output.strip(), image.partition("@")[2] or image)
@@ -390,16 +391,16 @@ def _find_reason(message: str) -> str:
 def _parse_image(image: str, output: str) -> Image:
     """Parse the output of `image inspect`.  Raises CannotRun."""
     try:
-        found = json.loads(output)[0]
-        id = str(found["Id"])
+        info = json.loads(output)[0]
+        id = str(info["Id"])
     except (ValueError, LookupError, TypeError) as error:
         raise CannotRun(f"cannot inspect the image {image}: {output[:200]!r}") from error
     if not id.startswith("sha256:"):
         id = f"sha256:{id}"
     # An image may have several digests; another machine can pull those of a registry.
-    digests = [str(name).partition("@")[2] for name in found.get("RepoDigests") or ()]
+    digests = [str(name).partition("@")[2] for name in info.get("RepoDigests") or ()]
     pinned = image.partition("@")[2]
-    return Image(id, pinned or (digests[0] if digests else id))
+    return Image(id, pinned or next(iter(digests), id))
 
 
 async def sweep(host: Client, engine: Engine, attempts: str) -> list[str]:
@@ -472,7 +473,8 @@ def _is_for_client(name: str) -> bool:
 def _full_name(image: str) -> str:
     """Return an image name with its registry.  Podman may have no registry for short names."""
     first, slash, _ = image.partition("/")
-    if slash and ("." in first or ":" in first or first == "localhost"):
+    is_registry = "." in first or ":" in first or first == "localhost"
+    if slash and is_registry:
         return image
     return f"docker.io/{image}" if slash else f"docker.io/library/{image}"
 
@@ -497,14 +499,15 @@ def find_mounts(command: Command, objects: str, writable: Iterable[str] = ()) ->
     step may change.
     """
     states = tuple(os.path.realpath(path) for path in writable)
-    found = [Mount(command.cwd, True), *(Mount(path, True) for path in states)]
+    mounts = [Mount(command.cwd, True)]
+    mounts += [Mount(path, True) for path in states]
     script = command.argv[-1]
     if script.startswith(f"{command.cwd}."):
-        found.append(Mount(script))
+        mounts.append(Mount(script))
     metrics = command.env.get("RECIPE_METRICS")
     if metrics and not metrics.startswith(f"{command.cwd}/"):
-        found.append(Mount(metrics, True))
-    return [*found, *map(Mount, link_targets(command.cwd, objects, states))]
+        mounts.append(Mount(metrics, True))
+    return [*mounts, *map(Mount, link_targets(command.cwd, objects, states))]
 
 
 def link_targets(folder: str, objects: str, others: Sequence[str] = ()) -> Sequence[str]:
@@ -600,11 +603,7 @@ def wrap(
     does not accept a name or path, or if it cannot switch off the `network`.
     """
     if gpus and needed and not engine.gpus:
-        raise CannotRun(
-            f"the step requires {len(gpus)} GPU(s), but {engine.kind} {engine.version} on the host cannot pass GPUs to a container",
-            fix="install nvidia-container-toolkit on the host"
-            + (" and run `nvidia-ctk cdi generate`" if engine.kind == "podman" else ""),
-        )
+        raise _no_gpus_error(engine, len(gpus))
     if engine.kind in cluster_containers.KINDS:
         if not network:
             raise CannotRun(
@@ -618,7 +617,8 @@ def wrap(
         *_engine_flags(engine, box),
         *_network_flags(engine, network=network),
     ]
-    if engine.gpus and (gpus is None or gpus):
+    sees_gpus = gpus is None or bool(gpus)
+    if engine.gpus and sees_gpus:
         words += _gpu_flags(gpus, engine)
     for mount in mounts:
         words += _mount_flags(mount, engine)
@@ -629,6 +629,16 @@ def wrap(
     init = "init" if engine.init else ""
     plan = (engine.kind, init, name, box, str(len(engine.words)), *engine.words, *words)
     return replace(command, argv=("sh", "-c", _RUN, "recipe-container", _GUARD, *plan), env=env)
+
+
+def _no_gpus_error(engine: Engine, count: int) -> CannotRun:
+    fix = "install nvidia-container-toolkit on the host"
+    if engine.kind == "podman":
+        fix += " and run `nvidia-ctk cdi generate`"
+    return CannotRun(
+        f"the step requires {count} GPU(s), but {engine.kind} {engine.version} on the host cannot pass GPUs to a container",
+        fix=fix,
+    )
 
 
 def _base_flags(command: Command, engine: Engine, name: str) -> list[str]:
@@ -662,7 +672,8 @@ def _engine_flags(engine: Engine, box: str) -> list[str]:
 def _network_flags(engine: Engine, *, network: bool) -> list[str]:
     """Return the network flags; none if `container_args` sets the network.  Raises CannotRun if that allows a network for a sandbox."""
     if not _has_flag(engine.args, "--network", "--net"):
-        return ["--network", "host" if network else "none"]
+        mode = "host" if network else "none"
+        return ["--network", mode]
     if not network and not {"none", "--network=none", "--net=none"} & {*engine.args}:
         raise CannotRun(
             "the sandbox has no network, but `container_args` sets one",
@@ -758,7 +769,10 @@ def explain(exit: Exit, tail: bytes, image: str) -> str:
     if exit.code == 125:
         return f"cannot start a container of {image}: {reason}"
     named = re.search(r'exec: "([^"]+)"|file `([^`]+)`', reason)
-    return _explain_program(image, (named[1] or named[2]) if named else "", reason)
+    program = ""
+    if named:
+        program = named[1] or named[2]
+    return _explain_program(image, program, reason)
 
 
 def _explain_program(image: str, program: str, reason: str) -> str:

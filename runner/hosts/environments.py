@@ -83,13 +83,13 @@ async def find_python(place: Place, version: str) -> str:
         place.path,
         home,
     )
-    found = (await ask_program(place.host.call, find)).decode(errors="replace").strip()
-    if not found:
+    python = (await ask_program(place.host.call, find)).decode(errors="replace").strip()
+    if not python:
         fix = f"install Python {version}, for example with `uv python install {version}`, or change `version` in the recipe"
         raise CannotRun(
             f"Python {version} is not installed on {place.elsewhere or 'this machine'}", fix=fix
         )
-    return found
+    return python
 
 
 async def is_built(place: Place, wanted: EnvironmentSpec) -> bool:
@@ -110,12 +110,11 @@ async def provide_python(hooks: Hooks, wanted: EnvironmentSpec, say: Callable[[s
     if wanted.lock is None and await find_python(place, wanted.version) == place.python:
         return place.python
     if not await is_built(place, wanted):
+        lock: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         # On another machine the builder's own lock is enough, because `gc` does not run there.
-        with (
-            await _wait_for_lock(hooks, os.path.basename(home), say)
-            if place.folder.root == str(place.ws.home)
-            else contextlib.nullcontext()
-        ):
+        if place.folder.root == str(place.ws.home):
+            lock = await _wait_for_lock(hooks, os.path.basename(home), say)
+        with lock:
             await _build(hooks, wanted, f"{place.folder.root}/{home}", say)
     await place.folder.write_marker(f"{home}/complete")  # `gc` uses the time of the last use
     return f"{place.folder.root}/{home}/bin/python"
@@ -153,14 +152,15 @@ async def _wait_for_lock(hooks: Hooks, name: str, say: Callable[[str], None]) ->
 async def _build(
     hooks: Hooks, wanted: EnvironmentSpec, home: str, say: Callable[[str], None]
 ) -> None:
-    lock = wanted.lock
+    lock, place = wanted.lock, hooks.place
     text = b"" if lock is None else await asyncio.to_thread(_requirements_of, lock)
-    installer = (
-        await find_python(hooks.place, wanted.version) if wanted.version else hooks.place.installer
-    )
+    installer = place.installer
+    if wanted.version:
+        installer = await find_python(place, wanted.version)
+    is_here = place.folder.root == str(place.ws.home)
     # Index, proxy, certificates and cache come from the user's environment; they do not change the
     # installed packages.
-    inherited = list(os.environ) if hooks.place.folder.root == str(hooks.place.ws.home) else []
+    inherited = list(os.environ) if is_here else []
     files = {"builder.py": _PROGRAM.read_bytes(), "requirements.txt": text}
     last: dict[str, Any] = {}
 
@@ -172,29 +172,30 @@ async def _build(
             if last is parsed and "says" in last:
                 say(last["says"])
 
-    argv = [
-        installer,
-        "-I",
-        "builder.py",
-        home,
-        *(("requirements.txt", await _provide_uv(hooks.place)) if lock else ("",)),
-    ]
+    argv = [installer, "-I", "builder.py", home]
+    if lock:
+        argv += ["requirements.txt", await _provide_uv(place)]
+    else:
+        argv.append("")
     exit, output = await hooks.run_command(
         INSTALL, argv, pass_env=inherited, files=files, on_line=on_line
     )
     if exit.code != 0:
         reason = last.get("wrong") or " ".join(output.split()) or exit.reason
-        is_remote = hooks.place.folder.root != str(hooks.place.ws.home)
-        where = f" on {hooks.place.name}" if is_remote else ""
+        where = "" if is_here else f" on {place.name}"
         raise CannotRun(
             f"cannot create the environment of {wanted}{where}: {reason}",
             fix=last.get("fix", "correct the lock, or use --python current"),
         )
     done = last.get("done")
     if lock and done:
-        packages = "1 package" if done["packages"] == 1 else f"{done['packages']} packages"
-        duration = duration_text(round(done["seconds"]))
-        say(f"{packages}, {about(done['bytes'])}, installed in {duration}")
+        say(_describe_build(done))
+
+
+def _describe_build(done: Mapping[str, Any]) -> str:
+    packages = "1 package" if done["packages"] == 1 else f"{done['packages']} packages"
+    duration = duration_text(round(done["seconds"]))
+    return f"{packages}, {about(done['bytes'])}, installed in {duration}"
 
 
 async def _provide_uv(place: Place) -> str:
@@ -206,8 +207,8 @@ async def _provide_uv(place: Place) -> str:
         .decode(errors="replace")
         .strip()
     )
-    found = await asyncio.to_thread(uv.fetch_uv, machine, Path(cache_folder(os.environ)))
-    return await place.folder.provide_program(found) if found else ""
+    program = await asyncio.to_thread(uv.fetch_uv, machine, Path(cache_folder(os.environ)))
+    return await place.folder.provide_program(program) if program else ""
 
 
 def _read_lock(lock: Path) -> bytes:

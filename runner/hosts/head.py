@@ -83,14 +83,9 @@ class StackHead:
         if head is None or ws is None:
             return
         if traits.allocates:
-            words = "the stack has a head, but its driver allocates all nodes of a step together"
-            raise Invalid(
-                [
-                    Problem(
-                        "clash", words, fix="remove `head` from the stack, or choose another driver"
-                    )
-                ]
-            )
+            clash = "the stack has a head, but its driver allocates all nodes of a step together"
+            fix = "remove `head` from the stack, or choose another driver"
+            raise Invalid([Problem("clash", clash, fix=fix)])
         settings = ws.config.driver(head.driver)
         host_settings = _find_host_settings(settings, head)
         driver = create_driver(
@@ -109,12 +104,10 @@ class StackHead:
                 )
                 place.port, self.places = head.port, [place]
                 if unused:
-                    await rendezvous.check_port_free(
-                        RendezvousNode(
-                            place.name, place.host, place.address, place.python, compared=False
-                        ),
-                        head.port,
+                    node = RendezvousNode(
+                        place.name, place.host, place.address, place.python, compared=False
                     )
+                    await rendezvous.check_port_free(node, head.port)
             except (CannotRun, DriverError) as error:
                 raise Infrastructure(
                     f"cannot use the head {head.host}: {error}",
@@ -149,10 +142,10 @@ def select_disjoint(places: Sequence[Place], gpus: int) -> Sequence[Place]:
     """
     if not gpus:
         return places
-    found, taken = list["Place"](), list["Device"]()
+    disjoint, taken = list["Place"](), list["Device"]()
     for place in places:
         own = remove_taken(place.capacity.devices, taken)[:gpus]
         if len(own) == gpus:
-            found.append(place)
+            disjoint.append(place)
             taken += own
-    return found
+    return disjoint

@@ -66,7 +66,8 @@ def _find_asked(asked: str, environ: Mapping[str, str]) -> str:
     path = os.path.abspath(os.path.expanduser(asked))
     if os.path.isdir(path):
         return _find_in_folder(path)
-    return shutil.which(path if "/" in asked else asked, path=environ.get("PATH")) or ""
+    program = path if "/" in asked else asked
+    return shutil.which(program, path=environ.get("PATH")) or ""
 
 
 def command_path(python: str, home: Path, environ: Mapping[str, str]) -> str:
@@ -145,11 +146,13 @@ def _recall_answer(python: str) -> tuple[str, str] | None:
 
 def _known_version(python: str) -> str:
     """Return the version if it is known without running the interpreter; otherwise empty."""
-    found = re.search(
+    match = re.search(
         r"^version(?:_info)?\s*=\s*(\d+\.\d+(?:\.\d+)?)", _read_settings(python), re.MULTILINE
     )
-    found = found or re.fullmatch(r"python(\d+\.\d+)", os.path.basename(os.path.realpath(python)))
-    return found[1] if found else ""
+    if not match:
+        program = os.path.basename(os.path.realpath(python))
+        match = re.fullmatch(r"python(\d+\.\d+)", program)
+    return match[1] if match else ""
 
 
 def _read_settings(python: str) -> str:

@@ -229,13 +229,10 @@ class HostPool:
 
     def runs_locally(self, spec: StepSpec) -> bool:
         """Return whether a step without a fixed place runs on this machine."""
-        if (
-            not self.is_remote
-            or not self.is_priced
-            or self.everything_there
-            or self.head.leads(spec)
-        ):
-            return not self.is_remote
+        if not self.is_remote:
+            return True
+        if not self.is_priced or self.everything_there or self.head.leads(spec):
+            return False
         if self.needs_one_zone(spec):
             return False
         return not spec.resources.gpus and self.local_place.fits(spec.resources.room)
@@ -247,10 +244,12 @@ class HostPool:
 
     def places_of(self, spec: StepSpec, *, local: bool) -> Sequence[Place]:
         """Return the places where a step may run; with `local`, only this machine."""
-        if local or (self.is_priced and self.runs_locally(spec)):
+        if local:
             return [self.local_place]
         if not self.is_priced:
             return self.places
+        if self.runs_locally(spec):
+            return [self.local_place]
         return self.inventory.find_places(self.need(spec))
 
     def need(self, spec: StepSpec) -> Need:
@@ -269,10 +268,9 @@ class HostPool:
         The places are on as many hosts as `wish` needs nodes, or on all available hosts.
         Raises Busy if all slots are in use, NoHost if no host can be used, DriverError.
         """
-        self._connector = Connector(self.ws, self.name, self.python, self.say, self.given_contents)
+        self._connector = self._create_connector(self.name)
         self._connectors = {
-            name: Connector(self.ws, name, self.python, self.say, self.given_contents)
-            for name in alternatives(self.ws.config, self.name)
+            name: self._create_connector(name) for name in alternatives(self.ws.config, self.name)
         }
         self.local_place = self._connector.local_place(self.local)
         self._opened.append(self.local_place)
@@ -294,9 +292,9 @@ class HostPool:
         )
         for row in self.earlier:
             self.leases.inherit(row)
-        taken_over = _group_by_machine(
-            await self.leases.adopt()
-        )  # before leftovers of other runs: our own leases may be past their end while our steps still run there
+        # Before leftovers of other runs: our own leases may be past their end while our steps still
+        # run there.
+        taken_over = _group_by_machine(await self.leases.adopt())
         await self._upkeep.tidy()
         if self.is_priced:
             self.local_place.capacity.slots = self.local_place.capacity.processors
@@ -308,6 +306,9 @@ class HostPool:
         if not self.is_priced and not self.places:
             raise self._no_places_error()
         self._upkeep.start()
+
+    def _create_connector(self, driver: str) -> Connector:
+        return Connector(self.ws, driver, self.python, self.say, self.given_contents)
 
     def _no_places_error(self) -> NoHost | Busy:
         if self.lost:
@@ -359,17 +360,19 @@ class HostPool:
         names = {place.name for place in self.places}
         for offer in offers:
             missing = self._count_missing()
-            if (missing <= 0 and offer.id not in taken_over) or f"{self.name} {offer.id}" in names:
+            is_useful = missing > 0 or offer.id in taken_over
+            if not is_useful or f"{self.name} {offer.id}" in names:
                 continue
             leases = taken_over.pop(offer.id, [])
-            alone = (
-                offer is offers[-1] and not self.places and not self._require_leases().driver.late
-            )
+            is_last = offer is offers[-1] and not self._require_leases().driver.late
+            alone = is_last and not self.places
+            limit = None if leases or alone else OPENS
             try:
-                async with asyncio.timeout(None if leases or alone else OPENS):
-                    if await self._acquire(
+                async with asyncio.timeout(limit):
+                    places = await self._acquire(
                         offer, missing, Need(), leases, reached=reached.get(offer.id)
-                    ):
+                    )
+                    if places:
                         reached.pop(offer.id, None)
             except (DriverError, TimeoutError) as error:
                 if leases:
@@ -436,23 +439,23 @@ class HostPool:
             if takes.checkpoint_interval is not None:
                 intervals[need] = takes.checkpoint_interval
         leases.budget.checkpoint_intervals = intervals
-        found = set()
+        obtainable = set()
         for need in needs:
             if self.inventory.count_machines(need):
-                found.add(need)
+                obtainable.add(need)
                 continue
             await leases.check_denial()
             offers = await self._offers(wish_for(need, self.step_totals, self.where))
             if not offers:
                 self.unmet[need] = describe_excluded(leases.exclusions)
                 continue
-            found.add(need)
+            obtainable.add(need)
             await leases.call(leases.driver.solvent)
             funds = leases.budget.maximum_funds()
             shortage = leases.budget.explain_shortage(need, offers[0], funds=funds)
             if shortage:
                 raise _limit_error(shortage)
-        return found
+        return obtainable
 
     async def rent(self, need: Need, ready: Callable[[Place], Awaitable[object]]) -> Place | None:
         """Rent a machine for this need, and prepare it with `ready`; None if none is available.
@@ -591,8 +594,8 @@ class HostPool:
         """Return the place with these hosts, by rank; None if the run does not have all of them."""
         from .place.group import group_of
 
-        found = find_places_named([*self.head.places, *self.places], names)
-        return group_of(found) if found else None
+        places = find_places_named([*self.head.places, *self.places], names)
+        return group_of(places) if places else None
 
     def local_place_of(self, root: Path) -> Place:
         """Return this machine for jobs of another agent root, where nothing new starts."""
@@ -809,10 +812,10 @@ class HostPool:
             )
         return offers
 
-    def _say_once(self, words: str) -> None:
-        if words not in self._shown:
-            self._shown.add(words)
-            self.say(words)
+    def _say_once(self, message: str) -> None:
+        if message not in self._shown:
+            self._shown.add(message)
+            self.say(message)
 
     async def _acquire(
         self,
@@ -875,11 +878,11 @@ class HostPool:
                 leased = [await self._require_leases().wait_until_up(row) for row in rows]
             rows = [row for row, _ in leased]
             hosts = leased[0][1]
-            with (
-                self._usable(offer)
-                if ready is None
-                else _fail_offer_on(DriverError, Infrastructure, CannotRun)
-            ):
+            if ready is None:
+                checking = self._usable(offer)
+            else:
+                checking = _fail_offer_on(DriverError, Infrastructure, CannotRun)
+            with checking:
                 if self.is_priced:
                     await self._check_machine(leases, offer, rows[0], hosts[0])
                 lease, traits = lease_of(rows[0]), leases.driver.traits
@@ -984,9 +987,9 @@ def _ledger_path(ws: Workspace, run: str, name: str, driver: Driver) -> Path:
     An existing allocation stays in its ledger.
     """
     user, workspace = ledger.of_user(ws.environ), ledger.of_workspace(ws.home)
-    usual, other = (
-        (user, workspace) if driver.traits.priced or driver.traits.billed else (workspace, user)
-    )
+    usual, other = workspace, user
+    if driver.traits.priced or driver.traits.billed:
+        usual, other = user, workspace
     if not driver.traits.allocates:
         return usual
     with Ledger.open(other, read_only=True) as noted:
@@ -996,7 +999,8 @@ def _ledger_path(ws: Workspace, run: str, name: str, driver: Driver) -> Path:
 
 def _group_by_machine(rows: Iterable[LeaseRow]) -> dict[str, list[LeaseRow]]:
     """Group leases by machine.  Each paid lease is a machine of its own."""
-    found: dict[str, list[LeaseRow]] = {}
+    machines: dict[str, list[LeaseRow]] = {}
     for row in rows:
-        found.setdefault(row.key if row.price else str(row.offer["id"]), []).append(row)
-    return found
+        machine = row.key if row.price else str(row.offer["id"])
+        machines.setdefault(machine, []).append(row)
+    return machines

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from drivers import machine
@@ -20,6 +20,7 @@ from drivers.base import (
     Host,
     Need,
     NoCapacity,
+    Offer,
     Unreachable,
     Wish,
 )
@@ -120,61 +121,56 @@ async def examine(driver: Driver) -> list[ProbeLine]:
 
     An unreachable host and a driver without hosts are findings too.
     """
-    found: list[ProbeLine] = []
+    findings: list[ProbeLine] = []
     if driver.console:
         return await _examine_account(driver)
-    found += [ProbeLine("note", "settings", line) for line in driver.notices]
+    findings += [ProbeLine("note", "settings", line) for line in driver.notices]
     try:
-        found += [ProbeLine("ok", what, words) for what, words in await driver.about()]
+        findings += [ProbeLine("ok", what, words) for what, words in await driver.about()]
         async for name, host in visit(driver):
             if isinstance(host, DriverError):
-                found.append(_refusal(host)._replace(host=name))
+                findings.append(_refusal(host)._replace(host=name))
                 continue
             try:
                 output = b"".join(
                     [data async for data in host.call(machine.question(host.root, _SCRIPT))]
                 )
-                found += [finding._replace(host=name) for finding in parse_findings(output)]
+                findings += [finding._replace(host=name) for finding in parse_findings(output)]
             except DriverError as error:
-                found.append(_refusal(error)._replace(host=name))
+                findings.append(_refusal(error)._replace(host=name))
             finally:
                 await host.aclose()
     except DriverError as error:
-        found.append(_refusal(error))
-    return found
+        findings.append(_refusal(error))
+    return findings
 
 
 async def _examine_account(driver: Driver) -> list[ProbeLine]:
     """Check the provider account and its offers.  Rents nothing."""
     try:
-        found = [ProbeLine("ok", what, words) for what, words in await driver.account()]
-        found += [ProbeLine("missing", what, why) for what, why in await driver.unusable()]
-        offers = await driver.offers(Wish(Need(gpus=1)))
-        cheapest = (
-            f"{len(offers)} machines with a GPU, from ${offers[0].price:.2f} an hour"
-            if offers
-            else ""
-        )
-        found.append(
-            ProbeLine("ok", "offers", cheapest)
-            if offers
-            else ProbeLine("note", "offers", "no offer passes the filters", "relax the filters")
-        )
-        count = len(await driver.leases())
-        more = "list their runs with `recipe reap -n`" if count else ""
-        found.append(
-            ProbeLine(
-                "note" if count else "ok",
-                "machines",
-                f"{count} of this installation",
-                more,
-            )
-        )
-        return found
+        lines = [ProbeLine("ok", what, fact) for what, fact in await driver.account()]
+        lines += [ProbeLine("missing", what, why) for what, why in await driver.unusable()]
+        lines.append(_describe_offers(await driver.offers(Wish(Need(gpus=1)))))
+        lines.append(_describe_machines(len(await driver.leases())))
+        return lines
     except DriverError as error:
         return [_refusal(error)]
     finally:
         await driver.aclose()
+
+
+def _describe_offers(offers: Sequence[Offer]) -> ProbeLine:
+    if not offers:
+        return ProbeLine("note", "offers", "no offer passes the filters", "relax the filters")
+    cheapest = f"{len(offers)} machines with a GPU, from ${offers[0].price:.2f} an hour"
+    return ProbeLine("ok", "offers", cheapest)
+
+
+def _describe_machines(count: int) -> ProbeLine:
+    machines = f"{count} of this installation"
+    if not count:
+        return ProbeLine("ok", "machines", machines, "")
+    return ProbeLine("note", "machines", machines, "list their runs with `recipe reap -n`")
 
 
 async def visit(driver: Driver) -> AsyncGenerator[tuple[str, Host | DriverError], None]:
@@ -190,10 +186,10 @@ async def visit(driver: Driver) -> AsyncGenerator[tuple[str, Host | DriverError]
 def _refusal(error: DriverError) -> ProbeLine:
     if isinstance(error, NoCapacity):
         return ProbeLine("note", "offer", str(error))
-    advice = "check that the host is on and the address is correct; `ssh` with the same user, name and port shows more"
-    return ProbeLine(
-        "missing", "connection", str(error), advice if isinstance(error, Unreachable) else ""
-    )
+    advice = ""
+    if isinstance(error, Unreachable):
+        advice = "check that the host is on and the address is correct; `ssh` with the same user, name and port shows more"
+    return ProbeLine("missing", "connection", str(error), advice)
 
 
 # --- parsing
@@ -313,16 +309,14 @@ def _python(facts: machine.Facts, tools: Mapping[str, str]) -> Iterator[ProbeLin
 
 def _sizes(facts: machine.Facts) -> Iterator[ProbeLine]:
     have = machine.parse_resources(facts)
-    yield (
-        ProbeLine("ok", "cores", f"{have.cpus:g}")
-        if have.cpus
-        else ProbeLine("note", "cores", "unknown", "")
-    )
-    yield (
-        ProbeLine("ok", "memory", f"{have.memory / 1e9:.1f} GB")
-        if have.memory
-        else ProbeLine("note", "memory", "unknown", "")
-    )
+    if have.cpus:
+        yield ProbeLine("ok", "cores", f"{have.cpus:g}")
+    else:
+        yield ProbeLine("note", "cores", "unknown", "")
+    if have.memory:
+        yield ProbeLine("ok", "memory", f"{have.memory / 1e9:.1f} GB")
+    else:
+        yield ProbeLine("note", "memory", "unknown", "")
     if have.disk is None:
         yield ProbeLine("note", "disk", "unknown", "a full disk is noticed only when a step fails")
     elif have.disk < _LITTLE:

@@ -49,13 +49,13 @@ def wait_for_stack(
     lock = locks.try_hold(name)
     if lock is not None:
         return lock
-    words = f"{locks.holder(name)} uses the stack {stack.name}"
+    reason = f"{locks.holder(name)} uses the stack {stack.name}"
     if not stack.queue:
         raise Busy(
-            words,
+            reason,
             fix="run again when that run has finished, choose another stack, or set `queue = true`",
         )
-    say(f"{words}: waiting for it")
+    say(f"{reason}: waiting for it")
     while not leave():
         lock = locks.try_hold(name)
         if lock is not None:
@@ -242,8 +242,10 @@ def export_program(ws: Workspace, stack: Stack) -> str:
 async def stop_machine(leases: StackLeases, reason: str) -> bool:
     """Stop the stack's machine.  Returns True once the stop is confirmed.  Raises DriverError."""
     machine = leases.find_machine()
+    if machine is None:
+        return True
     stopped = True
-    for row in leases.find_uses(machine) if machine is not None else ():
+    for row in leases.find_uses(machine):
         stopped &= await leases.release(leases.ledger.take(row, leases.holder), reason)
     return stopped
 
@@ -264,9 +266,7 @@ async def terminate_machine(leases: StackLeases) -> bool:
 async def find_host(leases: StackLeases) -> Host | None:
     """Return the stack's machine if it is up; otherwise None.  Raises DriverError."""
     machine = leases.find_machine()
-    found = (
-        await leases.call(partial(leases.driver.hosts, lease_of(machine)))
-        if machine is not None and machine.lease
-        else None
-    )
-    return found[0] if found else None
+    if machine is None or not machine.lease:
+        return None
+    hosts = await leases.call(partial(leases.driver.hosts, lease_of(machine)))
+    return hosts[0] if hosts else None

@@ -729,8 +729,10 @@ class StreamLine:
             self._news.clear()
             data = bytes(self._unsent)
             self._unsent.clear()
-            if data or not self._leaving:
-                await stream.send(b"d" if data else b"p", data)
+            if data:
+                await stream.send(b"d", data)
+            elif not self._leaving:
+                await stream.send(b"p", data)
             if self._leaving and not self._unsent:
                 await stream.finish()
                 return

@@ -95,7 +95,8 @@ def choose_root(home: Path, ours: str) -> Path:
         (home / "local").mkdir(mode=0o700, parents=True, exist_ok=True)
     number = 1
     while True:
-        root = home / "local" / (ours if number == 1 else f"{ours}.{number}")
+        name = ours if number == 1 else f"{ours}.{number}"
+        root = home / "local" / name
         if context_of(str(root)) in ("", ours) or not _is_held(root):
             return root
         number += 1

@@ -288,9 +288,11 @@ class Wire:
         compress = self.is_far or is_short
         read_error: Exception | None = None
         await stream.send(b"q", json.dumps([self.sender, function, *arguments]).encode())
+        encode = self._squeezer.payload if compress else plain
+        blocks = (data,) if isinstance(data, bytes) else data
         try:
-            for parts in _split_into_pieces((data,) if isinstance(data, bytes) else data):
-                await stream.send(*(self._squeezer.payload(parts) if compress else plain(parts)))
+            for parts in _split_into_pieces(blocks):
+                await stream.send(*encode(parts))
         except (Changed, OSError) as error:
             read_error = error
         await stream.send(b"")
@@ -366,7 +368,8 @@ class Wire:
 
     def _open_if_wanted(self) -> None:
         """Open another stream if more requests wait than streams open, up to the maximum."""
-        most = (MOST if self.is_far else LANES) + BESIDE
+        lanes = MOST if self.is_far else LANES
+        most = lanes + BESIDE
         if self._closed or self._count >= most:
             return
         if len(self._wanting) > len(self._opening):

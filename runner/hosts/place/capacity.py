@@ -92,7 +92,9 @@ class Capacity:
 
     def has_room(self, wants: Mapping[str, float]) -> bool:
         """Return whether a step may start now."""
-        if not self.fits(wants) or (self.slots is not None and self._running >= self.slots):
+        if not self.fits(wants):
+            return False
+        if self.slots is not None and self._running >= self.slots:
             return False
         if self._crowded.get(int(wants.get("gpus", 0)), 0.0) > time.monotonic():
             return False

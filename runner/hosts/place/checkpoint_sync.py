@@ -64,7 +64,9 @@ def round_period(every: float | None, steps: int | None) -> float:
 
     The state is copied every `every` seconds or every `steps` steps.
     """
-    return every or (EVERY if steps is None else SETTLE)
+    if every:
+        return every
+    return EVERY if steps is None else SETTLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,12 +218,12 @@ class CheckpointSync:
             if listing.files:
                 await self._copier(state, result, exited=True).run(only_newer=True)
                 listing = await self._host.list_resumable(state.host_path)
-            found = await asyncio.to_thread(
+            newest = await asyncio.to_thread(
                 checkpoints.newest, state.local_path, state.pattern, processes=self._processes
             )
-            await self._upload_changed(state, found, listing, result)
+            await self._upload_changed(state, newest, listing, result)
         self._tell(result)
-        return found
+        return newest
 
     async def _upload_changed(
         self, state: StateFolder, newest: Newest, listing: DirectoryListing, result: SyncRound
@@ -447,8 +449,8 @@ class _RoundCopier:
             await self._host.remove([_join(state.host_path, name) for name in old])
         await asyncio.to_thread(checkpoints.prune, state.local_path, state.pattern, state.keep)
         free = listing.free + sum(sizes[name] for name in old)
-        level, words = disk_strain(free, listing.total, needed)
-        self._result.warning = words if level > self._memory.level else ""
+        level, message = disk_strain(free, listing.total, needed)
+        self._result.warning = message if level > self._memory.level else ""
         self._memory.level = level
 
     def _find_old(
@@ -718,7 +720,8 @@ def _make_writable(path: Path) -> None:
 
 def _add_owner_bits(path: str | Path) -> None:
     mode = os.stat(path).st_mode
-    os.chmod(path, mode | (0o700 if stat.S_ISDIR(mode) else 0o600))
+    owner_bits = 0o700 if stat.S_ISDIR(mode) else 0o600
+    os.chmod(path, mode | owner_bits)
 
 
 def _publish(source: Path, target: Path, listing: Listing) -> None:
@@ -746,7 +749,7 @@ def _publish(source: Path, target: Path, listing: Listing) -> None:
 
 def _set_times(path: Path, listing: Listing) -> None:
     for name, (_, changed) in listing.items():
-        os.utime(path / name if name else path, ns=(changed, changed), follow_symlinks=False)
+        os.utime(_below(path, name), ns=(changed, changed), follow_symlinks=False)
     if listing and "" not in listing:
         latest = max(changed for _, changed in listing.values())
         os.utime(path, ns=(latest, latest))

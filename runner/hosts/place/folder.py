@@ -79,8 +79,10 @@ class Folder:
 
     async def find_free_space(self) -> tuple[int, int | None]:
         """Return the free bytes of the attempts' disk, and its free inodes or None."""
-        found = os.statvfs(f"{self.root}/attempts")
-        return found.f_bavail * found.f_frsize, found.f_favail if found.f_files else None
+        disk = os.statvfs(f"{self.root}/attempts")
+        # Some file systems, such as Btrfs, do not count inodes.
+        free_inodes = disk.f_favail if disk.f_files else None
+        return disk.f_bavail * disk.f_frsize, free_inodes
 
     def holds(self, content: str) -> bool:
         """Return whether the host holds this output of an earlier step that the local store does

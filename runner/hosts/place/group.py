@@ -75,11 +75,14 @@ class GroupCapacity(Capacity):
 
     def reserve(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
         for rank, each in enumerate(self._members):
-            each.reserve(wants if rank >= self._heads else {}, self.share(rank, devices))
+            each.reserve(self._wants_of(rank, wants), self.share(rank, devices))
 
     def release(self, wants: Mapping[str, float], devices: Sequence[Device] = ()) -> None:
         for rank, each in enumerate(self._members):
-            each.release(wants if rank >= self._heads else {}, self.share(rank, devices))
+            each.release(self._wants_of(rank, wants), self.share(rank, devices))
+
+    def _wants_of(self, rank: int, wants: Mapping[str, float]) -> Mapping[str, float]:
+        return wants if rank >= self._heads else {}
 
 
 class GroupFolder(Folder):

@@ -94,7 +94,9 @@ def _render_command(spec: StepSpec, scope: Mapping[str, Any], python: str) -> La
 def is_plain(spec: StepSpec) -> bool:
     """Return whether a step contains no templates and renders the same in every scope."""
     run = spec.run
-    if spec.files or spec.accelerate is not None or not isinstance(run, str) or "{{" in run:
+    if spec.files or spec.accelerate is not None:
+        return False
+    if not isinstance(run, str) or "{{" in run:
         return False
     return not any(isinstance(value, str) and "{{" in value for value in spec.env.values())
 
@@ -220,7 +222,7 @@ def _render_variable(value: Any, scope: Mapping[str, Any], what: str) -> str | N
         return value
 
     try:
-        found = evaluate(value, scope) if isinstance(value, str) else value
-        return None if found is None else text_of(found)
+        result = evaluate(value, scope) if isinstance(value, str) else value
+        return None if result is None else text_of(result)
     except TemplateError as error:
         raise CannotRun(f"{what}: {error}", fix=error.fix) from error

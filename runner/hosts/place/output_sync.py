@@ -107,15 +107,15 @@ def _seed(last: Path, coming: str, entries: Sequence[Entry]) -> None:
         return
     for entry in entries:
         old = last / entry.path
-        if (
-            entry.kind in "fx"
-            and old.is_file()
-            and not old.is_symlink()
-            and old.stat().st_size <= entry.size
-        ):
+        if entry.kind in "fx" and _may_be_unchanged(old, entry.size):
             new = Path(coming, entry.path)
             new.parent.mkdir(parents=True, exist_ok=True)
             os.link(old, new)
+
+
+def _may_be_unchanged(path: Path, size: int) -> bool:
+    """Return whether a path is a regular file that may be the whole or the start of `size` bytes."""
+    return path.is_file() and not path.is_symlink() and path.stat().st_size <= size
 
 
 def _swap(new: Path, target: Path) -> None:

@@ -220,9 +220,9 @@ class Place:
         # Before the next step starts, because its staging restores an object that this step
         # changed.
         check = partial(task.attempt.find_changed_input, self.ws.cache, self.ws.objects)
-        words = await asyncio.to_thread(check) if is_slow else check()
-        if words:
-            return TaskResult(exit, problem="input", words=words)
+        changed_input = await asyncio.to_thread(check) if is_slow else check()
+        if changed_input:
+            return TaskResult(exit, problem="input", words=changed_input)
         if task.attempt.has_outputs(task.outputs):  # otherwise, the step fails
             await task.make_room()
         if is_slow:
@@ -232,23 +232,18 @@ class Place:
     def _store_outputs(self, task: HostTask, exit: Exit) -> TaskResult:
         """Store the outputs of an attempt, or return the problem with its outputs."""
         attempt = task.attempt
+        states = {state.path: str(state.local_path) for state in task.states}
         try:
-            return TaskResult(
-                exit,
-                attempt.collect(
-                    task.outputs,
-                    self.ws.objects,
-                    {state.path: str(state.local_path) for state in task.states},
-                ),
-            )
+            return TaskResult(exit, attempt.collect(task.outputs, self.ws.objects, states))
         except OutputProblem as error:
             return TaskResult(exit, problem="output", words=str(error))
         except StoreUnavailable:
             raise
         except Infrastructure as error:
             cause = error.__cause__
-            full = isinstance(cause, OSError) and is_full(cause)
-            return TaskResult(exit, problem="full" if full else "disk", words=str(error))
+            if isinstance(cause, OSError) and is_full(cause):
+                return TaskResult(exit, problem="full", words=str(error))
+            return TaskResult(exit, problem="disk", words=str(error))
         except OSError as error:
             if not is_full(error):
                 raise
@@ -265,9 +260,9 @@ class Place:
         while True:
             await asyncio.sleep(PRUNING)
             for pruner in pruners:
-                _, words = await asyncio.to_thread(pruner.delete_old)
-                if words:
-                    task.say(words)
+                _, warning = await asyncio.to_thread(pruner.delete_old)
+                if warning:
+                    task.say(warning)
 
     async def aclose(self) -> None:
         """Close the connections; jobs continue.  If the place is lost, waiting callers get the reason."""

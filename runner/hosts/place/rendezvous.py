@@ -161,7 +161,7 @@ async def check_nodes(nodes: Sequence[RendezvousNode], port: int = 0) -> Rendezv
             listening.result()  # raises the error: a node exited before another had reported its port
         answers = await all_reports
         _compare(nodes, answers)
-        dialled = range(1 if port else len(nodes))
+        dialled = range(1) if port else range(len(nodes))
         try:
             await gather_all(_dial(rank, dialled, nodes, answers) for rank in range(len(nodes)))
         except CannotRun:
@@ -206,11 +206,11 @@ async def _listen(
                 ahead = now - time.time()
                 if abs(ahead) <= SKEW:
                     ahead = 0.0
-                answer.set_result(_Report(port, ahead, have if node.compared else {}))
+                if not node.compared:
+                    have = {}
+                answer.set_result(_Report(port, ahead, have))
         if not answer.done():
-            raise CannotRun(
-                f"rendezvous failed: {node.python} on {node.name} cannot listen on a port: {line[:200]!r}"
-            )
+            raise _cannot_listen_error(node, line)
     except Exception as error:
         if answer.done():
             raise
@@ -221,11 +221,16 @@ async def _listen(
                 fix="stop the program that uses this port, or set another `port` in the `head` of the stack",
             )
             return answer.set_exception(taken)
-        strange = CannotRun(
-            f"rendezvous failed: {node.python} on {node.name} cannot listen on a port: {line[:200]!r}"
-        )
-        answer.set_exception(strange if isinstance(error, ValueError) else error)
+        if isinstance(error, ValueError):  # an invalid report
+            error = _cannot_listen_error(node, line)
+        answer.set_exception(error)
     return None
+
+
+def _cannot_listen_error(node: RendezvousNode, output: bytes) -> CannotRun:
+    return CannotRun(
+        f"rendezvous failed: {node.python} on {node.name} cannot listen on a port: {output[:200]!r}"
+    )
 
 
 async def _dial(

@@ -45,10 +45,10 @@ class SparePool:
         if len(self._spares) >= self._room:
             return False
         known = {*spare.folders, *spare.files}
-        found = os.listdir(spare.path)
+        names = os.listdir(spare.path)
         for folder in spare.folders:
-            found += [f"{folder}/{name}" for name in os.listdir(f"{spare.path}/{folder}")]
-        if len(found) != len(known) or not known.issuperset(found):
+            names += [f"{folder}/{name}" for name in os.listdir(f"{spare.path}/{folder}")]
+        if len(names) != len(known) or not known.issuperset(names):
             return False
         self._spares.append(spare)
         return True

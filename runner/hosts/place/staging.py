@@ -177,7 +177,10 @@ class Workdir:
     def remove_unused(self) -> None:
         """Remove the unused files and directories of a spare directory after staging."""
         for name in self._spare:
-            self._scrap.add_file(name) if self._scrap is not None else os.unlink(name)
+            if self._scrap is not None:
+                self._scrap.add_file(name)
+            else:
+                os.unlink(name)
         for folder in reversed(self._idle):
             os.rmdir(folder)
         self._spare, self._idle = [], {}
@@ -260,14 +263,11 @@ class AttemptDirectory:
         if name in self.staged or self._is_in_given(source, name):
             return  # two patterns name the same file, or one names its directory
         target = self.target_of(name)
-        found = os.stat(source)
-        is_file = stat.S_ISREG(found.st_mode)
-        if is_file and (copy or found.st_size <= SMALL):
-            with open(source, "rb", buffering=0) as file:
-                data = file.read(found.st_size + 1)
-                if len(data) != found.st_size:
-                    data += file.readall()
-            executable = bool(found.st_mode & stat.S_IXUSR)
+        status = os.stat(source)
+        is_file = stat.S_ISREG(status.st_mode)
+        if is_file and (copy or status.st_size <= SMALL):
+            data = _read_whole(source, status.st_size)
+            executable = bool(status.st_mode & stat.S_IXUSR)
             self._put_small(name, target, data, executable, writable=copy)
             if content is not None:
                 self.sources[at] = content
@@ -285,7 +285,7 @@ class AttemptDirectory:
         self, name: str, target: str, data: bytes, executable: bool, *, writable: bool = False
     ) -> None:
         """Write a small file, read-only unless `writable`."""
-        mode = MODE["x" if executable else "f"]
+        mode = MODE["x"] if executable else MODE["f"]
         if writable or self.overlays is not None:
             mode |= stat.S_IWUSR
         self.staged[name] = self.folder.write_file(target, data, mode)
@@ -311,9 +311,9 @@ class AttemptDirectory:
         at, content, source, name = given
         path = os.path.realpath(source)
         known = Content(content or cache.content_of(at) or "")
-        why = (
-            inputs.keep(InputSource(at, path, known), together) if known else "it no longer exists"
-        )
+        why = "it no longer exists"
+        if known:
+            why = inputs.keep(InputSource(at, path, known), together)
         if why:
             overlays = self.overlays
             is_overlaid = overlays is not None and not overlays.refusal(path)
@@ -322,7 +322,10 @@ class AttemptDirectory:
                 if self.boxed:
                     self.notices[name] = MOUNTED.format(why)
             else:
-                self.notices[name] = LINKS.format(why) + (OVERLAY if overlays is None else "")
+                notice = LINKS.format(why)
+                if overlays is None:
+                    notice += OVERLAY
+                self.notices[name] = notice
                 self._link(inputs, InputSource(at, path, known), name)
             self._note_link(cache, at, content, name)
             return
@@ -346,8 +349,8 @@ class AttemptDirectory:
             return
         count = inputs.link_to(source, target)
         if count > MANY_FILES:
-            words = MANY.format(f"{count:,}", count * SECONDS_PER_FILE)
-            self.notices[name] += f". I{words[1:]}"
+            notice = MANY.format(f"{count:,}", count * SECONDS_PER_FILE)
+            self.notices[name] += f". I{notice[1:]}"
 
     def _mount(self, path: str, name: str) -> None:
         """Prepare the mount of a user's file or directory, which happens when the command starts."""
@@ -403,10 +406,10 @@ class AttemptDirectory:
         """Stage a file or subdirectory of an earlier step's output directory."""
         target, source = self.target_of(name), f"{objects.path(Content(content))}/{below}"
         objects.demand(Content(content))
-        found = os.stat(source)
-        if stat.S_ISREG(found.st_mode) and found.st_size <= SMALL:
+        status = os.stat(source)
+        if stat.S_ISREG(status.st_mode) and status.st_size <= SMALL:
             data = Path(source).read_bytes()
-            executable = bool(found.st_mode & stat.S_IXUSR)
+            executable = bool(status.st_mode & stat.S_IXUSR)
             self._put_small(name, target, data, executable)
         else:
             self._add_files(objects, Content(content), name, below)
@@ -533,10 +536,10 @@ class AttemptDirectory:
         """Return whether collecting the outputs would block the event loop."""
         for _, path, _flags in outputs:
             try:
-                found = os.stat(f"{self.path}/{path}")
+                status = os.stat(f"{self.path}/{path}")
             except OSError:
                 continue
-            if found.st_size > HEAVY or stat.S_ISDIR(found.st_mode):
+            if status.st_size > HEAVY or stat.S_ISDIR(status.st_mode):
                 return True
         return False
 
@@ -592,11 +595,11 @@ class AttemptDirectory:
         """Return a hint if the command created a file of this name at another path."""
         name, looked = posixpath.basename(path), 0
         for at, folders, files in os.walk(self.path):
-            found = os.path.relpath(f"{at}/{name}", self.path)
+            other = os.path.relpath(f"{at}/{name}", self.path)
             if name in files or name in folders:
-                mode = os.lstat(f"{self.path}/{found}").st_mode
-                if not self.is_staged(found, mode):
-                    return f"; {found} was created instead; check whether the script changes its directory"
+                mode = os.lstat(f"{self.path}/{other}").st_mode
+                if not self.is_staged(other, mode):
+                    return f"; {other} was created instead; check whether the script changes its directory"
             looked += len(files)
             if looked > _LOOKED_AT:
                 break
@@ -648,6 +651,15 @@ class AttemptDirectory:
                     return None
         delete(Path(gone))
         return None
+
+
+def _read_whole(path: str, size: int) -> bytes:
+    """Read a file of about `size` bytes, which may have grown or shrunk since."""
+    with open(path, "rb", buffering=0) as file:
+        data = file.read(size + 1)
+        if len(data) != size:
+            data += file.readall()
+    return data
 
 
 def find_undeclared_file(

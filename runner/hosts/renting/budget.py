@@ -93,7 +93,9 @@ class Budget:
         return [row for row in rows if row.price and self._is_ending(row)]
 
     def _is_ending(self, row: LeaseRow) -> bool:
-        return row.state == "RELEASING" or (row.state != "GONE" and row.key in self.leaving_keys())
+        if row.state in ("RELEASING", "GONE"):
+            return row.state == "RELEASING"
+        return row.key in self.leaving_keys()
 
     def _likely_end(self, row: LeaseRow, now: float) -> float:
         """Return the likely end of a lease's billing.

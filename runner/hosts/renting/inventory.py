@@ -75,7 +75,7 @@ class Inventory:
 
     def drop(self, place: Place) -> tuple[list[LeaseRow], list[Place]]:
         """Remove a place and all other places on its leases; return these leases and the other places."""
-        rows = {row.key: row for held, row in self._list_leases() if held.place is place}
+        rows = {row.key: row for row in self.leases_of(place)}
         others, remaining = list[HeldPlace](), list[HeldPlace]()
         for held in self.held:
             if held.place is place:

@@ -364,10 +364,10 @@ class Leases:
 
     async def _report_slow_start(self, row: LeaseRow) -> None:
         status = await _describe_vitals(self.driver, self.name, row)
-        words = f"the machine has been starting for {SLOW / 60:g} minutes{status}"
+        reason = f"the machine has been starting for {SLOW / 60:g} minutes{status}"
         minutes = self.driver.traits.comes_up.total_seconds() / 60
-        self.say(f"{self.name} {row.key}: {words}; giving up after {minutes:g}")
-        self.on_change("COMING", row._replace(reason=words))
+        self.say(f"{self.name} {row.key}: {reason}; giving up after {minutes:g}")
+        self.on_change("COMING", row._replace(reason=reason))
 
     async def _give_up_start(self, row: LeaseRow) -> NoReturn:
         """Release a lease whose machine did not start in time, and raise HostLost."""
@@ -417,9 +417,9 @@ class Leases:
         if self._reported_retry:
             return
         self._reported_retry = True
-        words = "then the run continues without it (to continue immediately, remove the host from the settings)"
+        consequence = "then the run continues without it (to continue immediately, remove the host from the settings)"
         self.say(
-            f"{error}; steps of this run may be running on this host: trying again for {LOST_AFTER}, {words}"
+            f"{error}; steps of this run may be running on this host: trying again for {LOST_AFTER}, {consequence}"
         )
 
     async def release(self, row: LeaseRow, reason: str, failure: str = "") -> bool:
@@ -464,7 +464,8 @@ class Leases:
             lease: Lease | None = lease_of(row)
         else:
             # A free slot ends by itself, and its host may be gone for good.
-            lease = await self._find(row, LONG if self.driver.traits.priced else SOON)
+            tries = LONG if self.driver.traits.priced else SOON
+            lease = await self._find(row, tries)
         return lease is None or await confirm_end(self, partial(self.driver.release, lease))
 
     async def adopt(self) -> list[LeaseRow]:
@@ -477,15 +478,16 @@ class Leases:
         """
         adopted = []
         traits = self.driver.traits
-        for found in self.ledger.of_run(self.run):
-            if found.state == "GONE" or found.driver != self.name:
+        for earlier in self.ledger.of_run(self.run):
+            if earlier.state == "GONE" or earlier.driver != self.name:
                 continue
-            row = self.ledger.take(found, self.holder)
+            row = self.ledger.take(earlier, self.holder)
             if row.state == "ASKED":
                 row = await self._resolve_intent(row)
             if traits.ends == "nothing" and _has_expired(row):
                 row = await self.renew(row)
-            if row.state == "RELEASING" or (traits.priced and _has_expired(row)):
+            is_overdue = traits.priced and _has_expired(row)
+            if row.state == "RELEASING" or is_overdue:
                 with suppress(DriverError):  # repeated by `repeat_releases`
                     await self.release(row, OVERDUE)
             elif row.state in ("COMING", "UP"):
@@ -519,7 +521,8 @@ class Leases:
         funds = self.budget.guaranteed_funds(row.key) - committed_cost(
             row.price, row.asked, time.time()
         )
-        until = self.budget.lease_end(0.0 if offer.queued else row.price, funds)
+        price = 0.0 if offer.queued else row.price
+        until = self.budget.lease_end(price, funds)
         # Nothing is gained, or the lease has expired and no money is left.
         if until.timestamp() <= max(row.until, time.time() + RELEASE_SECONDS):
             return row
@@ -567,8 +570,12 @@ class Leases:
     def accrue(self) -> None:
         """Record the cost so far of this process's machines."""
         for row in self.ledger.of_run(self.run):
-            if row.price and row.lease and row.state != "GONE" and row.holder == self.holder:
+            if row.price and row.lease and self._holds(row):
                 self.ledger.accrue(row)
+
+    def _holds(self, row: LeaseRow) -> bool:
+        """Return whether this process is responsible for a living lease."""
+        return row.state != "GONE" and row.holder == self.holder
 
     async def record_charges(self) -> None:
         """Record the provider's charges for this run's machines, if the provider reports them."""
@@ -612,8 +619,8 @@ class Leases:
         """
         rows: list[LeaseRow] = []
         for row in self.ledger.of_run(self.run):
-            is_ours = row.state != "GONE" and row.holder == self.holder
-            if is_ours and (keys is None or row.key in keys):
+            is_wanted = keys is None or row.key in keys
+            if is_wanted and self._holds(row):
                 rows.append(row)
         # In parallel, so that a slow release does not let others cost money.
         faults = await asyncio.gather(*(self._try_release(row, reason, failure) for row in rows))

@@ -66,10 +66,12 @@ class Spot:
 
     def count_preempted(self, places: Iterable[Place]) -> bool:
         """Count the preempted machines among released places; return whether there were any."""
-        spot_places = [place for place in places if place.name in self._names]
-        preempted = [place for place in spot_places if place.lost or place.leaving]
-        self.preemptions += len(preempted)
-        return bool(preempted)
+        preempted = sum(map(self._is_preempted, places))
+        self.preemptions += preempted
+        return preempted > 0
+
+    def _is_preempted(self, place: Place) -> bool:
+        return place.name in self._names and bool(place.lost or place.leaving)
 
 
 def need_for(spec: StepSpec, market: AnyMarket = "on-demand", *, images: bool = False) -> Need:

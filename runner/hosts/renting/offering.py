@@ -152,7 +152,7 @@ def priced_drivers(ws: Workspace, asked: str) -> PricedDrivers:
     """
     if asked != "all":
         return PricedDrivers(_create_named(ws, asked.split(",")), [])
-    found: dict[str, Driver] = {}
+    priced: dict[str, Driver] = {}
     not_installed: list[str] = []
     for name in _candidates(ws):
         try:
@@ -162,8 +162,8 @@ def priced_drivers(ws: Workspace, asked: str) -> PricedDrivers:
                 not_installed.append(name)
             continue
         if driver is not None:
-            found[name] = driver
-    return PricedDrivers(found, not_installed)
+            priced[name] = driver
+    return PricedDrivers(priced, not_installed)
 
 
 def _create_named(ws: Workspace, names: Sequence[str]) -> dict[str, Driver]:
@@ -210,15 +210,15 @@ async def ask_offers(
     `pricing` maps needs (with any market) to cost models.  Raises Infrastructure if no driver could
     be asked, and Invalid for a wrong filter.
     """
-    found = []
+    shelves = []
     for name, (driver, wishes) in asking.items():
         for wish in wishes:
             costing = pricing.get(replace(wish.need, market="any"), CostModel())
-            found.append(await _ask_driver(name, driver, wish, costing))
+            shelves.append(await _ask_driver(name, driver, wish, costing))
         await driver.aclose()
-    if found and all(shelf.failed for shelf in found):
-        raise Infrastructure("\n".join(dict.fromkeys(shelf.failed for shelf in found)))
-    return found
+    if shelves and all(shelf.failed for shelf in shelves):
+        raise Infrastructure("\n".join(dict.fromkeys(shelf.failed for shelf in shelves)))
+    return shelves
 
 
 async def _ask_driver(name: str, driver: Driver, wish: Wish, costing: CostModel) -> Shelf:

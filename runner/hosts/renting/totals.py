@@ -79,7 +79,9 @@ class History:
         starts: dict[str, list[float]] = defaultdict(list)
         preemptions: dict[str, tuple[int, float]] = defaultdict(lambda: (0, 0.0))
         for row in rows:
-            if not row.price or row.up is None or row.machine or row.offer.get("queued"):
+            if not row.price or row.up is None:
+                continue
+            if row.machine or row.offer.get("queued"):
                 continue
             starts[row.driver].append((row.up - row.asked) / 3600)
             if row.offer.get("market") == "spot":
