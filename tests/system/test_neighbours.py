@@ -7,6 +7,7 @@ import glob
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +98,30 @@ def test_a_path_is_used_in_place_only_where_it_is_the_same_file(
         )
 
     between(tmp_path, story)
+
+
+def test_a_file_that_another_node_links_meanwhile_is_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = tmp_path / "one"
+    one.write_text("1")
+    asked: list[str] = []
+
+    async def ask(wire: Wire, verb: str, *words: Any, **more: Any) -> Any:
+        if verb == "same":
+            asked.append(verb)
+            if len(asked) == 1:
+                os.link(one, tmp_path / "link")
+        return await real_ask(wire, verb, *words, **more)
+
+    real_ask = Wire.ask
+    monkeypatch.setattr(Wire, "ask", ask)
+
+    async def story(host_store: HostStore) -> None:
+        assert await host_store.shared_disk.find_same([str(one)]) == {str(one)}
+
+    between(tmp_path, story)
+    assert len(asked) == 2
 
 
 def test_trees_and_files_go_to_a_neighbour_and_come_home_without_the_wire(

@@ -13,11 +13,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ...agent.neighbours import marks
 from ...storage.content.disk import delete
 from ..link.wire import Wire, ignore_answer, parse_strings
+
+ROUNDS: Final = 5
+"""Maximum number of comparisons of a file that changes meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +38,27 @@ class SharedDisk:
 
         A file system with a stale cache counts as different.
         """
-        if not (self.host_sees_workspace and paths):
+        if not self.host_sees_workspace:
             return set()
-        existing: list[tuple[str, list[int]]] = []
-        for path in paths:
-            mark = marks(path)
-            if mark:
-                existing.append((path, mark))
+        same: set[str] = set()
+        unknown = list(paths)
+        for _ in range(ROUNDS):
+            local = _read_marks(unknown)
+            same |= await self._compare(local)
+            # Another node may have linked a file meanwhile, which changes its change time.
+            unknown = [path for path in local if path not in same and marks(path) != local[path]]
+            if not unknown:
+                break
+        return same
+
+    async def _compare(self, local: Mapping[str, list[int]]) -> set[str]:
+        """Return the paths whose file on the host has the given marks."""
+        if not local:
+            return set()
         flags = await self.wire.ask(
-            "same", existing, read=lambda answer: _parse_flags(answer, len(existing))
+            "same", list(local.items()), read=lambda answer: _parse_flags(answer, len(local))
         )
-        return {path for (path, _), is_same in zip(existing, flags, strict=True) if is_same}
+        return {path for path, is_same in zip(local, flags, strict=True) if is_same}
 
     async def copy_to_host(self, sources: Mapping[str, str]) -> set[str]:
         """Let the host copy local files and trees to its upload directory: object name -> path.
@@ -75,6 +88,12 @@ async def detect_shared_disk(wire: Wire, folder: str) -> SharedDisk:
     shows = _read(theirs, len(word)) == word
     await wire.ask("remove", [theirs], read=ignore_answer)
     return SharedDisk(wire, reads, shows)
+
+
+def _read_marks(paths: Sequence[str]) -> dict[str, list[int]]:
+    """Return the marks of the files that exist."""
+    found = {path: marks(path) for path in paths}
+    return {path: mark for path, mark in found.items() if mark}
 
 
 def _write(path: str, word: str) -> None:
