@@ -333,11 +333,12 @@ def _default_path(value: object, kind: Callable[[str], str]) -> str | None:
 
 
 def _continues_training(option: Option, script: Script) -> bool:
-    return (
-        option.type == "integer"
-        and _LENGTH.fullmatch(option.name) is not None
-        and _resumable_state(script) != ""
-    )
+    return _is_length(option) and _resumable_state(script) != ""
+
+
+def _is_length(option: Option) -> bool:
+    """Return True for the training length, such as `max_steps` or `epochs`."""
+    return option.type == "integer" and _LENGTH.fullmatch(option.name) is not None
 
 
 def _hub_word(option: Option, kind: Callable[[str], str]) -> bool:
@@ -348,7 +349,8 @@ def _hub_word(option: Option, kind: Callable[[str], str]) -> bool:
     if not option.model or not option.default:
         return False
     value = ast.literal_eval(option.default)
-    return isinstance(value, str) and "/" not in value and not kind(value)
+    is_word = isinstance(value, str) and "/" not in value
+    return is_word and not kind(value)
 
 
 def _smoke_length(option: Option, default: str | None) -> int | None:
@@ -356,7 +358,7 @@ def _smoke_length(option: Option, default: str | None) -> int | None:
 
     Returns None for options other than a training length.
     """
-    if option.type != "integer" or not _LENGTH.fullmatch(option.name):
+    if not _is_length(option):
         return None
     few = 2 if "epoch" in option.name else 20
     if default is not None and default.isdecimal():
