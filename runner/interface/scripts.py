@@ -349,8 +349,9 @@ def _named_option(flag: str, given: Mapping[str, ast.expr]) -> Option:
     """Return an option with its name, flag and help."""
     name = text_of(given.get("dest")) or _attribute_name(flag)
     help_text = text_of(given.get("help")).replace("%(default)s", "the default")
-    is_positional = not flag.startswith("-")
-    return Option(name, "" if is_positional else flag, help=" ".join(help_text.split()))
+    if not flag.startswith("-"):  # a positional argument
+        flag = ""
+    return Option(name, flag, help=" ".join(help_text.split()))
 
 
 def _attribute_name(flag: str) -> str:
@@ -387,9 +388,10 @@ def _value_option(flag: str, given: Mapping[str, ast.expr], line: int, notes: li
         )
     is_marked = _source_of_literal(given.get("required")) == "True"
     is_required = is_marked or (is_positional and not is_optional)
+    kind: Type = "boolean" if is_truth else _TYPES.get(type_name, "string")
     option = replace(
         _named_option(flag, given),
-        type="boolean" if is_truth else _TYPES.get(type_name, "string"),
+        type=kind,
         required=is_required,
         many=count not in ("", "None", "'?'"),
         choices=choices,

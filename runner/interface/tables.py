@@ -28,7 +28,8 @@ def markdown(table: Sequence[Sequence[str]], right: Collection[int]) -> list[str
     """Format a table as Markdown; columns in `right` are right-aligned."""
     rule = []
     for n in range(len(table[0])):
-        rule.append("---:" if n in right else "---")
+        line = "---:" if n in right else "---"
+        rule.append(line)
     head, *rows = [list(map(_escape, row)) for row in table]
     return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
 
