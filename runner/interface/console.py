@@ -484,7 +484,7 @@ class _RunProgress:
         self._due = now + 1.0
         run_times = {id: row.seconds_since(now) for id, row in rows.items()}
         training = {id: row.training(now) for id, row in rows.items()}
-        # Fresh steps have no events, so `states` does not count them.
+        # `states` does not have the steps that were fresh at the start.
         unseen = {"FRESH": self._fresh} if self._fresh > 0 else {}
         self._found = progress_of(
             ProgressInput(

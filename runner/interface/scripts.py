@@ -715,12 +715,11 @@ class _Use(ast.NodeVisitor):
 def _access_by_open(node: ast.Call, owner: ast.expr | None) -> _Access:
     """Return the use of `open(path, mode)`, or of `path.open(mode)` with `path` as `owner`."""
     if owner is not None:
-        places, modes = [owner], node.args[:1]
+        places, others = [owner], node.args
     else:
-        places, modes = node.args[:1], node.args[1:2]
-    if not modes:
-        modes = [keyword.value for keyword in node.keywords if keyword.arg == "mode"]
-    mode = text_of(modes[0]) if modes else "r"
+        places, others = node.args[:1], node.args[1:]
+    given = others[0] if others else keywords_of(node).get("mode")
+    mode = text_of(given) if given is not None else "r"
     reads = set(mode).isdisjoint("wax")
     writes = not set(mode).isdisjoint("wax+")
     return _Access("open", reads, writes, places)

@@ -364,10 +364,15 @@ def _graph(story: Story, critical_path: Sequence[str]) -> Mapping[str, object]:
     steps = dict(list(story.needs.items())[:_BOXES])
     boxes, width, height = drawing.boxes(steps)
     by_step = {box.step: box for box in boxes}
+    instances: dict[str, list[StepInstance]] = {}
+    for each in story.instances:
+        instances.setdefault(each.step, []).append(each)
     drawn = []
     edges = []
     for box in boxes:
-        drawn.append(_box(story, box, is_critical=box.step in critical_path))
+        found = instances.get(box.step, [])
+        count = story.counts.get(box.step, len(found))
+        drawn.append(_box(box, found, count, is_critical=box.step in critical_path))
         for need in steps[box.step]:
             if need in by_step:
                 edges.append(_edge(by_step[need], box))
@@ -379,10 +384,10 @@ def _graph(story: Story, critical_path: Sequence[str]) -> Mapping[str, object]:
     }
 
 
-def _box(story: Story, box: drawing.Box, *, is_critical: bool) -> Mapping[str, object]:
-    """Return a step's box, with the number of its instances by state."""
-    instances = [each for each in story.instances if each.step == box.step]
-    count = story.counts.get(box.step, len(instances))
+def _box(
+    box: drawing.Box, instances: Sequence[StepInstance], count: int, *, is_critical: bool
+) -> Mapping[str, object]:
+    """Return a step's box, with the number of its instances by state; `count` is their total."""
     tally = _count_states(instances, count)
     worst = next((state for state in _WORST if tally[state]), "waiting")
     counts = sorted((state, number) for state, number in tally.items() if number)
