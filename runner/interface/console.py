@@ -61,11 +61,15 @@ def for_stream(
     """Return the listener for these streams and flags."""
     if json:
         return JsonLines(stdout)
-    if quiet or not stderr.isatty() or os.environ.get("TERM", "dumb") == "dumb":
+    if quiet or not _can_redraw(stderr):
         return Plain(stderr, stdout, quiet=quiet, verbose=verbose, commands=commands)
     return Live(
         stderr, stdout, verbose=verbose, commands=commands, color=not os.environ.get("NO_COLOR")
     )
+
+
+def _can_redraw(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 class _ListenerDefaults:
@@ -352,7 +356,8 @@ class Live(_ListenerDefaults):
         return painted, used
 
     def _paint(self, text: str, style: str) -> str:
-        if not text or not style or not self._color:
+        is_styled = style != "" and self._color
+        if not text or not is_styled:
             return text
         return f"{_STYLES[style]}{text}\x1b[0m"
 
@@ -479,7 +484,7 @@ class _RunProgress:
         self._due = now + 1.0
         run_times = {id: row.seconds_since(now) for id, row in rows.items()}
         training = {id: row.training(now) for id, row in rows.items()}
-        # Fresh steps have no events, so `states` does not count them.
+        # `states` does not have the steps that were fresh at the start.
         unseen = {"FRESH": self._fresh} if self._fresh > 0 else {}
         self._found = progress_of(
             ProgressInput(
@@ -629,7 +634,8 @@ class _RunText:
         name, why = safe_ids(event.id), _why(event)
         if before in FINAL:
             return [(f"{name}: runs again ({why})", "odd")]
-        if self._verbose and why and before == "READY":
+        has_reason = before == "READY" and why != ""
+        if self._verbose and has_reason:
             return [(f"{name}: runs because {why}", "dim")]
         return []
 

@@ -457,8 +457,10 @@ def _input_notes(spec: Input) -> Iterator[str]:
         yield "raising it continues training"
     if not spec.key:
         yield "not part of the cache key"
-    if spec.member:
-        yield "each FILE.py:NAME" if spec.items else "FILE.py:NAME"
+    if spec.member and spec.items:
+        yield "each FILE.py:NAME"
+    elif spec.member:
+        yield "FILE.py:NAME"
     if spec.stream:
         yield "streamed"
     if spec.only:

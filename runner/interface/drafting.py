@@ -141,8 +141,7 @@ def _add_input(
 ) -> str:
     """Return the line of an input, and add its review notes and smoke value to the draft."""
     default = _default(option, kind)
-    is_missing_path = option.role == "input" and bool(option.default)
-    if default is None and (option.required or is_missing_path):
+    if default is None and _is_required(option):
         made.needed.append(name)
     if _continues_training(option, script):
         made.look.append(
@@ -265,10 +264,9 @@ def plain_name(word: str) -> str:
 def _input(option: Option, default: str | None, script: Script, kind: Callable[[str], str]) -> str:
     """Return the declaration of an input as a YAML mapping."""
     words = _type_words(option, kind)
-    is_missing_path = option.role == "input" and bool(option.default)
     if default is not None:
         words.append(f"default: {default}")
-    elif not option.required and not is_missing_path:
+    elif not _is_required(option):
         words.append("required: false")
     if _continues_training(option, script):
         words.append("continues: true")
@@ -277,6 +275,13 @@ def _input(option: Option, default: str | None, script: Script, kind: Callable[[
     if option.help:
         words.append(f"doc: {json.dumps(option.help, ensure_ascii=False)}")
     return f"{{{', '.join(words)}}}"
+
+
+def _is_required(option: Option) -> bool:
+    """Return True if the recipe cannot leave the option out without a default of its own."""
+    # The script would read its own default path, which does not exist.
+    has_own_path = option.role == "input" and bool(option.default)
+    return option.required or has_own_path
 
 
 def _type_words(option: Option, kind: Callable[[str], str]) -> list[str]:
@@ -333,11 +338,12 @@ def _default_path(value: object, kind: Callable[[str], str]) -> str | None:
 
 
 def _continues_training(option: Option, script: Script) -> bool:
-    return (
-        option.type == "integer"
-        and _LENGTH.fullmatch(option.name) is not None
-        and _resumable_state(script) != ""
-    )
+    return _is_length(option) and _resumable_state(script) != ""
+
+
+def _is_length(option: Option) -> bool:
+    """Return True for the training length, such as `max_steps` or `epochs`."""
+    return option.type == "integer" and _LENGTH.fullmatch(option.name) is not None
 
 
 def _hub_word(option: Option, kind: Callable[[str], str]) -> bool:
@@ -348,7 +354,8 @@ def _hub_word(option: Option, kind: Callable[[str], str]) -> bool:
     if not option.model or not option.default:
         return False
     value = ast.literal_eval(option.default)
-    return isinstance(value, str) and "/" not in value and not kind(value)
+    is_word = isinstance(value, str) and "/" not in value
+    return is_word and not kind(value)
 
 
 def _smoke_length(option: Option, default: str | None) -> int | None:
@@ -356,7 +363,7 @@ def _smoke_length(option: Option, default: str | None) -> int | None:
 
     Returns None for options other than a training length.
     """
-    if option.type != "integer" or not _LENGTH.fullmatch(option.name):
+    if not _is_length(option):
         return None
     few = 2 if "epoch" in option.name else 20
     if default is not None and default.isdecimal():

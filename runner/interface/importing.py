@@ -465,7 +465,8 @@ def _list_accelerators(accelerators: object) -> list[str]:
     if isinstance(accelerators, Mapping):
         for model, count in accelerators.items():
             # A set such as {A100:8, H100:8} is a mapping without values.
-            found.append(str(model) if count is None else f"{model}:{count}")
+            accelerator = str(model) if count is None else f"{model}:{count}"
+            found.append(accelerator)
     elif isinstance(accelerators, list):
         for part in accelerators:
             found += _list_accelerators(part)

@@ -125,7 +125,9 @@ def from_snakemake(name: str, read: Value, kind: Callable[[str], str]) -> Import
     """
     made = ImportedRecipe({"recipe": f"{name}@1", "summary": "What the Snakefile makes"})
     rules = {each["name"]: _rule(each) for each in read["rules"]}
-    wanted = _instances(rules, str(read["target"]), made.look)
+    needed = _NeededRules(rules, made.look)
+    needed.add_target(rules[str(read["target"])])
+    wanted = {name: needed.instances[name] for name in needed.order}
     steps = {}
     for rule, instances in wanted.items():
         steps[plain_name(rule)] = _step(rules[rule], instances, kind, made.look)
@@ -137,42 +139,51 @@ def from_snakemake(name: str, read: Value, kind: Callable[[str], str]) -> Import
     return made
 
 
-def _instances(
-    rules: Mapping[str, _Rule], target: str, look: list[str]
-) -> dict[str, list[dict[str, str]]]:
-    """Return the wildcard values with which each rule is required, in execution order."""
-    found: dict[str, list[dict[str, str]]] = {}
-    order: list[str] = []
+class _NeededRules:
+    """The rules required for a target: the wildcard values of each, and their execution order."""
 
-    def need(rule: _Rule, values: dict[str, str], above: tuple[str, ...]) -> None:
-        if values in found.setdefault(rule.name, []) or rule.name in above:
+    def __init__(self, rules: Mapping[str, _Rule], look: list[str]) -> None:
+        self.instances: dict[str, list[dict[str, str]]] = {}
+        self.order: list[str] = []
+        self._rules = rules
+        self._look = look
+
+    def add_target(self, rule: _Rule) -> None:
+        """Add a rule that is the target; if it executes nothing, the rules for its inputs."""
+        executes = rule.shell or rule.other
+        if rule.outputs or executes:
+            self._add(rule, {}, ())
+        else:
+            for _, path in rule.inputs:
+                self._add_path(path or "", ())
+
+    def _add(self, rule: _Rule, values: dict[str, str], above: tuple[str, ...]) -> None:
+        """Add a rule with wildcard values, after the rules for its inputs.
+
+        `above` are the rules that need it, which ends circular dependencies.
+        """
+        known = self.instances.setdefault(rule.name, [])
+        if values in known or rule.name in above:
             return
-        found[rule.name].append(values)
+        known.append(values)
         for _, path in rule.inputs:
             if path is None:
-                look.append(
+                self._look.append(
                     f"an input of rule {rule.name} is a function: add its results to `deps`"
                 )
             else:
-                want(_fill(path, values), (*above, rule.name))
-        if rule.name not in order:
-            order.append(rule.name)
+                self._add_path(_fill(path, values), (*above, rule.name))
+        if rule.name not in self.order:
+            self.order.append(rule.name)
 
-    def want(path: str, above: tuple[str, ...]) -> None:
-        for rule in rules.values():
+    def _add_path(self, path: str, above: tuple[str, ...]) -> None:
+        """Add the first rule with an output that matches the path; none for a source file."""
+        for rule in self._rules.values():
             for _, pattern in rule.outputs:
                 match = _pattern(pattern).fullmatch(path) if pattern else None
                 if match:
-                    need(rule, match.groupdict(), above)
+                    self._add(rule, match.groupdict(), above)
                     return
-
-    first = rules[target]
-    if first.outputs or first.shell or first.other:
-        need(first, {}, ())
-    else:
-        for _, path in first.inputs:
-            want(path or "", ())
-    return {name: found[name] for name in order}
 
 
 def _pattern(path: str) -> re.Pattern[str]:
@@ -323,7 +334,8 @@ def _replacement(field: str, fields: _Fields, rule: _Rule, look: list[str]) -> s
         )
         return "1"
     items = _select_items(fields.get(head, ()), rest)
-    if items or (head in fields and not rest):
+    is_section = head in fields and not rest  # may be empty
+    if items or is_section:
         return " ".join(items)
     look.append(f"rule {rule.name}: {{{field}}} is unknown: replace it by a value")
     return f"{{{field}}}"

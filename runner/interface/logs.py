@@ -285,7 +285,9 @@ class LogFollower:
             self._reading.remove(attempt)
         key = attempt.step, attempt.number
         data = self._rests.pop(key, b"") + data
-        if self._has_heads and len(data) < _CHUNK and not is_last:
+        # A very long line is not held back until its end.
+        may_wait = len(data) < _CHUNK and not is_last
+        if self._has_heads and may_wait:
             whole, end, rest = data.rpartition(b"\n")
             self._rests[key] = rest
             data = whole + end

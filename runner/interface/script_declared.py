@@ -65,19 +65,20 @@ def _options_of_call(
     notes: list[str],
 ) -> Iterator[DeclaredOption]:
     """Yield the options declared by a call of HfArgumentParser, tyro, typer, fire or LightningCLI."""
-    word, owner = name_of(call.func), _owner(call.func)
+    called = (_owner(call.func), name_of(call.func))
+    owner, word = called
     first = call.args[0] if call.args else None
     name = name_of(first)
     if word == "HfArgumentParser" and first is not None:
         arguments = first.elts if isinstance(first, (ast.Tuple, ast.List)) else [first]
         for each in arguments:
             yield from fields(name_of(each), classes, notes, dashes=False)
-    elif word == "cli" and owner == "tyro" and first is not None:
+    elif called == ("tyro", "cli") and first is not None:
         if name in functions:
             yield from _parameters(functions[name], "tyro", notes)
         else:
             yield from fields(name, classes, notes, dashes=True)
-    elif word == "run" and owner == "typer" and name in functions:
+    elif called == ("typer", "run") and name in functions:
         yield from _parameters(functions[name], "typer", notes)
     elif word == "Fire" and owner in ("fire", ""):
         if name in functions:
@@ -226,7 +227,8 @@ def _parameters(function: ast.FunctionDef, tool: str, notes: list[str]) -> Itera
             continue
         is_positional = tool == "typer" and parameter.is_typer_argument()
         flag, negative = ("", "") if is_positional else _flags(parameter, kind)
-        if tool == "typer" and many and flag:
+        is_repeated = many and flag != ""  # typer has no flag with several words
+        if tool == "typer" and is_repeated:
             notes.append(_note_repeated(parameter.line, flag))
             continue
         yield DeclaredOption(
@@ -265,14 +267,13 @@ def _read_parameters(function: ast.FunctionDef) -> Iterator[_Parameter]:
 
 def _split_annotated(node: ast.expr | None) -> tuple[ast.expr | None, ast.Call | None]:
     """Return the type of `Annotated[type, Option(…)]` and the first call; other annotations unchanged."""
-    if (
-        isinstance(node, ast.Subscript)
-        and name_of(node.value) == "Annotated"
-        and isinstance(node.slice, ast.Tuple)
-    ):
-        annotation, *more = node.slice.elts
-        return annotation, next((each for each in more if isinstance(each, ast.Call)), None)
-    return node, None
+    if not isinstance(node, ast.Subscript) or name_of(node.value) != "Annotated":
+        return node, None
+    if not isinstance(node.slice, ast.Tuple):
+        return node, None
+    annotation, *more = node.slice.elts
+    option = next((each for each in more if isinstance(each, ast.Call)), None)
+    return annotation, option
 
 
 def _fire_option(parameter: _Parameter, kind: str, choices: tuple[str, ...]) -> DeclaredOption:
@@ -364,6 +365,8 @@ def _options_of_click(call: ast.Call, notes: list[str]) -> Iterator[DeclaredOpti
     elif kind not in _SCALARS:
         kind = "str"
     is_positional = name_of(call.func) == "argument"
+    if is_positional:
+        flag = ""
     is_optional = not is_positional or default is not None
     count = _keyword_value(call, "nargs")
     takes_several = count is not None and not _is_literal(count, 1)
@@ -371,7 +374,7 @@ def _options_of_click(call: ast.Call, notes: list[str]) -> Iterator[DeclaredOpti
     name = next((each for each in names if each.isidentifier()), name_of_flag)
     yield DeclaredOption(
         name,
-        "" if is_positional else flag,
+        flag,
         kind,
         default,
         text_of(_keyword_value(call, "help")),
@@ -458,12 +461,12 @@ def _keyword_value(call: ast.Call, name: str) -> ast.expr | None:
 
 
 def _is_literal(node: ast.expr | None, value: object) -> bool:
-    if (
-        isinstance(node, ast.UnaryOp)
-        and isinstance(node.op, ast.USub)
-        and isinstance(node.operand, ast.Constant)
-    ):
-        return isinstance(node.operand.value, int) and -node.operand.value == value
+    # A negative number is the operator `-` with a literal.
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        operand = node.operand
+        if not isinstance(operand, ast.Constant) or not isinstance(operand.value, int):
+            return False
+        return -operand.value == value
     return isinstance(node, ast.Constant) and node.value is value
 
 

@@ -82,7 +82,8 @@ class Defaults:
         """Return the default value of an expression.  Raises _Unknown, TypeError."""
         if isinstance(node, ast.Constant):
             return node.value
-        if name := self._name(node):
+        name = self._name(node)
+        if name:
             return self._option_value(name)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return not self._value(node.operand)

@@ -70,12 +70,13 @@ def _declare_flag(call: ast.Call, function: str, name: str, *, is_marked: bool) 
     default = _argument(call, "default", 1)
     if isinstance(default, ast.Constant) and default.value is None:
         default = None
+    help_position = 3 if is_enum else 2
     flag = DeclaredOption(
         name,
         f"--{name}",
         _ABSL[function],
         default,
-        text_of(_argument(call, "help", 3 if is_enum else 2)),
+        text_of(_argument(call, "help", help_position)),
         required=is_marked or _is_true(_argument(call, "required", None)),
     )
     if flag.type == "bool":
@@ -129,13 +130,12 @@ def _globals_before_exec(tree: ast.Module) -> dict[str, ast.expr]:
 
 def _executes(node: ast.stmt) -> bool:
     """Return True for `exec(open("FILE.py").read())`."""
-    call = node.value if isinstance(node, ast.Expr) else None
-    return (
-        isinstance(call, ast.Call)
-        and isinstance(call.func, ast.Name)
-        and call.func.id == "exec"
-        and _EXECUTED.search(ast.unparse(call)) is not None
-    )
+    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
+        return False
+    function = node.value.func
+    if not isinstance(function, ast.Name) or function.id != "exec":
+        return False
+    return _EXECUTED.search(ast.unparse(node.value)) is not None
 
 
 def _kind(node: ast.expr) -> str | None:

@@ -90,12 +90,9 @@ def _find_main(tree: ast.Module) -> ast.expr | None:
 
 def _is_main(node: ast.expr) -> bool:
     func = node.func if isinstance(node, ast.Call) else node
-    return (
-        isinstance(func, ast.Attribute)
-        and func.attr == "main"
-        and isinstance(func.value, ast.Name)
-        and func.value.id == "hydra"
-    )
+    if not isinstance(func, ast.Attribute) or func.attr != "main":
+        return False
+    return isinstance(func.value, ast.Name) and func.value.id == "hydra"
 
 
 def _class_in_store(tree: ast.Module, name: str) -> str | None:
@@ -121,14 +118,11 @@ def _is_store(function: ast.expr) -> bool:
 
 
 def _as_override(each: DeclaredOption) -> DeclaredOption:
-    missing = isinstance(each.default, ast.Name) and each.default.id == "MISSING"
-    return each._replace(
-        flag=f"{each.name}=",
-        negative="",
-        alone=False,
-        required=each.required or missing,
-        default=None if missing else each.default,
-    )
+    override = each._replace(flag=f"{each.name}=", negative="", alone=False)
+    # omegaconf's MISSING marks a value that the command line must set.
+    if isinstance(each.default, ast.Name) and each.default.id == "MISSING":
+        return override._replace(required=True, default=None)
+    return override
 
 
 def _groups(found: HydraConfig, notes: list[str]) -> Iterator[DeclaredOption]:

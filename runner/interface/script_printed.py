@@ -52,7 +52,8 @@ def _lines(tree: ast.AST) -> Iterator[list[_Piece]]:
         word = name_of(call.func)
         if word in _PRINTERS or word in _BARS:
             args = call.args
-            if word == "log" and len(args) > 1 and not text_of(args[0]):
+            has_level = len(args) > 1 and not text_of(args[0])
+            if word == "log" and has_level:
                 args = args[1:]  # logging.log(level, text, …)
             yield _pieces_of_print(args, texts)
         elif word == "set_postfix":
@@ -167,13 +168,22 @@ def _pieces_of_format(text: str, call: ast.Call) -> list[_Piece]:
             if not head:
                 head, count = str(count), count + 1
             if head.isdecimal():
-                value = call.args[int(head)] if int(head) < len(call.args) else ast.Constant("")
-                pieces.append(value if not isinstance(value, ast.Starred) else ast.Name(""))
+                pieces.append(_format_argument(call, int(head)))
             else:
                 pieces.append(named.get(head, ast.Name(head)))
     except ValueError:
         return [call]
     return pieces
+
+
+def _format_argument(call: ast.Call, n: int) -> ast.expr:
+    """Return a positional argument, an empty text if it is missing, or an unnamed value for
+    arguments that are unpacked from a list.
+    """
+    if n >= len(call.args):
+        return ast.Constant("")
+    value = call.args[n]
+    return ast.Name("") if isinstance(value, ast.Starred) else value
 
 
 def _pieces_of_percent(text: str, values: list[ast.expr]) -> list[_Piece]:
@@ -191,9 +201,11 @@ def _pieces_of_percent(text: str, values: list[ast.expr]) -> list[_Piece]:
             pieces.append("%")
         elif found[1]:
             pieces.append(pairs.get(found[1], ast.Name(found[1])))
-        else:
-            pieces.append(values[count] if count < len(values) else ast.Name(""))
+        elif count < len(values):
+            pieces.append(values[count])
             count += 1
+        else:
+            pieces.append(ast.Name(""))
     return [*pieces, text[end:]]
 
 
@@ -248,10 +260,9 @@ def _is_metric(name: str, before: str, after: str) -> bool:
         return False
     if name in _COUNTERS:
         return True
-    is_numerator = after.lstrip().startswith("/")
-    is_denominator = before.rstrip().endswith("/")
+    is_in_fraction = after.lstrip().startswith("/") or before.rstrip().endswith("/")
     is_rate = re.search(r"/\w+\W*$", before) is not None
-    return not (is_numerator or is_denominator or is_rate)
+    return not is_in_fraction and not is_rate
 
 
 def _variable_name(node: ast.expr) -> str:

@@ -214,7 +214,8 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
     options = arguments + named
     use = _collect_uses(tree, options, {option.name for option in named})
     _note_commands(tree, notes)
-    if not options and hydra is None and not notes:
+    has_options = bool(options) or hydra is not None
+    if not has_options and not notes:
         _note_no_options(source, notes)
     # The last of two options with the same name wins, as in argparse.
     options_by_name = {option.name: _with_role(option, use) for option in options}
@@ -346,12 +347,11 @@ def _main_flag(flags: Sequence[str]) -> str:
 
 def _named_option(flag: str, given: Mapping[str, ast.expr]) -> Option:
     """Return an option with its name, flag and help."""
+    name = text_of(given.get("dest")) or _attribute_name(flag)
     help_text = text_of(given.get("help")).replace("%(default)s", "the default")
-    return Option(
-        text_of(given.get("dest")) or _attribute_name(flag),
-        flag if flag.startswith("-") else "",
-        help=" ".join(help_text.split()),
-    )
+    if not flag.startswith("-"):  # a positional argument
+        flag = ""
+    return Option(name, flag, help=" ".join(help_text.split()))
 
 
 def _attribute_name(flag: str) -> str:
@@ -388,20 +388,24 @@ def _value_option(flag: str, given: Mapping[str, ast.expr], line: int, notes: li
         )
     is_marked = _source_of_literal(given.get("required")) == "True"
     is_required = is_marked or (is_positional and not is_optional)
-    has_default = default is not None and not is_required
-    return replace(
+    kind: Type = "boolean" if is_truth else _TYPES.get(type_name, "string")
+    option = replace(
         _named_option(flag, given),
-        type="boolean" if is_truth else _TYPES.get(type_name, "string"),
-        default=_source_of_literal(default) if has_default else None,
+        type=kind,
         required=is_required,
         many=count not in ("", "None", "'?'"),
         choices=choices,
-        empty=not is_required and _is_empty(default),
     )
+    if is_required:
+        return option
+    source = None if default is None else _source_of_literal(default)
+    return replace(option, default=source, empty=_is_empty(default))
 
 
 def _is_empty(default: ast.AST | None) -> bool:
-    return default is None or (isinstance(default, ast.Constant) and default.value in (None, ""))
+    if default is None:
+        return True
+    return isinstance(default, ast.Constant) and default.value in (None, "")
 
 
 def _option_of_declared(each: DeclaredOption) -> Option:
@@ -426,12 +430,9 @@ def _option_of_declared(each: DeclaredOption) -> Option:
             negative=each.negative,
             required=False,
         )
-    return replace(
-        option,
-        type="boolean" if each.type == "bool" else _TYPES.get(each.type, "string"),
-        default=default,
-        empty=not each.required and _is_empty(each.default),
-    )
+    kind: Type = "boolean" if each.type == "bool" else _TYPES.get(each.type, "string")
+    is_empty = not each.required and _is_empty(each.default)
+    return replace(option, type=kind, default=default, empty=is_empty)
 
 
 def _choices(node: ast.AST | None) -> tuple[str, ...]:
@@ -448,18 +449,19 @@ def _source_of_literal(node: ast.AST | None) -> str | None:
     """
     if node is None:
         return ""
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "Path"
-        and len(node.args) == 1
-    ):
+    if isinstance(node, ast.Call) and _is_path(node):
         return _source_of_literal(node.args[0])
     try:
         value = ast.literal_eval(node)
     except (ValueError, TypeError):
         return None
     return ast.unparse(node) if value is not None else None
+
+
+def _is_path(call: ast.Call) -> bool:
+    """Return True for a call of `Path` with one argument."""
+    is_named_path = isinstance(call.func, ast.Name) and call.func.id == "Path"
+    return is_named_path and len(call.args) == 1
 
 
 # -- roles of paths --------------------------------------------------------------------------------
@@ -649,8 +651,7 @@ class _Use(ast.NodeVisitor):
 
     def _origin_of_attribute(self, node: ast.Attribute) -> _Origin | None:
         """Return the origin of `args.option`, of `path.parent` or of an alias."""
-        owner = node.value.id if isinstance(node.value, ast.Name) else None
-        if owner is not None and owner not in _OTHER_OWNERS and node.attr in self.names:
+        if self._is_option(node):
             return _Origin(node.attr)
         if node.attr == "parent":
             origin = self._origin(node.value)
@@ -658,17 +659,23 @@ class _Use(ast.NodeVisitor):
                 return origin
         return self.aliases.get(_dotted_name(node))
 
+    def _is_option(self, node: ast.Attribute) -> bool:
+        """Return True for an option's attribute.  Any variable may hold the parsed options."""
+        if not isinstance(node.value, ast.Name) or node.value.id in _OTHER_OWNERS:
+            return False
+        return node.attr in self.names
+
     def _origin_of_f_string(self, node: ast.JoinedStr) -> _Origin | None:
         """Return the origin of an f-string whose first part is a variable."""
         if not node.values or not isinstance(node.values[0], ast.FormattedValue):
             return None
         start, rest = node.values[0].value, node.values[1:]
         origin = self._origin(start)
-        if origin is not None and isinstance(origin.source, ast.Constant):
-            # Only a slash after a literal directory makes a path below it.
-            text_after = text_of(rest[0] if rest else None)
-            if not text_after.startswith("/"):
-                return None
+        is_literal = origin is not None and isinstance(origin.source, ast.Constant)
+        text_after = text_of(rest[0]) if rest else ""
+        # Only a slash after a literal directory makes a path below it.
+        if is_literal and not text_after.startswith("/"):
+            return None
         return self._below(start, *rest)
 
     def _origin_of_call(self, node: ast.Call) -> _Origin | None:
@@ -681,7 +688,8 @@ class _Use(ast.NodeVisitor):
         if not node.args:
             return None
         word = name_of(node.func)
-        if word == "join" or (word == "Path" and len(node.args) > 1):
+        is_joined = word == "Path" and len(node.args) > 1
+        if is_joined or word == "join":
             return self._below(*node.args)
         return self._origin(node.args[0]) if word in _WRAPPERS else None
 
@@ -707,11 +715,11 @@ class _Use(ast.NodeVisitor):
 def _access_by_open(node: ast.Call, owner: ast.expr | None) -> _Access:
     """Return the use of `open(path, mode)`, or of `path.open(mode)` with `path` as `owner`."""
     if owner is not None:
-        places, modes = [owner], node.args[:1]
+        places, others = [owner], node.args
     else:
-        places, modes = node.args[:1], node.args[1:2]
-    named = [keyword.value for keyword in node.keywords if keyword.arg == "mode"]
-    mode = next((text_of(each) for each in [*modes, *named]), "r")
+        places, others = node.args[:1], node.args[1:]
+    given = others[0] if others else keywords_of(node).get("mode")
+    mode = text_of(given) if given is not None else "r"
     reads = set(mode).isdisjoint("wax")
     writes = not set(mode).isdisjoint("wax+")
     return _Access("open", reads, writes, places)
@@ -726,21 +734,19 @@ def _names_assigned_once(tree: ast.AST) -> set[str]:
             parameters.add(node.arg)
         elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
             counts[_dotted_name(node)] += 1
-    once = {name for name, count in counts.items() if count == 1 and name}
-    return once - parameters
+    once = {name for name, count in counts.items() if count == 1}
+    # The name of other targets, such as `a[0]`, is empty.
+    return once - parameters - {""}
 
 
 def _dotted_name(node: ast.expr) -> str:
     """Return a variable's name, such as `out` or `self.out`; empty for other expressions."""
     if isinstance(node, ast.Name):
         return node.id
-    if (
-        isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "self"
-    ):
-        return f"self.{node.attr}"
-    return ""
+    if not isinstance(node, ast.Attribute):
+        return ""
+    is_of_self = isinstance(node.value, ast.Name) and node.value.id == "self"
+    return f"self.{node.attr}" if is_of_self else ""
 
 
 def _pattern(place: ast.expr) -> str:
@@ -783,12 +789,16 @@ def _with_role(option: Option, use: _Use) -> Option:
 
 def _is_output(option: Option, touched: _Touched) -> bool:
     """Return True if the script writes the path, or if its use is unknown and its name says so."""
-    return touched.written or (not touched.is_known and bool(option.words & _OUTPUT_WORDS))
+    if touched.is_known:
+        return touched.written
+    return bool(option.words & _OUTPUT_WORDS)
 
 
 def _is_model(option: Option, touched: _Touched) -> bool:
     """Return True if the script loads a model, or if the use is unknown and the name says so."""
-    return touched.model or (not touched.is_known and option.name.lower() in _MODEL_NAMES)
+    if touched.model or touched.is_known:
+        return touched.model
+    return option.name.lower() in _MODEL_NAMES
 
 
 def _is_data_path(option: Option) -> bool:
@@ -817,7 +827,9 @@ def _is_state(option: Option, touched: _Touched) -> bool:
         return True
     if not _STATE.fullmatch(option.name.lower()):
         return False
-    return touched.written or (not touched.is_known and _has_folder(option, touched))
+    if touched.is_known:
+        return touched.written
+    return _has_folder(option, touched)
 
 
 def _checkpoint_pattern(touched: _Touched) -> str:

@@ -50,8 +50,11 @@ def _load_study(where: Space, tried: Sequence[Trial], *, least: bool, seed: int)
     """Return an Optuna study of the search space with the finished trials."""
     optuna = library()
     ways = _distributions(optuna, where)
+    # A later call has more trials and so another seed, because the same seed would propose the
+    # same values.  `constant_liar` lets the proposals of one call differ from each other.
     sampler = optuna.samplers.TPESampler(seed=seed * 100_003 + len(tried), constant_liar=True)
-    study = optuna.create_study(direction="minimize" if least else "maximize", sampler=sampler)
+    direction = "minimize" if least else "maximize"
+    study = optuna.create_study(direction=direction, sampler=sampler)
     for trial in tried:
         if trial.result is None:
             continue

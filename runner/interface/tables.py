@@ -16,14 +16,20 @@ def align(table: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
         for n, cell in enumerate(row):
             # `str.ljust` counts characters, not the columns of a terminal.
             space = " " * (widths[n] - width(cell))
-            padded.append(space + cell if n in right else cell + space)
+            if n in right:
+                padded.append(space + cell)
+            else:
+                padded.append(cell + space)
         lines.append("  ".join(padded).rstrip())
     return lines
 
 
 def markdown(table: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
     """Format a table as Markdown; columns in `right` are right-aligned."""
-    rule = ["---:" if n in right else "---" for n in range(len(table[0]))]
+    rule = []
+    for n in range(len(table[0])):
+        line = "---:" if n in right else "---"
+        rule.append(line)
     head, *rows = [list(map(_escape, row)) for row in table]
     return [f"| {' | '.join(row)} |" for row in (head, rule, *rows)]
 

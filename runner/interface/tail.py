@@ -42,7 +42,9 @@ def safe_line(text: str) -> str:
 
 def safe_ids(text: str) -> str:
     """Return `text` as one safe line, with step ids in readable form."""
-    return safe_line(readable(text) if "%" in text else text)
+    if "%" in text:  # otherwise nothing is encoded
+        text = readable(text)
+    return safe_line(text)
 
 
 class SafeTerminal:
@@ -195,16 +197,22 @@ class MetricsTail:
             # Leave an incomplete line for the next poll, unless it is already too long to be shown.
             self._seen = end if len(data) == _METRICS else self._seen
             return False
-        skipped = start > self._seen  # then the first line is incomplete
+        lines = data[:whole].splitlines()
+        if start > self._seen:  # bytes were skipped, so the first line is incomplete
+            del lines[0]
         self._seen = start + whole
-        lines = data[:whole].splitlines()[1 if skipped else 0 :]
         for numbers in self._numbers(lines):
             self._take(numbers)
+        self._note_step(now)
+        return bool(lines)
+
+    def _note_step(self, now: float) -> None:
+        """Record the time of the last training step, if it has changed."""
         step = self.values.get("step")
-        if step is not None and (self._last is None or step != self._last[0]):
+        is_known = self._last is not None and self._last[0] == step
+        if step is not None and not is_known:
             self._last = (step, now)
             self._first = self._first or self._last
-        return bool(lines)
 
     @property
     def total(self) -> float | None:

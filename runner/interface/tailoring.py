@@ -118,7 +118,8 @@ def _choose_inputs(
     Adds the reasons to `notes`. Raises CannotRun if no inputs fit or the memory use is unknown.
     """
     chosen: dict[str, Tree] = {}
-    if values.get("precision") == "bf16" and not gpu.bf16 and "precision" not in given:
+    lacks_bf16 = values.get("precision") == "bf16" and not gpu.bf16
+    if lacks_bf16 and "precision" not in given:
         chosen["precision"] = "fp16"
         notes.append(f"precision=fp16: {gpu.name} has no bf16")
     model = _MemoryModel(ws, recipe.id, {**values, **chosen}, gpu, devices)
@@ -237,7 +238,8 @@ def _list_missing(recipe: Recipe, given: Mapping[str, object], preset: str | Non
 def _is_missing(
     recipe: Recipe, spec: Input, given: Mapping[str, object], preset: str | None
 ) -> bool:
-    if spec.type == "secret" or not spec.required or spec.has_default:
+    is_optional = not spec.required or spec.has_default
+    if is_optional or spec.type == "secret":
         return False
     return spec.name not in given and not presets.of_input(recipe, preset, spec.name)
 

@@ -218,7 +218,9 @@ def wait(run: str, clock: Clock) -> Operation:
         nap = SOON if some else min(LATER, nap * 1.5)
         after = some[-1].seq if some else after
         over = any(map(_ends, some))
-    yield Give(now if now.over else (yield from _status(run, FOREVER, clock)))
+    if not now.over:
+        now = yield from _status(run, FOREVER, clock)
+    yield Give(now)
 
 
 class LogPosition:
@@ -257,14 +259,17 @@ def lines(run: str, step: str, attempt: int, follow: bool) -> Operation:
     """
 
     def is_wanted(id: str, number: int) -> bool:
-        return attempt in (0, number) and (not step or step in (id, id.partition("[")[0]))
+        # The name of a matrix step stands for all its instances.
+        is_wanted_step = step in ("", id, id.partition("[")[0])
+        return is_wanted_step and attempt in (0, number)
 
     found: list[LogPosition] = []
     going: dict[str, LogPosition] = {}
     after, nap, shown = 0, SOON, 0
+    tries = FOREVER if follow else FEW
     over = not follow or (yield from _status(run, FEW)).over
     while True:
-        some = yield from _new_events(run, after, FOREVER if follow else FEW)
+        some = yield from _new_events(run, after, tries)
         for event in some:
             after = event.seq
             over = over or _ends(event)
@@ -273,6 +278,7 @@ def lines(run: str, step: str, attempt: int, follow: bool) -> Operation:
             nap = SOON
             continue  # read all stored events first, so that the end of each attempt is known
         if not follow and not attempt:
+            # Only the last attempt of each step stays.
             found = list({each.step: each for each in found}.values())
         while shown < len(found):
             each = found[shown]
@@ -395,7 +401,8 @@ def _follow_log(run: str, each: LogPosition, after: int) -> _Part[tuple[int, lis
 
 
 def _ends_attempt(event: Event, step: str) -> bool:
-    return event.subject == "step" and event.id == step and event.before == "RUNNING"
+    is_of_step = event.subject == "step" and event.id == step
+    return is_of_step and event.before == "RUNNING"
 
 
 def _stream(

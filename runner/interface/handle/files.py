@@ -71,11 +71,7 @@ class Download:
     def _link(self, file: File, target: Path, where: str) -> None:
         if link_leads_out("", file.path.partition("/")[2], where, ()):
             raise Corrupt(f"{file.path} is a link to {where}, outside its output")
-        if (
-            os.path.lexists(target)
-            and not self._overwrite
-            and not (target.is_symlink() and os.readlink(target) == where)
-        ):
+        if not self._overwrite and _is_taken_for_link(target, where):
             raise self._taken_error(target)
         self._part(target).unlink(missing_ok=True)
         self._part(target).symlink_to(where)
@@ -91,22 +87,25 @@ class Download:
             return
         out.close()
         target = self.paths[-1]
-        digest = file.content.partition(":")[2]
-        if (digest and self._hash.hexdigest() != digest) or file.size not in (None, self._size):
+        if not self._is_as_announced(file):
             raise Corrupt(
                 f"{file.path} was damaged in transfer: its {self._size} bytes do not match the digest",
                 fix="try again",
             )
-        if (
-            not self._overwrite
-            and os.path.lexists(target)
-            and of_file(target) != self._hash.hexdigest()
-        ):
+        is_taken = not self._overwrite and os.path.lexists(target)
+        if is_taken and of_file(target) != self._hash.hexdigest():
             raise self._taken_error(target)
         if file.content.startswith("x:"):
             self._part(target).chmod(0o755)
         self._part(target).replace(target)
         self._file = self._out = None
+
+    def _is_as_announced(self, file: File) -> bool:
+        """Return True if the received bytes have the digest and the size of the file, if known."""
+        digest = file.content.partition(":")[2]
+        if digest and self._hash.hexdigest() != digest:
+            return False
+        return file.size in (None, self._size)
 
     @staticmethod
     def _taken_error(target: Path) -> CannotRun:
@@ -127,6 +126,13 @@ class Download:
                 self._out.close()
                 with contextlib.suppress(FileNotFoundError):
                     self._part(self.paths[-1]).unlink()
+
+
+def _is_taken_for_link(target: Path, where: str) -> bool:
+    """Return True if anything but a link to `where` is at the path."""
+    if not os.path.lexists(target):
+        return False
+    return not target.is_symlink() or os.readlink(target) != where
 
 
 def _is_inside(path: str) -> bool:

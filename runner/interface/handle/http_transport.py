@@ -88,43 +88,26 @@ def token_of(environ: Mapping[str, str]) -> str:
 def _options(address: str) -> tuple[str, dict[str, str]]:
     """Return the URL of a server and the headers of each request.  Raises Invalid."""
     parts = urlsplit(address)
-    if not parts.hostname or parts.username or parts.query or parts.fragment:
-        raise Invalid(
-            [
-                Problem(
-                    "bad-address",
-                    f"{parts.hostname or address} is not a server URL",
-                    fix="use the form https://HOST:PORT",
-                )
-            ]
+    # The paths of requests are appended to the address, and the token is the only credential.
+    has_more = parts.username or parts.query or parts.fragment
+    if has_more or not parts.hostname:
+        problem = Problem(
+            "bad-address",
+            f"{parts.hostname or address} is not a server URL",
+            fix="use the form https://HOST:PORT",
         )
-    if (
-        parts.scheme == "http"
-        and parts.hostname not in _LOOPBACK
-        and os.environ.get("RECIPE_INSECURE") != "1"
-    ):
+        raise Invalid([problem])
+    is_exposed = parts.scheme == "http" and parts.hostname not in _LOOPBACK
+    if is_exposed and os.environ.get("RECIPE_INSECURE") != "1":
         fix = "use https://, a tunnel (ssh -L 8765:127.0.0.1:8765 HOST), or RECIPE_INSECURE=1 if a private network or proxy encrypts"
-        raise Invalid(
-            [
-                Problem(
-                    "not-encrypted",
-                    f"the token would be sent to {parts.hostname} unencrypted",
-                    fix=fix,
-                )
-            ]
-        )
+        words = f"the token would be sent to {parts.hostname} unencrypted"
+        raise Invalid([Problem("not-encrypted", words, fix=fix)])
     token = token_of(os.environ)
     if not token.isascii() or any(char.isspace() for char in token):
-        raise Invalid(
-            [
-                Problem(
-                    "bad-token",
-                    "the token does not have the form of a server token",
-                    fix="check RECIPE_TOKEN",
-                )
-            ]
-        )
-    return address.rstrip("/"), {"Authorization": f"Bearer {token}"} if token else {}
+        words = "the token does not have the form of a server token"
+        raise Invalid([Problem("bad-token", words, fix="check RECIPE_TOKEN")])
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return address.rstrip("/"), headers
 
 
 def _require_httpx() -> None:

@@ -305,11 +305,12 @@ def _not_for_servers(new: New) -> list[Problem]:
         words = f"{request.recipe} is a local file, but a server runs only its own recipes, by name"
         problems.append(Problem("recipe-is-a-file", words, fix=fix))
     supported = Settings(settings.driver, limits=settings.limits)
-    if new.choice != Choice() or settings != supported or ticket.here:
+    is_plain = new.choice == Choice() and settings == supported
+    if ticket.here or not is_plain:
         words = "some options apply only to local runs: a server accepts inputs, a preset, a driver and limits"
         problems.append(only_here(words))
-    has_workspace_option = request.out is not None or request.current_python
-    if has_workspace_option or request.update or request.nodes:
+    out = request.out is not None
+    if any((out, request.current_python, request.update, request.nodes)):
         words = "remove `out`, `python`, `update` and `nodes`, which apply only to runs in this machine's workspace or database"
         problems.append(only_here(words))
     return problems
@@ -327,9 +328,9 @@ def refuse(status: int, body: bytes, wait: float, run: str) -> NoReturn:
     error = error_of(status, body)
     if status in AGAIN:
         raise RequestLost(str(error), wait, error)
-    if run and isinstance(error, Invalid) and len(error.problems) == 1:
-        first = error.problems[0]
-        if first.code in (*HELPS, NOT_NOTED):
+    if run and isinstance(error, Invalid):
+        first, *others = error.problems
+        if not others and first.code in (*HELPS, NOT_NOTED):
             raise CannotAsk(first.code, first.message, run)
     raise error
 

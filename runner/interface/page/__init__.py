@@ -55,8 +55,9 @@ def visible(text: str) -> str:
     """
     kept = []
     for char in _ANSI.sub("", text):
-        hidden = char not in "\n\t" and unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co")
-        kept.append(f"<U+{ord(char):04X}>" if hidden else char)
+        if char not in "\n\t" and unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co"):
+            char = f"<U+{ord(char):04X}>"
+        kept.append(char)
     return "".join(kept)
 
 
@@ -248,6 +249,7 @@ def _header(story: Story, state: str, label: str, given: str) -> dict[str, objec
     total = sum(story.counts.values())
     tally = _count_states(instances, total)
     counts = [f"{count} {word}" for word, count in tally.items() if count]
+    took = span(row.ended - row.created) if row.ended else ""
     return {
         "recipe": visible(row.recipe),
         "id": row.id,
@@ -258,7 +260,7 @@ def _header(story: Story, state: str, label: str, given: str) -> dict[str, objec
         "note": visible(str(row.data.get("note", ""))),
         "given": visible(given),
         "began": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.created)),
-        "took": span(row.ended - row.created) if row.ended else "",
+        "took": took,
         "work": span(sum(map(_seconds, instances))),
         "total": total,
         "tally": ", ".join(counts),
@@ -281,14 +283,18 @@ def _best(tables: Sequence[Comparison]) -> Mapping[str, str] | None:
     """Return the best result of the first comparison that has one; None without one."""
     for table in tables:
         if table.best is not None:
-            if table.by is None:
-                return None
-            return {
-                "value": cell(comparison.last_number(table.best, table.by.metric)),
-                "words": visible(table.by.words),
-                "step": _name(table.best.step),
-            }
+            return _describe_best(table.best, table.by)
     return None
+
+
+def _describe_best(best: Result, by: comparison.Criterion | None) -> Mapping[str, str] | None:
+    if by is None:
+        return None
+    return {
+        "value": cell(comparison.last_number(best, by.metric)),
+        "words": visible(by.words),
+        "step": _name(best.step),
+    }
 
 
 def _curve_controls(curves: Mapping[str, Curves], weights: Sequence[str]) -> Mapping[str, object]:
@@ -358,10 +364,15 @@ def _graph(story: Story, critical_path: Sequence[str]) -> Mapping[str, object]:
     steps = dict(list(story.needs.items())[:_BOXES])
     boxes, width, height = drawing.boxes(steps)
     by_step = {box.step: box for box in boxes}
+    instances: dict[str, list[StepInstance]] = {}
+    for each in story.instances:
+        instances.setdefault(each.step, []).append(each)
     drawn = []
     edges = []
     for box in boxes:
-        drawn.append(_box(story, box, is_critical=box.step in critical_path))
+        found = instances.get(box.step, [])
+        count = story.counts.get(box.step, len(found))
+        drawn.append(_box(box, found, count, is_critical=box.step in critical_path))
         for need in steps[box.step]:
             if need in by_step:
                 edges.append(_edge(by_step[need], box))
@@ -373,15 +384,16 @@ def _graph(story: Story, critical_path: Sequence[str]) -> Mapping[str, object]:
     }
 
 
-def _box(story: Story, box: drawing.Box, *, is_critical: bool) -> Mapping[str, object]:
-    """Return a step's box, with the number of its instances by state."""
-    instances = [each for each in story.instances if each.step == box.step]
-    count = story.counts.get(box.step, len(instances))
+def _box(
+    box: drawing.Box, instances: Sequence[StepInstance], count: int, *, is_critical: bool
+) -> Mapping[str, object]:
+    """Return a step's box, with the number of its instances by state; `count` is their total."""
     tally = _count_states(instances, count)
     worst = next((state for state in _WORST if tally[state]), "waiting")
     counts = sorted((state, number) for state, number in tally.items() if number)
     words = ", ".join(f"{number} {state}" for state, number in counts)
     seconds = sum(map(_seconds, instances))
+    took = span(seconds) if seconds else ""
     name = visible(box.step)
     return {
         "x": box.x,
@@ -391,7 +403,7 @@ def _box(story: Story, box: drawing.Box, *, is_critical: bool) -> Mapping[str, o
         "state": worst,
         "sign": _SIGNS.get(worst, "–"),
         "count": count,
-        "took": span(seconds) if seconds else "",
+        "took": took,
         "critical": is_critical,
         "parts": _bar_parts(counts, box.x + 10.0),
         "tally": words[:30],
@@ -434,12 +446,13 @@ def _time(story: Story) -> Mapping[str, object] | None:
     whole = max(max(bar.ended for bar in bars) - begin, 1e-3)
     scale = 960 / whole  # pixels per second
     order = {step: n for n, step in enumerate(story.needs)}
-    groups = sorted(drawing.lanes(bars).items(), key=lambda item: (item[0][0], order[item[0][1]]))
+    lanes_of = drawing.lanes(bars)
     y = 0
     rows: list[Mapping[str, object]] = []
     drawn: list[Mapping[str, object]] = []
-    for (place, step), lanes in groups:
-        name = visible(f"{place} · {step}" if place else step)
+    for place, step in sorted(lanes_of, key=lambda group: (group[0], order[group[1]])):
+        lanes = lanes_of[place, step]
+        name = visible(f"{place} · {step}") if place else visible(step)
         count = f" ×{len(lanes)}" if len(lanes) > 1 else ""
         rows.append({"name": _shorten(name) + count, "y": y})
         for lane in lanes:
@@ -499,8 +512,13 @@ def _curves(story: Story, tables: Sequence[Comparison]) -> tuple[dict[str, Curve
     A chart has the curves of step instances with more than one point of the metric.
     """
     found = _collect_curves(story)
-    best = {id(table.best) for table in tables if table.best is not None}
-    criteria = [table.by.metric for table in tables if table.by is not None]
+    best = set()
+    criteria = set()
+    for table in tables:
+        if table.best is not None:
+            best.add(id(table.best))
+        if table.by is not None:
+            criteria.add(table.by.metric)
     # The metrics that decide about the best result come first.
     names = sorted(found, key=lambda name: (name not in criteria, name))[:_CHARTS]
     curve_count = sum(min(len(found[name]), _CURVES) for name in names)
@@ -688,7 +706,9 @@ def _table(
 
     Its columns are the differing inputs, state, time, attempts, memory and metrics.
     """
-    rows = [(table, result) for table in tables for result in table.results]
+    rows: list[tuple[Comparison, Result]] = []
+    for table in tables:
+        rows += [(table, result) for result in table.results]
     if not rows:
         return None
     # Results are not hashable, and those of two instances may be equal.
@@ -721,18 +741,25 @@ def _row_values(
     each: StepInstance, result: Result, inputs: Sequence[str], metrics: Sequence[str]
 ) -> list[Cell]:
     """Return a row of the table: the step, its inputs, facts of its attempts, and its metrics."""
-    peaks = [attempt.exit.get("peak_memory") for attempt in each.attempts]
-    known_peaks = [peak for peak in peaks if isinstance(peak, int)]
-    megabytes = round(max(known_peaks) / 1e6, 1) if known_peaks else None
+    values = [result.values.get(name) for name in inputs]
+    last = [_last_value(result, name) for name in metrics]
+    peak = _peak_megabytes(each)
     return [
         _name(each.id),
-        *[result.values.get(name) for name in inputs],
+        *values,
         each.state.lower(),
         result.seconds,
         len(each.attempts),
-        megabytes,
-        *[_last_value(result, name) for name in metrics],
+        peak,
+        *last,
     ]
+
+
+def _peak_megabytes(each: StepInstance) -> float | None:
+    """Return the peak memory of the attempts; None if no attempt measured it."""
+    peaks = [attempt.exit.get("peak_memory") for attempt in each.attempts]
+    known = [peak for peak in peaks if isinstance(peak, int)]
+    return round(max(known) / 1e6, 1) if known else None
 
 
 def _last_value(result: Result, metric: str) -> Cell:
@@ -782,8 +809,11 @@ def _python_versions(story: Story) -> list[str]:
 
 def _count_steps_by_place(story: Story) -> Counter[str]:
     """Return the number of step instances that each place executed."""
-    executed = [each for each in story.instances if each.attempts and each.state != "FRESH"]
-    return Counter(each.place or "this machine" for each in executed)
+    places: Counter[str] = Counter()
+    for each in story.instances:
+        if each.attempts and each.state != "FRESH":
+            places[each.place or "this machine"] += 1
+    return places
 
 
 def _count_words(counts: Mapping[str, int]) -> str:

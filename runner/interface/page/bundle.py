@@ -49,8 +49,9 @@ def _write(name: str, written: dict[str, str], above: tuple[str, ...]) -> None:
     text = _EXPORT.sub(r"\1 \2", text)
     if left := _LEFT.search(text):
         raise ValueError(f"{name}.js: the bundle does not read `{left[0]}`")
+    names = ", ".join(exported)
     written[name] = (
-        f"// {name}.js\nconst {name}Module = (() => {{\n{text}return {{ {', '.join(exported)} }};\n}})();\n"
+        f"// {name}.js\nconst {name}Module = (() => {{\n{text}return {{ {names} }};\n}})();\n"
     )
 
 
