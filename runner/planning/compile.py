@@ -909,7 +909,6 @@ def _step_spec(
     """Build the StepSpec of a compiled step instance."""
     step, recipe = draft.step, scope.recipe
     accelerate = dict(step.accelerate) if step.accelerate is not None else None
-    sync = [SyncSpec(o.name, o.sync) for o in step.outputs if o.sync is not None]
     when = step.when if draft.flags & WHEN_LATE else None
     python = own.python.version if own.python else ""
     return StepSpec(
@@ -928,7 +927,7 @@ def _step_spec(
         image=own.image,
         git=own.git or _NONE,
         names=_spec_names(draft, reader),
-        sync=sync or _NONE,
+        sync=_sync_specs(step) or _NONE,
         state=_state_specs(step, states) or _NONE,
         continues=_continued_inputs(recipe, draft, reader) or NOTHING,
         options=step.options,
@@ -966,6 +965,14 @@ def _unlisted_secrets(scope: Scope, own: _Settled) -> dict[str, str]:
     """Return the secrets that a step does not receive, by environment variable."""
     unlisted = [name for name in scope.variables if name not in own.secrets]
     return {str(scope.recipe.inputs[name].env): name for name in unlisted}
+
+
+def _sync_specs(step: Step) -> list[SyncSpec]:
+    synced = []
+    for output in step.outputs:
+        if output.sync is not None:
+            synced.append(SyncSpec(output.name, output.sync))
+    return synced
 
 
 def _state_specs(step: Step, states: Mapping[str, str]) -> list[StateSpec]:

@@ -14,7 +14,7 @@ from ..errors import Problem, did_you_mean
 from ..language.template import Reference, TemplateError, evaluate, references
 from ..language.unknowns import BOOLEAN, Unknown, holds_unknown
 from .ids import bare
-from .mentions import templates
+from .mentions import steps_among, templates
 from .plan import SKIP, PendingMatrix
 from .roots import shift_at
 from .step import (
@@ -177,8 +177,7 @@ class Scope:
 
     def awaits(self, refs: Iterable[Reference]) -> bool:
         """Return whether a reference names a step of this recipe that cannot be expanded yet."""
-        names = [ref.path[1] for ref in refs if ref.path[0] == "steps" and len(ref.path) > 1]
-        return not self.pending.isdisjoint(names)
+        return not self.pending.isdisjoint(steps_among(ref.path for ref in refs))
 
     def group(self, id: str) -> list[NodeDraft]:
         """Return all nodes under construction of a step.

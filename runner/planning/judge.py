@@ -152,7 +152,7 @@ def judge(
     if unknown:
         return Verdict(MAYBE, None, (f"depends on the outputs of {_list_ids(unknown)}",), None)
     if not all([made[each].ok for each in dependencies]):
-        skipped = _find_skipped_need(plan, node, made)
+        skipped = _find_skipped_need(plan, n, made)
         if not skipped and node.choices:
             skipped = _find_skipped_choice(plan, n, made)
         if skipped:
@@ -268,19 +268,18 @@ def _judge_targets(
     return Verdict(RESTORE, key, tuple(reasons), left, clashes)
 
 
-def _find_skipped_need(plan: Plan, node: Node, made: Mapping[int, StepResult]) -> str:
+def _find_skipped_need(plan: Plan, n: int, made: Mapping[int, StepResult]) -> str:
     """Return a required step without a successful instance, or an empty string.
 
     A step that may fail counts as successful.
     """
-    needed = {each.producer for each in node.upstream}
-    needed.update(each.producer for each in node.late)
-    needed.update(node.after)
+    node = plan.nodes[n]
     some_ran: dict[str, bool] = {}
-    for n in needed.difference(node.choices):
-        step = _needed_step(plan, node, n)
-        may_fail = bool(plan.nodes[n].flags & ALLOW_FAILURE) and not node.flags & PAIRED
-        some_ran[step] = some_ran.get(step, False) or made[n].ok or may_fail
+    for number in plan.dependencies(n).difference(node.choices):
+        step = _needed_step(plan, node, number)
+        may_fail = bool(plan.nodes[number].flags & ALLOW_FAILURE) and not node.flags & PAIRED
+        has_run = made[number].ok or may_fail
+        some_ran[step] = some_ran.get(step, False) or has_run
     return next((step for step, ran in some_ran.items() if not ran), "")
 
 

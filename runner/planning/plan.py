@@ -170,20 +170,17 @@ class Plan:
     def dependencies(self, n: int) -> set[int]:
         """Return the numbers of the nodes that node `n` depends on."""
         node = self.nodes[n]
-        return (
-            {each.producer for each in node.upstream}
-            | {each.producer for each in node.late}
-            | set(node.after)
-        )
+        found = {each.producer for each in node.upstream}
+        found.update([each.producer for each in node.late])
+        found.update(node.after)
+        return found
 
     def readers(self, n: int) -> Iterator[tuple[str, str]]:
         """Yield the id and metric name of each step that reads metrics of node `n`."""
-        return (
-            (node.id, late.metric)
-            for node in self.nodes
-            for late in node.late
-            if late.producer == n
-        )
+        for node in self.nodes:
+            for late in node.late:
+                if late.producer == n:
+                    yield node.id, late.metric
 
     def before(self, chosen: Iterable[int]) -> set[int]:
         """Return the given nodes with all their dependencies.

@@ -659,8 +659,12 @@ def _count_steps(run: ProgressInput) -> int:
 def _count_ended(run: ProgressInput) -> int:
     """Return the number of finished steps, including those that were up to date before the run."""
     named = sum(state in FINAL for state in run.states.values())
-    others = sum(number for state, number in run.others.items() if state in FINAL)
-    return _count_restored(run) + named + others
+    return _count_restored(run) + named + _count_others(run, FINAL)
+
+
+def _count_others(run: ProgressInput, states: Collection[str]) -> int:
+    """Return the number of steps with an unknown id that are in one of `states`."""
+    return sum(number for state, number in run.others.items() if state in states)
 
 
 def _count_restored(run: ProgressInput) -> int:
@@ -686,10 +690,12 @@ def _percent(run: ProgressInput, total: int | None) -> float | None:
             free += 1
         else:
             parts[id] = _part(run, id, state)
-    free += sum(number for state, number in run.others.items() if state in FREE)
+    free += _count_others(run, FREE)
+    if total <= WEIGHED:
+        weights = {id: _weight(run, id) for id in parts}
+    else:
+        weights = dict.fromkeys(parts, 1.0)
     # Steps without a known id have the usual weight.
-    is_weighed = total <= WEIGHED
-    weights = {id: _weight(run, id) for id in parts} if is_weighed else dict.fromkeys(parts, 1.0)
     usual = _usual(run, weights)
     whole = usual * (total - free - _count_restored(run) - len(parts))
     done = usual * run.others.get(State.DONE, 0)
@@ -709,13 +715,20 @@ def _usual(run: ProgressInput, weights: Mapping[str, float]) -> float:
 
     It is the mean of the others, or a fraction of the training's.
     """
-    known = [weight for id, weight in weights.items() if weight and bare(id) != run.trains]
+    known: list[float] = []
+    trained: list[float] = []
+    for id, weight in weights.items():
+        if not weight:
+            continue
+        if bare(id) == run.trains:
+            trained.append(weight)
+        else:
+            known.append(weight)
     if known:
         return sum(known) / len(known)
-    trained = [weight for weight in weights.values() if weight]
-    if not trained:
-        return 1.0
-    return sum(trained) / len(trained) / TENFOLD
+    if trained:
+        return sum(trained) / len(trained) / TENFOLD
+    return 1.0
 
 
 def _part(run: ProgressInput, id: str, state: str) -> float:

@@ -690,8 +690,7 @@ class _PoolQueues:
         Steps in `resting`, which pause before a retry, are left out.
         """
         free = dict(self._free)
-        waiting = [shape for shape in self._shapes.values() if shape.queue]
-        walks = {shape: shape.queue.walk(resting) for shape in waiting}
+        walks = {shape: shape.queue.walk(resting) for shape in self._waiting()}
         chosen = self._choose_reserved(walks, free)
         heads: list[tuple[_Rank, _Shape]] = []
         for shape, walk in walks.items():
@@ -750,8 +749,12 @@ class _PoolQueues:
 
     def _overtaken_by(self, started: _Shape) -> list[_Shape]:
         """Return the waiting shapes that lack a pool of a started step."""
-        waiting = [shape for shape in self._shapes.values() if shape is not started and shape.queue]
-        return [shape for shape in waiting if shape.is_short_of(started, self._free)]
+        others = (shape for shape in self._waiting() if shape is not started)
+        return [shape for shape in others if shape.is_short_of(started, self._free)]
+
+    def _waiting(self) -> list[_Shape]:
+        """Return the shapes with queued steps."""
+        return [shape for shape in self._shapes.values() if shape.queue]
 
     def _shape(self, node: _Node) -> _Shape:
         """Return the queue of all steps that request the same pool amounts as this step."""
