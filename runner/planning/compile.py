@@ -159,6 +159,7 @@ def _report_own_outputs(
             sketch.problem(recipe, "matrix-axis", message, where, fix=fix)
 
 
+# Most lists of a StepSpec are empty, and a plan may have 100,000 of them: they share this one.
 _NONE: Final[list[Any]] = []
 _UNSAID: Final = Resources()
 
@@ -458,14 +459,11 @@ class _Compiler:
         references = self.sketch.references(scope, path, where)
         late = [ref for ref in references if ref.path[0] in LATE_NAMES]
         for ref in late:
-            self.sketch.problem(
-                scope.recipe,
-                "late-name",
-                f'"{".".join(ref.path)}" is not known before an attempt, so an output path cannot depend on it',
-                where,
-                offset=ref.offset,
-                length=ref.length,
+            name = ".".join(ref.path)
+            message = (
+                f'"{name}" is not known before an attempt, so an output path cannot depend on it'
             )
+            self.sketch.reference_problem(scope, "late-name", message, where, ref)
         return bool(late)
 
     def _state_path(self, scope: Scope, step: Step, state: State, places: Namespaces) -> str:

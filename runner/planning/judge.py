@@ -147,16 +147,9 @@ def judge(
     node = plan.nodes[n]
     if node.flags & SKIP:
         return Verdict(SKIPPED, None, (_why_skipped(plan, n),), NOTHING)
-    dependencies = plan.dependencies(n)
-    unknown = [plan.nodes[each].id for each in sorted(dependencies) if each not in made]
-    if unknown:
-        return Verdict(MAYBE, None, (f"depends on the outputs of {_list_ids(unknown)}",), None)
-    if not all([made[each].ok for each in dependencies]):
-        skipped = _find_skipped_need(plan, n, made)
-        if not skipped and node.choices:
-            skipped = _find_skipped_choice(plan, n, made)
-        if skipped:
-            return Verdict(SKIPPED, None, (f"{skipped}, a dependency, is skipped",), NOTHING)
+    verdict = _judge_dependencies(plan, n, made)
+    if verdict is not None:
+        return verdict
     own = targets.get(n, ()) if targets else ()
     if node.flags & SELECT:
         return _judge_select(plan, n, facts, made, own)
@@ -186,8 +179,25 @@ def judge(
             return Verdict(RUN, key, (words,), None, _find_conflicts(own, facts))
         metrics = {}
     outputs = {name: content for name, _, content in trace.outputs}
-    verdict = _judge_targets(StepResult(True, outputs, metrics), key, (), facts, own)
-    return verdict._replace(former=former)
+    result = StepResult(True, outputs, metrics)
+    return _judge_targets(result, key, (), facts, own)._replace(former=former)
+
+
+def _judge_dependencies(plan: Plan, n: int, made: Mapping[int, StepResult]) -> Verdict | None:
+    """Return the verdict for a step with an unfinished or skipped dependency, or None."""
+    node = plan.nodes[n]
+    dependencies = plan.dependencies(n)
+    unknown = [plan.nodes[each].id for each in sorted(dependencies) if each not in made]
+    if unknown:
+        return Verdict(MAYBE, None, (f"depends on the outputs of {_list_ids(unknown)}",), None)
+    if all([made[each].ok for each in dependencies]):
+        return None
+    skipped = _find_skipped_need(plan, n, made)
+    if not skipped and node.choices:
+        skipped = _find_skipped_choice(plan, n, made)
+    if not skipped:
+        return None
+    return Verdict(SKIPPED, None, (f"{skipped}, a dependency, is skipped",), NOTHING)
 
 
 def _metrics_of_trace(

@@ -116,16 +116,7 @@ class LeafReader:
         self._sketch.unknown(self._scope, name, known, mention.where, mention.ref)
 
     def _problem(self, mention: _Mention, code: str, message: str, fix: str) -> None:
-        ref = mention.ref
-        self._sketch.problem(
-            self._scope.recipe,
-            code,
-            message,
-            mention.where,
-            fix=fix,
-            offset=ref.offset,
-            length=ref.length,
-        )
+        self._sketch.reference_problem(self._scope, code, message, mention.where, mention.ref, fix)
 
     def _note_state(self, mention: _Mention, rest: tuple[str, ...]) -> None:
         if not rest or rest[0] not in self._state:

@@ -481,7 +481,9 @@ def _now(step: StepView, row: Row, now: float, *, live: bool) -> StepView:
         training=training,
         began=began,
     )
-    if running and began is not None and live:
+    # Without a live worker, nobody knows how long the step ran after its last event.
+    is_live = running and live
+    if is_live and began is not None:
         step = _spend(step, max(0.0, now - began))
     if running or not step.warnings:
         step = step._replace(warnings=said)
@@ -538,16 +540,14 @@ def _standing_of(
         for name, count in planned.instances.items():
             if count == 1 and name not in states and name not in planned.fresh:
                 states[name] = State.WAITING
-    elapsed, trainings = {}, {}
+    elapsed: dict[str, float] = {}
+    trainings: dict[str, TrainingReport] = {}
     for id, step in steps.items():
-        training = step.training
-        running = step.state == State.RUNNING
-        if step.began is not None and running:
-            elapsed[id] = max(0.0, now - step.began)
-        elif step.began is not None and training is not None and training.at is not None:
-            elapsed[id] = max(0.0, training.at - step.began)
-        if training is not None and step.state not in SUCCEEDED:
-            trainings[id] = training
+        seconds = _elapsed_of(step, now)
+        if seconds is not None:
+            elapsed[id] = seconds
+        if step.training is not None and step.state not in SUCCEEDED:
+            trainings[id] = step.training
     counted: dict[str, int] = {}
     for (state, _), number in others.items():
         counted[state] = counted.get(state, 0) + number
@@ -566,6 +566,20 @@ def _standing_of(
         counted,
         bare(trains),
     )
+
+
+def _elapsed_of(step: StepView, now: float) -> float | None:
+    """Return the seconds from the start of a step until now, or until its last report if it ended.
+
+    None: it never began, or reported nothing.
+    """
+    if step.began is None:
+        return None
+    if step.state == State.RUNNING:
+        return max(0.0, now - step.began)
+    if step.training is None or step.training.at is None:
+        return None
+    return max(0.0, step.training.at - step.began)
 
 
 def _counts(standing: ProgressInput, steps: Mapping[str, StepView]) -> dict[str, int]:

@@ -133,20 +133,28 @@ class UsesCompiler:
         )
         inner.used_by = (scope, step, combination)
         drafts = self.sketch.drafts[start:]
-        after: list[NodeDraft] = []
-        for id in step.needs:
-            after += scope.group(id)
-        for draft in drafts:
-            if when is False:
+        if when is False:
+            for draft in drafts:
                 draft.flags |= SKIP
-            draft.after += after
-            draft.required = [*draft.required, *required]
-            draft.doubtful |= any(self.sketch.skip_state(group).doubtful for group in required)
-            self.sketch.skips |= draft.doubtful or bool(draft.flags & SKIP)
+        self._add_needs(scope, step, drafts, required)
         if inner.pending:
             scope.pending.add(step.id)
         exported = self._export_outputs(inner, other, inner.prefix[len(scope.prefix) :])
         return Instance(combination, exported, drafts)
+
+    def _add_needs(
+        self, scope: Scope, step: Step, drafts: list[NodeDraft], required: list[list[NodeDraft]]
+    ) -> None:
+        """Make the steps of a used recipe depend on the dependencies of their `uses` step."""
+        after: list[NodeDraft] = []
+        for id in step.needs:
+            after += scope.group(id)
+        is_doubtful = any(self.sketch.skip_state(group).doubtful for group in required)
+        for draft in drafts:
+            draft.after += after
+            draft.required = [*draft.required, *required]
+            draft.doubtful |= is_doubtful
+            self.sketch.skips |= draft.doubtful or bool(draft.flags & SKIP)
 
     def _required_groups(
         self, scope: Scope, step: Step, names: Mapping[str, Any]
@@ -253,9 +261,7 @@ class UsesCompiler:
 
     def _late(self, scope: Scope, step: Step, ref: Reference, where: Where, fix: str) -> None:
         message = f'"{".".join(ref.path)}" is not known yet when "{step.id}" is planned'
-        self.sketch.problem(
-            scope.recipe, "late-name", message, where, offset=ref.offset, length=ref.length, fix=fix
-        )
+        self.sketch.reference_problem(scope, "late-name", message, where, ref, fix)
 
     def _names_paths(self, scope: Scope, leaf: Any, names: Mapping[str, Any], where: Where) -> bool:
         """Return whether a template reads a path in the attempt directory."""
