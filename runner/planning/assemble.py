@@ -202,7 +202,8 @@ def _named_output(
     value = sketch.evaluate(top, leaf, choice.names, where)
     if value is None and choice.names is not names:
         return  # the chosen step is skipped
-    for item in value if isinstance(value, list) else [value]:
+    items = value if isinstance(value, list) else [value]
+    for item in items:
         if isinstance(item, PathValue) and item.kind == "step":
             draft, output = item.address
             yield draft, output, item.name

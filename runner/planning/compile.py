@@ -262,11 +262,11 @@ class _Compiler:
                 continue
             value = values.get(name)
             if isinstance(value, list):
-                kind = spec.items or ""
-                seen[name] = [
-                    self._name_path(item, f"inputs/{name}/{n}", spec, kind)
-                    for n, item in enumerate(value)
-                ]
+                items = []
+                for n, item in enumerate(value):
+                    folder = f"inputs/{name}/{n}"
+                    items.append(self._name_path(item, folder, spec, spec.items or ""))
+                seen[name] = items
             else:
                 seen[name] = self._name_path(value, f"inputs/{name}", spec, spec.type)
         return seen

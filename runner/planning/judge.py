@@ -96,11 +96,9 @@ class Facts:
     def strange(self, path: str) -> bool:
         """Return whether a published path has content that recipe neither wrote nor stores."""
         now = self.there.get(path)
-        return (
-            now is not None
-            and self.ours.get(path) != now
-            and (self.stored is None or now not in self.stored)
-        )
+        if now is None or self.ours.get(path) == now:
+            return False
+        return self.stored is None or now not in self.stored
 
 
 class StepResult(NamedTuple):

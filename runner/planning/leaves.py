@@ -221,7 +221,8 @@ class LeafReader:
         """Record a template's use of `steps.ID.same.NAME`, a result of the matching instance."""
         _, id, _, name, *rest = mention.ref.path
         draft = self._draft
-        if draft.is_sample or (name != "metrics" and name not in self._scope.results.get(id, {})):
+        has_name = name == "metrics" or name in self._scope.results.get(id, {})
+        if draft.is_sample or not has_name:
             return  # the step waits, or its problem is reported elsewhere
         found = find_pair(self._scope, id, draft.matrix)
         if found is None:

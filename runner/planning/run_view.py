@@ -102,7 +102,8 @@ class TrainingReport(NamedTuple):
 
     def text(self, warnings: Sequence[str] = ()) -> str:
         """Return the report and the step's warnings as JSON, or "" without a report."""
-        if self.step is None and not self.values and not warnings:
+        has_report = self.step is not None or self.values
+        if not has_report and not warnings:
             return ""
         known = {name: value for name, value in self._asdict().items() if value is not None}
         if warnings:
@@ -112,9 +113,10 @@ class TrainingReport(NamedTuple):
     @property
     def part(self) -> float:
         """Completed fraction of the training, from 0 to 1."""
-        if self.step is None or not self.total or self.total < 0:
+        total = self.total or 0.0
+        if self.step is None or total <= 0:
             return 0.0
-        return min(1.0, max(0.0, self.step / self.total))
+        return min(1.0, max(0.0, self.step / total))
 
     @property
     def percent(self) -> float | None:
@@ -174,9 +176,11 @@ class StepView(NamedTuple):
             return 100.0
         if self.training is not None and self.training.percent is not None:
             return min(ALMOST, self.training.percent)
-        if self.state == State.RUNNING and self.seconds is not None and self.expected:
-            return min(ALMOST, round(100 * self.seconds / self.expected, 1))
-        return None
+        if self.state != State.RUNNING or self.seconds is None:
+            return None
+        if not self.expected:
+            return None
+        return min(ALMOST, round(100 * self.seconds / self.expected, 1))
 
     @property
     def eta(self) -> float | None:
@@ -451,10 +455,17 @@ def stored_training(
     )
     if training.step is None and not training.values:
         return None, warnings
-    if now is not None and training.eta is not None and training.at is not None:
-        left = max(0.0, training.eta - max(0.0, now - training.at))
-        training = training._replace(eta=round(left, 1))
+    if now is not None:
+        training = _update_eta(training, now)
     return training, warnings
+
+
+def _update_eta(training: TrainingReport, now: float) -> TrainingReport:
+    """Return a training report with its remaining time reduced by its age."""
+    if training.eta is None or training.at is None:
+        return training
+    age = max(0.0, now - training.at)
+    return training._replace(eta=round(max(0.0, training.eta - age), 1))
 
 
 def _numbers_of(stored: object, names: Collection[str] | None = None) -> dict[str, float]:
@@ -471,11 +482,16 @@ def _numbers_of(stored: object, names: Collection[str] | None = None) -> dict[st
 def _now(step: StepView, row: Row, now: float, *, live: bool) -> StepView:
     """Return the view of a step, updated with the state and metrics from its database row."""
     running = row.state == State.RUNNING
-    training, said = stored_training(row.numbers, now=now if running else None)
+    if running:
+        phase = row.reason
+        training, said = stored_training(row.numbers, now=now)
+    else:
+        phase = ""
+        training, said = stored_training(row.numbers)
     began = step.began if step.began is not None else row.began
     step = step._replace(
         state=row.state,
-        phase=row.reason if running else "",
+        phase=phase,
         reason=row.reason,
         detail=row.detail,
         training=training,
@@ -538,7 +554,8 @@ def _standing_of(
     if not others:
         # A single-instance step is counted by name before its first event.
         for name, count in planned.instances.items():
-            if count == 1 and name not in states and name not in planned.fresh:
+            is_counted = name in states or name in planned.fresh
+            if count == 1 and not is_counted:
                 states[name] = State.WAITING
     elapsed: dict[str, float] = {}
     trainings: dict[str, TrainingReport] = {}
@@ -775,8 +792,9 @@ def _seconds_left(run: ProgressInput) -> dict[str, float | None]:
         if state in FINAL:
             continue
         training = run.trainings.get(id)
-        if state == State.RUNNING and training is not None and training.eta is not None:
-            left[id] = training.eta
+        reported = training.eta if training is not None else None
+        if state == State.RUNNING and reported is not None:
+            left[id] = reported
         elif id in run.expected:
             elapsed = run.elapsed.get(id, 0.0) if state == State.RUNNING else 0.0
             left[id] = max(0.0, run.expected[id] - elapsed)

@@ -192,7 +192,7 @@ class UsesCompiler:
                 variables |= self._hand_secret(scope, name, leaf, place)
                 continue
             given[name] = value = self._evaluate_with(scope, step, spec, leaf, names, place)
-            if spec is not None and _names_content(spec) and not is_path_value(value):
+            if _names_content(spec) and not is_path_value(value):
                 self._check_whole_path(scope, name, leaf, names, place)
         return given, variables
 
@@ -348,8 +348,10 @@ def _join_outputs(results: Sequence[Mapping[str, Tree]]) -> dict[str, Tree]:
     return joined
 
 
-def _names_content(spec: Input) -> bool:
+def _names_content(spec: Input | None) -> bool:
     """Return whether the value of an input names files: a path, a dataset or a model."""
+    if spec is None:
+        return False
     return not {"file", "dataset", "model"}.isdisjoint((spec.type, spec.items))
 
 
