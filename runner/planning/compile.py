@@ -737,6 +737,7 @@ class _Compiler:
         names = {**names, "steps": KnownResults(self.sketch, scope, draft.matrix)}
         refs = self.sketch.references(scope, step.when, (*step.origin, "when"))
         of_steps = [ref for ref in refs if ref.path[0] == "steps"]
+        # A condition on metrics may be invalid for some of their values only: the run reports that.
         if any(ref.path[2:3] == ("metrics",) for ref in of_steps):
             value = _condition_value(str(step.when), names)
         else:

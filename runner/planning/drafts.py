@@ -278,6 +278,7 @@ class Sketch:
         problem = recipe.document.problem(
             code, message, where, fix=fix, key=key, offset=at, length=length
         )
+        # Some callers add to `problems` themselves, so the set may be behind.
         self._reported.update(self.problems[self._counted :])
         self._counted = len(self.problems)
         if problem not in self._reported:

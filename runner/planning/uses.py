@@ -114,6 +114,7 @@ class UsesCompiler:
         required = self._required_groups(scope, step, names)
         given, variables = self._bind_with(scope, step, uses, other, names)
         when = self._condition(scope, step, names)
+        # An invalid template has the value null, which `bind` would report again.
         if self.sketch.problems:
             return None
         values = self._bind_inputs(scope, step, other, given, preset)
