@@ -264,15 +264,14 @@ def _judge_targets(
     if not gone:
         return Verdict(FRESH, key, why, left)
     clashes = _find_conflicts(gone, facts)
-    reasons: list[str] = []
+    lost: list[str] = []
     for target in gone:
         if facts.stored is not None and left.outputs[target.output] not in facts.stored:
-            reasons.append(f"output {target.output} is no longer stored")
-    if reasons:
-        return Verdict(RUN, key, tuple(reasons), None, clashes)
-    for target in gone:
-        if target.path not in clashes:
-            reasons.append(f"{target.path} {_describe_state(target.path, facts)}")
+            lost.append(f"output {target.output} is no longer stored")
+    if lost:
+        return Verdict(RUN, key, tuple(lost), None, clashes)
+    paths = [target.path for target in gone if target.path not in clashes]
+    reasons = [f"{path} {_describe_state(path, facts)}" for path in paths]
     return Verdict(RESTORE, key, tuple(reasons), left, clashes)
 
 
@@ -360,10 +359,12 @@ def world_of(
         content = left.outputs.get(output)
         if below and content is not None:
             content = facts.trees[content].get(below)
-        if left.ok and content is not None:
-            world.append(["file", name, content])
-        elif left.ok:
+        if not left.ok:
+            continue
+        if content is None:
             world.append(["absent", name, ""])
+        else:
+            world.append(["file", name, content])
     for producer, metric, name in node.late:
         if name:  # metrics without a name are not part of the key
             world.append(["value", name, made[producer].metrics.get(metric)])
