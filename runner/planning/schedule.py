@@ -703,7 +703,7 @@ class _PoolQueues:
         Steps in `resting`, which pause before a retry, are left out.
         """
         free = dict(self._free)
-        walks = {shape: shape.queue.walk(resting) for shape in self._waiting()}
+        walks = {shape: shape.queue.walk(resting) for shape in self._list_waiting()}
         chosen = self._choose_reserved(walks, free)
         heads: list[tuple[_Rank, _Shape]] = []
         for shape, walk in walks.items():
@@ -762,10 +762,10 @@ class _PoolQueues:
 
     def _overtaken_by(self, started: _Shape) -> list[_Shape]:
         """Return the waiting shapes that lack a pool of a started step."""
-        others = (shape for shape in self._waiting() if shape is not started)
+        others = (shape for shape in self._list_waiting() if shape is not started)
         return [shape for shape in others if shape.is_short_of(started, self._free)]
 
-    def _waiting(self) -> list[_Shape]:
+    def _list_waiting(self) -> list[_Shape]:
         """Return the shapes with queued steps."""
         return [shape for shape in self._shapes.values() if shape.queue]
 
