@@ -57,10 +57,12 @@ def assemble(
         raise Invalid(drop_echoes(sketch.problems))
     drafts = _sort_drafts(sketch)
     _skip_dependents(drafts)
-    publish = [item for item in publish if not item[0].flags & SKIP]
+    published: list[Publication] = []
+    for draft, output, path, name in publish:
+        if not draft.flags & SKIP:
+            published.append(Publication(draft.number, output, path, name))
     nodes = [_node(draft) for draft in drafts]
-    specs = [d.spec for d in drafts]
-    published = [Publication(d.number, output, path, name) for d, output, path, name in publish]
+    specs = [draft.spec for draft in drafts]
     shown = {k: plain_value(v) for k, v in values.items() if recipe.inputs[k].type != "secret"}
     ahead = [_ahead(sample) for sample in sketch.samples if not sample.flags & SKIP]
     globs = [(step, pattern, allowed) for (step, pattern), allowed in sketch.globs.items()]
@@ -200,7 +202,8 @@ def _named_output(
     value = sketch.evaluate(top, leaf, choice.names, where)
     if value is None and choice.names is not names:
         return  # the chosen step is skipped
-    for item in value if isinstance(value, list) else [value]:
+    items = value if isinstance(value, list) else [value]
+    for item in items:
         if isinstance(item, PathValue) and item.kind == "step":
             draft, output = item.address
             yield draft, output, item.name
@@ -318,8 +321,10 @@ def _find_unused_axes(draft: NodeDraft, output: str) -> list[str]:
 
 def drop_echoes(problems: Sequence[Problem]) -> Iterator[Problem]:
     """Yield the problems without template errors at a location that has a more specific problem."""
-    others = [found for found in problems if found.code != "template"]
-    mentions = [found.where for found in others if found.where]
+    mentions: list[Location] = []
+    for found in problems:
+        if found.code != "template" and found.where is not None:
+            mentions.append(found.where)
     for found in problems:
         is_echo = found.code == "template" and found.where is not None
         if not is_echo or not any(_covers(mention, found.where) for mention in mentions):

@@ -188,8 +188,10 @@ class Axes:
                 message = f'"{axis.pattern}" leaves the workspace'
                 self.sketch.problem(scope.recipe, "path-escape", message, axis.where, fix=WORKSPACE)
             return []
-        known = [match for match in self.globs.get(axis.pattern, ()) if match not in self.left_out]
-        matches = [match for match in known if not is_excluded(match, axis.exclude)]
+        matches: list[str] = []
+        for match in self.globs.get(axis.pattern, ()):
+            if match not in self.left_out and not is_excluded(match, axis.exclude):
+                matches.append(match)
         self.found |= dict.fromkeys(matches, GlobOrigin(scope.recipe, axis.name, axis.where))
         if not matches:
             self._record_empty(scope, step, axis)

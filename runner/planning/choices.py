@@ -158,7 +158,8 @@ class KnownResults(Mapping[str, Mapping[str, Any]]):
     def __getitem__(self, id: str) -> Mapping[str, Any]:
         scope = self._scope
         if id in scope.pending:
-            return _Any(_PERHAPS_PATHS if id in scope.many else _PERHAPS_A_PATH)
+            value = _PERHAPS_PATHS if id in scope.many else _PERHAPS_A_PATH
+            return _Any(value)
         standing = self._sketch.skip_state(scope.group(id))
         if standing.skipped:
             return _Any(None)

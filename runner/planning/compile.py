@@ -159,6 +159,7 @@ def _report_own_outputs(
             sketch.problem(recipe, "matrix-axis", message, where, fix=fix)
 
 
+# Most lists of a StepSpec are empty, and a plan may have 100,000 of them: they share this one.
 _NONE: Final[list[Any]] = []
 _UNSAID: Final = Resources()
 
@@ -261,11 +262,11 @@ class _Compiler:
                 continue
             value = values.get(name)
             if isinstance(value, list):
-                kind = spec.items or ""
-                seen[name] = [
-                    self._name_path(item, f"inputs/{name}/{n}", spec, kind)
-                    for n, item in enumerate(value)
-                ]
+                items = []
+                for n, item in enumerate(value):
+                    folder = f"inputs/{name}/{n}"
+                    items.append(self._name_path(item, folder, spec, spec.items or ""))
+                seen[name] = items
             else:
                 seen[name] = self._name_path(value, f"inputs/{name}", spec, spec.type)
         return seen
@@ -458,14 +459,11 @@ class _Compiler:
         references = self.sketch.references(scope, path, where)
         late = [ref for ref in references if ref.path[0] in LATE_NAMES]
         for ref in late:
-            self.sketch.problem(
-                scope.recipe,
-                "late-name",
-                f'"{".".join(ref.path)}" is not known before an attempt, so an output path cannot depend on it',
-                where,
-                offset=ref.offset,
-                length=ref.length,
+            name = ".".join(ref.path)
+            message = (
+                f'"{name}" is not known before an attempt, so an output path cannot depend on it'
             )
+            self.sketch.reference_problem(scope, "late-name", message, where, ref)
         return bool(late)
 
     def _state_path(self, scope: Scope, step: Step, state: State, places: Namespaces) -> str:
@@ -739,6 +737,7 @@ class _Compiler:
         names = {**names, "steps": KnownResults(self.sketch, scope, draft.matrix)}
         refs = self.sketch.references(scope, step.when, (*step.origin, "when"))
         of_steps = [ref for ref in refs if ref.path[0] == "steps"]
+        # A condition on metrics may be invalid for some of their values only: the run reports that.
         if any(ref.path[2:3] == ("metrics",) for ref in of_steps):
             value = _condition_value(str(step.when), names)
         else:
@@ -909,7 +908,6 @@ def _step_spec(
     """Build the StepSpec of a compiled step instance."""
     step, recipe = draft.step, scope.recipe
     accelerate = dict(step.accelerate) if step.accelerate is not None else None
-    sync = [SyncSpec(o.name, o.sync) for o in step.outputs if o.sync is not None]
     when = step.when if draft.flags & WHEN_LATE else None
     python = own.python.version if own.python else ""
     return StepSpec(
@@ -928,7 +926,7 @@ def _step_spec(
         image=own.image,
         git=own.git or _NONE,
         names=_spec_names(draft, reader),
-        sync=sync or _NONE,
+        sync=_sync_specs(step) or _NONE,
         state=_state_specs(step, states) or _NONE,
         continues=_continued_inputs(recipe, draft, reader) or NOTHING,
         options=step.options,
@@ -966,6 +964,14 @@ def _unlisted_secrets(scope: Scope, own: _Settled) -> dict[str, str]:
     """Return the secrets that a step does not receive, by environment variable."""
     unlisted = [name for name in scope.variables if name not in own.secrets]
     return {str(scope.recipe.inputs[name].env): name for name in unlisted}
+
+
+def _sync_specs(step: Step) -> list[SyncSpec]:
+    synced = []
+    for output in step.outputs:
+        if output.sync is not None:
+            synced.append(SyncSpec(output.name, output.sync))
+    return synced
 
 
 def _state_specs(step: Step, states: Mapping[str, str]) -> list[StateSpec]:

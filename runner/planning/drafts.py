@@ -14,7 +14,7 @@ from ..errors import Problem, did_you_mean
 from ..language.template import Reference, TemplateError, evaluate, references
 from ..language.unknowns import BOOLEAN, Unknown, holds_unknown
 from .ids import bare
-from .mentions import templates
+from .mentions import steps_among, templates
 from .plan import SKIP, PendingMatrix
 from .roots import shift_at
 from .step import (
@@ -177,8 +177,7 @@ class Scope:
 
     def awaits(self, refs: Iterable[Reference]) -> bool:
         """Return whether a reference names a step of this recipe that cannot be expanded yet."""
-        names = [ref.path[1] for ref in refs if ref.path[0] == "steps" and len(ref.path) > 1]
-        return not self.pending.isdisjoint(names)
+        return not self.pending.isdisjoint(steps_among(ref.path for ref in refs))
 
     def group(self, id: str) -> list[NodeDraft]:
         """Return all nodes under construction of a step.
@@ -279,6 +278,7 @@ class Sketch:
         problem = recipe.document.problem(
             code, message, where, fix=fix, key=key, offset=at, length=length
         )
+        # Some callers add to `problems` themselves, so the set may be behind.
         self._reported.update(self.problems[self._counted :])
         self._counted = len(self.problems)
         if problem not in self._reported:
@@ -295,6 +295,20 @@ class Sketch:
             length=error.length,
         )
 
+    def reference_problem(
+        self,
+        scope: Scope,
+        code: str,
+        message: str,
+        where: Where,
+        ref: Reference,
+        fix: str = "",
+    ) -> None:
+        """Report a problem with a name in a template, whose text is underlined."""
+        self.problem(
+            scope.recipe, code, message, where, fix=fix, offset=ref.offset, length=ref.length
+        )
+
     def unknown(
         self, scope: Scope, name: str, known: list[str], where: Where, ref: Reference
     ) -> None:
@@ -304,15 +318,7 @@ class Sketch:
         fix = did_you_mean(name, known)
         if not fix and known:
             fix = f"available: {', '.join(sorted(known)[:8])}"
-        self.problem(
-            scope.recipe,
-            "unknown-name",
-            f'unknown name "{name}"',
-            where,
-            fix=fix,
-            offset=ref.offset,
-            length=ref.length,
-        )
+        self.reference_problem(scope, "unknown-name", f'unknown name "{name}"', where, ref, fix)
 
     def references(self, scope: Scope, leaf: object, where: Where) -> tuple[Reference, ...]:
         """Return the names that a template reads.
@@ -385,15 +391,9 @@ class Sketch:
         if ref.path[0] != "steps":
             return True
         if len(ref.path) < 2:
-            self.problem(
-                scope.recipe,
-                "unknown-name",
-                "the name of a step must be literal; it cannot depend on a value",
-                where,
-                fix="write steps.NAME.OUTPUT",
-                offset=ref.offset,
-                length=ref.length,
-            )
+            message = "the name of a step must be literal; it cannot depend on a value"
+            fix = "write steps.NAME.OUTPUT"
+            self.reference_problem(scope, "unknown-name", message, where, ref, fix)
             return False
         steps = scope.recipe.steps
         target = steps.get(ref.path[1])
@@ -401,16 +401,17 @@ class Sketch:
             self.unknown(scope, f"steps.{ref.path[1]}", [f"steps.{id}" for id in steps], where, ref)
             return False
         if len(ref.path) == 2:
-            self.problem(
-                scope.recipe,
-                "unknown-name",
-                f'"steps.{target.id}" is a step, not a value',
-                where,
-                fix=_suggest_output(target),
-                offset=ref.offset,
-                length=ref.length,
-            )
+            message = f'"steps.{target.id}" is a step, not a value'
+            fix = _suggest_output(target)
+            self.reference_problem(scope, "unknown-name", message, where, ref, fix)
             return False
+        return self._has_result(scope, target, ref, where)
+
+    def _has_result(self, scope: Scope, target: Step, ref: Reference, where: Where) -> bool:
+        """Return whether a step has the output or metric of a reference, and report a missing one.
+
+        Also return True if the outputs of the step are not known yet.
+        """
         has_metrics = not target.uses and not target.select
         if has_metrics:
             known = [o.name for o in target.outputs]
@@ -452,9 +453,7 @@ class Sketch:
         axes = list(target.matrix or {})
         message = f'"steps.{target.id}.same" is the instance with the same axes, but the two steps share no axis'
         fix = f"add the axis {axes[0]} to this step" if axes else "remove `.same`"
-        self.problem(
-            scope.recipe, "same-instance", message, where, fix=fix, offset=ref.offset, length=ref.length
-        )  # fmt: skip
+        self.reference_problem(scope, "same-instance", message, where, ref, fix)
 
 
 def _suggest_output(target: Step) -> str:

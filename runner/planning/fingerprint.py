@@ -106,13 +106,21 @@ def _parts(image: Mapping[str, object]) -> Iterable[tuple[_Part, object]]:
 
 def _author_parts(author: Mapping[str, object]) -> Iterable[tuple[_Part, object]]:
     for section, value in author.items():
-        if section == "metrics" and isinstance(value, Sequence) and any(value):
-            continue  # an earlier version stored the metrics rule here
+        if section == "metrics" and _is_former_rule(value):
+            continue
         if isinstance(value, dict) and (value or section == "reads"):
             for name, each in value.items():
                 yield (_shown_name(section, name), section), each
         else:
             yield (section, section), value
+
+
+def _is_former_rule(metrics: object) -> bool:
+    """Return whether the `metrics` of a key name a file or a pattern, as in an earlier version.
+
+    The current version stores them outside the key, and here only that there is neither.
+    """
+    return isinstance(metrics, Sequence) and any(metrics)
 
 
 def _shown_name(section: str, name: str) -> str:

@@ -96,11 +96,9 @@ class Facts:
     def strange(self, path: str) -> bool:
         """Return whether a published path has content that recipe neither wrote nor stores."""
         now = self.there.get(path)
-        return (
-            now is not None
-            and self.ours.get(path) != now
-            and (self.stored is None or now not in self.stored)
-        )
+        if now is None or self.ours.get(path) == now:
+            return False
+        return self.stored is None or now not in self.stored
 
 
 class StepResult(NamedTuple):
@@ -147,16 +145,9 @@ def judge(
     node = plan.nodes[n]
     if node.flags & SKIP:
         return Verdict(SKIPPED, None, (_why_skipped(plan, n),), NOTHING)
-    dependencies = plan.dependencies(n)
-    unknown = [plan.nodes[each].id for each in sorted(dependencies) if each not in made]
-    if unknown:
-        return Verdict(MAYBE, None, (f"depends on the outputs of {_list_ids(unknown)}",), None)
-    if not all([made[each].ok for each in dependencies]):
-        skipped = _find_skipped_need(plan, node, made)
-        if not skipped and node.choices:
-            skipped = _find_skipped_choice(plan, n, made)
-        if skipped:
-            return Verdict(SKIPPED, None, (f"{skipped}, a dependency, is skipped",), NOTHING)
+    verdict = _judge_dependencies(plan, n, made)
+    if verdict is not None:
+        return verdict
     own = targets.get(n, ()) if targets else ()
     if node.flags & SELECT:
         return _judge_select(plan, n, facts, made, own)
@@ -186,8 +177,25 @@ def judge(
             return Verdict(RUN, key, (words,), None, _find_conflicts(own, facts))
         metrics = {}
     outputs = {name: content for name, _, content in trace.outputs}
-    verdict = _judge_targets(StepResult(True, outputs, metrics), key, (), facts, own)
-    return verdict._replace(former=former)
+    result = StepResult(True, outputs, metrics)
+    return _judge_targets(result, key, (), facts, own)._replace(former=former)
+
+
+def _judge_dependencies(plan: Plan, n: int, made: Mapping[int, StepResult]) -> Verdict | None:
+    """Return the verdict for a step with an unfinished or skipped dependency, or None."""
+    node = plan.nodes[n]
+    dependencies = plan.dependencies(n)
+    unknown = [plan.nodes[each].id for each in sorted(dependencies) if each not in made]
+    if unknown:
+        return Verdict(MAYBE, None, (f"depends on the outputs of {_list_ids(unknown)}",), None)
+    if all([made[each].ok for each in dependencies]):
+        return None
+    skipped = _find_skipped_need(plan, n, made)
+    if not skipped and node.choices:
+        skipped = _find_skipped_choice(plan, n, made)
+    if not skipped:
+        return None
+    return Verdict(SKIPPED, None, (f"{skipped}, a dependency, is skipped",), NOTHING)
 
 
 def _metrics_of_trace(
@@ -256,31 +264,29 @@ def _judge_targets(
     if not gone:
         return Verdict(FRESH, key, why, left)
     clashes = _find_conflicts(gone, facts)
-    reasons: list[str] = []
+    lost: list[str] = []
     for target in gone:
         if facts.stored is not None and left.outputs[target.output] not in facts.stored:
-            reasons.append(f"output {target.output} is no longer stored")
-    if reasons:
-        return Verdict(RUN, key, tuple(reasons), None, clashes)
-    for target in gone:
-        if target.path not in clashes:
-            reasons.append(f"{target.path} {_describe_state(target.path, facts)}")
+            lost.append(f"output {target.output} is no longer stored")
+    if lost:
+        return Verdict(RUN, key, tuple(lost), None, clashes)
+    paths = [target.path for target in gone if target.path not in clashes]
+    reasons = [f"{path} {_describe_state(path, facts)}" for path in paths]
     return Verdict(RESTORE, key, tuple(reasons), left, clashes)
 
 
-def _find_skipped_need(plan: Plan, node: Node, made: Mapping[int, StepResult]) -> str:
+def _find_skipped_need(plan: Plan, n: int, made: Mapping[int, StepResult]) -> str:
     """Return a required step without a successful instance, or an empty string.
 
     A step that may fail counts as successful.
     """
-    needed = {each.producer for each in node.upstream}
-    needed.update(each.producer for each in node.late)
-    needed.update(node.after)
+    node = plan.nodes[n]
     some_ran: dict[str, bool] = {}
-    for n in needed.difference(node.choices):
-        step = _needed_step(plan, node, n)
-        may_fail = bool(plan.nodes[n].flags & ALLOW_FAILURE) and not node.flags & PAIRED
-        some_ran[step] = some_ran.get(step, False) or made[n].ok or may_fail
+    for number in plan.dependencies(n).difference(node.choices):
+        step = _needed_step(plan, node, number)
+        may_fail = bool(plan.nodes[number].flags & ALLOW_FAILURE) and not node.flags & PAIRED
+        has_run = made[number].ok or may_fail
+        some_ran[step] = some_ran.get(step, False) or has_run
     return next((step for step, ran in some_ran.items() if not ran), "")
 
 
@@ -353,10 +359,12 @@ def world_of(
         content = left.outputs.get(output)
         if below and content is not None:
             content = facts.trees[content].get(below)
-        if left.ok and content is not None:
-            world.append(["file", name, content])
-        elif left.ok:
+        if not left.ok:
+            continue
+        if content is None:
             world.append(["absent", name, ""])
+        else:
+            world.append(["file", name, content])
     for producer, metric, name in node.late:
         if name:  # metrics without a name are not part of the key
             world.append(["value", name, made[producer].metrics.get(metric)])

@@ -116,16 +116,7 @@ class LeafReader:
         self._sketch.unknown(self._scope, name, known, mention.where, mention.ref)
 
     def _problem(self, mention: _Mention, code: str, message: str, fix: str) -> None:
-        ref = mention.ref
-        self._sketch.problem(
-            self._scope.recipe,
-            code,
-            message,
-            mention.where,
-            fix=fix,
-            offset=ref.offset,
-            length=ref.length,
-        )
+        self._sketch.reference_problem(self._scope, code, message, mention.where, mention.ref, fix)
 
     def _note_state(self, mention: _Mention, rest: tuple[str, ...]) -> None:
         if not rest or rest[0] not in self._state:
@@ -230,7 +221,8 @@ class LeafReader:
         """Record a template's use of `steps.ID.same.NAME`, a result of the matching instance."""
         _, id, _, name, *rest = mention.ref.path
         draft = self._draft
-        if draft.is_sample or (name != "metrics" and name not in self._scope.results.get(id, {})):
+        has_name = name == "metrics" or name in self._scope.results.get(id, {})
+        if draft.is_sample or not has_name:
             return  # the step waits, or its problem is reported elsewhere
         found = find_pair(self._scope, id, draft.matrix)
         if found is None:

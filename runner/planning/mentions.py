@@ -134,7 +134,8 @@ def find_selected(
             return TargetProblem(
                 "unknown-step", f'{recipe.id}, which "{above}" uses, has no step "{id}"', fix
             )
-        step, here = recipe.steps[id], f"{above}/{id}" if above else id
+        step = recipe.steps[id]
+        here = f"{above}/{id}" if above else id
         many |= step.matrix is not None
         if here == path and not step.uses:
             if many:

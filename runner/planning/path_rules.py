@@ -64,19 +64,9 @@ def find_misplaced_paths(recipe: Recipe) -> Iterator[Problem]:
 
 
 def _paths_of_step(recipe: Recipe, step: Step) -> Iterator[Problem]:
-    named: list[tuple[str, str, Where]] = []
-    named += [
-        (f'output "{output.name}" of "{step.id}"', output.path, ("outputs", output.name))
-        for output in step.outputs
-    ]
-    named += [
-        (f'state "{state.name}" of "{step.id}"', state.path, ("state", state.name, "path"))
-        for state in step.state
-    ]
-    if step.metrics and step.metrics.file:
-        named.append((f'the metrics file of "{step.id}"', step.metrics.file, ("metrics", "file")))
-    for what, path, below in named:
-        if "{{" not in path and (wrong := explain_unfit(path)):
+    for what, path, below in _named_paths(step):
+        wrong = explain_unfit(path) if "{{" not in path else ""
+        if wrong:
             yield recipe.document.problem(
                 "path-escape",
                 f"{what} {wrong}",
@@ -84,7 +74,8 @@ def _paths_of_step(recipe: Recipe, step: Step) -> Iterator[Problem]:
                 fix=BELOW,
             )
     for path in step.files:
-        if wrong := explain_unfit(path, folder=False):
+        wrong = explain_unfit(path, folder=False)
+        if wrong:
             yield recipe.document.problem(
                 "path-escape",
                 f'a file of "{step.id}" {wrong}',
@@ -94,55 +85,66 @@ def _paths_of_step(recipe: Recipe, step: Step) -> Iterator[Problem]:
             )
 
 
+def _named_paths(step: Step) -> Iterator[tuple[str, str, Where]]:
+    """Yield the description, path and location of each output, state and metrics file of a step."""
+    for output in step.outputs:
+        yield f'output "{output.name}" of "{step.id}"', output.path, ("outputs", output.name)
+    for state in step.state:
+        yield f'state "{state.name}" of "{step.id}"', state.path, ("state", state.name, "path")
+    if step.metrics and step.metrics.file:
+        yield f'the metrics file of "{step.id}"', step.metrics.file, ("metrics", "file")
+
+
 def _where_in_step(recipe: Recipe, step: Step, below: Where) -> Where:
     """Return the recipe location of a part of a step.
 
     Outputs written as a list are located by index.
     """
+    if below[0] != "outputs":
+        return below
+    # Outputs in a list are named by their paths.
+    is_list = all(output.name.rstrip("/") == output.path for output in step.outputs)
+    if not is_list:
+        return below
     names = [output.name for output in step.outputs]
-    listed = below[0] == "outputs" and all(
-        output.name.rstrip("/") == output.path for output in step.outputs
-    )
-    return (below[0], names.index(str(below[1]))) if listed else below
+    return "outputs", names.index(str(below[1]))
 
 
 def _code(
     recipe: Recipe, code: tuple[str | Glob | GitCode | AutoCode, ...], origin: Where
 ) -> Iterator[Problem]:
+    root = "the workspace" if recipe.home else "the recipe's folder"
     for n, item in enumerate(code):
         where = (*origin, "code", n)
         if isinstance(item, AutoCode):
             continue
         if not isinstance(item, GitCode):
-            yield from _read(
-                recipe,
-                item,
-                "the workspace" if recipe.home else "the recipe's folder",
-                _CODE,
-                where,
-            )
-        elif posixpath.normpath(item.at) != "." and (
-            wrong := explain_unfit(item.at)
-        ):  # the whole attempt directory may be a checkout
-            yield recipe.document.problem(
-                "path-escape", f"a git checkout {wrong}", (*where, "at"), fix=BELOW
-            )
+            yield from _read(recipe, item, root, _CODE, where)
+            continue
+        # The whole attempt directory may be a checkout, but no output.
+        is_whole = posixpath.normpath(item.at) == "."
+        wrong = explain_unfit(item.at) if not is_whole else ""
+        if wrong:
+            message = f"a git checkout {wrong}"
+            yield recipe.document.problem("path-escape", message, (*where, "at"), fix=BELOW)
 
 
 def _env_files(recipe: Recipe, paths: tuple[str, ...], origin: Where) -> Iterator[Problem]:
     for path in paths:
-        if escapes(path) or "{{" in path:
-            wrong = (
-                "has a template, but a recipe-wide file is the same for every step"
-                if "{{" in path
-                else "leaves the workspace"
-            )
-            yield recipe.document.problem(
-                "path-escape", f'the env_file "{path}" {wrong}', (*origin, "env_file"), fix=BELOW
-            )
+        if "{{" in path:
+            wrong = "has a template, but a recipe-wide file is the same for every step"
+        elif escapes(path):
+            wrong = "leaves the workspace"
+        else:
+            continue
+        message = f'the env_file "{path}" {wrong}'
+        yield recipe.document.problem("path-escape", message, (*origin, "env_file"), fix=BELOW)
 
 
 def _read(recipe: Recipe, item: str | Glob, root: str, fix: str, where: Where) -> Iterator[Problem]:
-    path, where = (item, where) if isinstance(item, str) else (item.pattern, (*where, "glob"))
+    if isinstance(item, str):
+        path = item
+    else:
+        path, where = item.pattern, (*where, "glob")
     if "{{" not in path and escapes(path):
         yield recipe.document.problem("path-escape", f'"{path}" leaves {root}', where, fix=fix)

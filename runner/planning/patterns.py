@@ -60,8 +60,10 @@ def decode_automatic(text: str) -> tuple[list[EntryPoint], list[str]]:
         kind, _, name = part.partition(" ")
         if kind == "path":
             folders.append(name)
+        elif kind == "script":
+            starts.append(EntryPoint("script", name))
         else:
-            starts.append(EntryPoint("script" if kind == "script" else "module", name))
+            starts.append(EntryPoint("module", name))
     return starts, folders
 
 
@@ -82,8 +84,10 @@ def python_path(env: Mapping[str, object]) -> list[str]:
     found: list[str] = []
     for folder in value.split(":"):
         if folder and not escapes(folder):
-            plain = posixpath.normpath(folder)
-            found.append("" if plain == "." else plain)
+            path = posixpath.normpath(folder)
+            if path == ".":
+                path = ""
+            found.append(path)
     return found
 
 

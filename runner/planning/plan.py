@@ -130,8 +130,9 @@ class Plan:
         """Set the node count of `accelerate` steps that do not set `nodes`."""
 
         def spread(node: Node, spec: StepSpec) -> StepSpec:
-            asks = spec.accelerate is not None and spec.nodes is None and not node.flags & LOCAL
-            return spec._replace(nodes=count) if asks else spec
+            if spec.accelerate is None or node.flags & LOCAL:
+                return spec
+            return spec._replace(nodes=count) if spec.nodes is None else spec
 
         self._change(spread)
 
@@ -140,13 +141,15 @@ class Plan:
 
         A GPU request leaves steps with `gpus: 0` unchanged.
         """
-        of_gpu = bool(asked.get("gpus") or asked.get("gpu") or asked.get("gpu_memory"))
-        without = {"gpu": None, "gpu_memory": None} if asked.get("gpus") == 0 else {}
+        of_gpu = any(asked.get(name) for name in ("gpus", "gpu", "gpu_memory"))
+        fields = dict(asked)
+        if asked.get("gpus") == 0:
+            fields |= {"gpu": None, "gpu_memory": None}
 
         def demand(_: Node, spec: StepSpec) -> StepSpec:
             if of_gpu and spec.resources.gpus == 0:
                 return spec
-            return spec._replace(resources=spec.resources._replace(**{**asked, **without}))
+            return spec._replace(resources=spec.resources._replace(**fields))
 
         self._change(demand)
 
@@ -170,20 +173,17 @@ class Plan:
     def dependencies(self, n: int) -> set[int]:
         """Return the numbers of the nodes that node `n` depends on."""
         node = self.nodes[n]
-        return (
-            {each.producer for each in node.upstream}
-            | {each.producer for each in node.late}
-            | set(node.after)
-        )
+        found = {each.producer for each in node.upstream}
+        found.update([each.producer for each in node.late])
+        found.update(node.after)
+        return found
 
     def readers(self, n: int) -> Iterator[tuple[str, str]]:
         """Yield the id and metric name of each step that reads metrics of node `n`."""
-        return (
-            (node.id, late.metric)
-            for node in self.nodes
-            for late in node.late
-            if late.producer == n
-        )
+        for node in self.nodes:
+            for late in node.late:
+                if late.producer == n:
+                    yield node.id, late.metric
 
     def before(self, chosen: Iterable[int]) -> set[int]:
         """Return the given nodes with all their dependencies.

@@ -102,7 +102,8 @@ class TrainingReport(NamedTuple):
 
     def text(self, warnings: Sequence[str] = ()) -> str:
         """Return the report and the step's warnings as JSON, or "" without a report."""
-        if self.step is None and not self.values and not warnings:
+        has_report = self.step is not None or self.values
+        if not has_report and not warnings:
             return ""
         known = {name: value for name, value in self._asdict().items() if value is not None}
         if warnings:
@@ -112,9 +113,10 @@ class TrainingReport(NamedTuple):
     @property
     def part(self) -> float:
         """Completed fraction of the training, from 0 to 1."""
-        if self.step is None or not self.total or self.total < 0:
+        total = self.total or 0.0
+        if self.step is None or total <= 0:
             return 0.0
-        return min(1.0, max(0.0, self.step / self.total))
+        return min(1.0, max(0.0, self.step / total))
 
     @property
     def percent(self) -> float | None:
@@ -174,9 +176,11 @@ class StepView(NamedTuple):
             return 100.0
         if self.training is not None and self.training.percent is not None:
             return min(ALMOST, self.training.percent)
-        if self.state == State.RUNNING and self.seconds is not None and self.expected:
-            return min(ALMOST, round(100 * self.seconds / self.expected, 1))
-        return None
+        if self.state != State.RUNNING or self.seconds is None:
+            return None
+        if not self.expected:
+            return None
+        return min(ALMOST, round(100 * self.seconds / self.expected, 1))
 
     @property
     def eta(self) -> float | None:
@@ -451,10 +455,17 @@ def stored_training(
     )
     if training.step is None and not training.values:
         return None, warnings
-    if now is not None and training.eta is not None and training.at is not None:
-        left = max(0.0, training.eta - max(0.0, now - training.at))
-        training = training._replace(eta=round(left, 1))
+    if now is not None:
+        training = _update_eta(training, now)
     return training, warnings
+
+
+def _update_eta(training: TrainingReport, now: float) -> TrainingReport:
+    """Return a training report with its remaining time reduced by its age."""
+    if training.eta is None or training.at is None:
+        return training
+    age = max(0.0, now - training.at)
+    return training._replace(eta=round(max(0.0, training.eta - age), 1))
 
 
 def _numbers_of(stored: object, names: Collection[str] | None = None) -> dict[str, float]:
@@ -471,17 +482,24 @@ def _numbers_of(stored: object, names: Collection[str] | None = None) -> dict[st
 def _now(step: StepView, row: Row, now: float, *, live: bool) -> StepView:
     """Return the view of a step, updated with the state and metrics from its database row."""
     running = row.state == State.RUNNING
-    training, said = stored_training(row.numbers, now=now if running else None)
+    if running:
+        phase = row.reason
+        training, said = stored_training(row.numbers, now=now)
+    else:
+        phase = ""
+        training, said = stored_training(row.numbers)
     began = step.began if step.began is not None else row.began
     step = step._replace(
         state=row.state,
-        phase=row.reason if running else "",
+        phase=phase,
         reason=row.reason,
         detail=row.detail,
         training=training,
         began=began,
     )
-    if running and began is not None and live:
+    # Without a live worker, nobody knows how long the step ran after its last event.
+    is_live = running and live
+    if is_live and began is not None:
         step = _spend(step, max(0.0, now - began))
     if running or not step.warnings:
         step = step._replace(warnings=said)
@@ -536,18 +554,17 @@ def _standing_of(
     if not others:
         # A single-instance step is counted by name before its first event.
         for name, count in planned.instances.items():
-            if count == 1 and name not in states and name not in planned.fresh:
+            is_counted = name in states or name in planned.fresh
+            if count == 1 and not is_counted:
                 states[name] = State.WAITING
-    elapsed, trainings = {}, {}
+    elapsed: dict[str, float] = {}
+    trainings: dict[str, TrainingReport] = {}
     for id, step in steps.items():
-        training = step.training
-        running = step.state == State.RUNNING
-        if step.began is not None and running:
-            elapsed[id] = max(0.0, now - step.began)
-        elif step.began is not None and training is not None and training.at is not None:
-            elapsed[id] = max(0.0, training.at - step.began)
-        if training is not None and step.state not in SUCCEEDED:
-            trainings[id] = training
+        seconds = _elapsed_of(step, now)
+        if seconds is not None:
+            elapsed[id] = seconds
+        if step.training is not None and step.state not in SUCCEEDED:
+            trainings[id] = step.training
     counted: dict[str, int] = {}
     for (state, _), number in others.items():
         counted[state] = counted.get(state, 0) + number
@@ -566,6 +583,20 @@ def _standing_of(
         counted,
         bare(trains),
     )
+
+
+def _elapsed_of(step: StepView, now: float) -> float | None:
+    """Return the seconds from the start of a step until now, or until its last report if it ended.
+
+    None: it never began, or reported nothing.
+    """
+    if step.began is None:
+        return None
+    if step.state == State.RUNNING:
+        return max(0.0, now - step.began)
+    if step.training is None or step.training.at is None:
+        return None
+    return max(0.0, step.training.at - step.began)
 
 
 def _counts(standing: ProgressInput, steps: Mapping[str, StepView]) -> dict[str, int]:
@@ -659,8 +690,12 @@ def _count_steps(run: ProgressInput) -> int:
 def _count_ended(run: ProgressInput) -> int:
     """Return the number of finished steps, including those that were up to date before the run."""
     named = sum(state in FINAL for state in run.states.values())
-    others = sum(number for state, number in run.others.items() if state in FINAL)
-    return _count_restored(run) + named + others
+    return _count_restored(run) + named + _count_others(run, FINAL)
+
+
+def _count_others(run: ProgressInput, states: Collection[str]) -> int:
+    """Return the number of steps with an unknown id that are in one of `states`."""
+    return sum(number for state, number in run.others.items() if state in states)
 
 
 def _count_restored(run: ProgressInput) -> int:
@@ -686,10 +721,12 @@ def _percent(run: ProgressInput, total: int | None) -> float | None:
             free += 1
         else:
             parts[id] = _part(run, id, state)
-    free += sum(number for state, number in run.others.items() if state in FREE)
+    free += _count_others(run, FREE)
+    if total <= WEIGHED:
+        weights = {id: _weight(run, id) for id in parts}
+    else:
+        weights = dict.fromkeys(parts, 1.0)
     # Steps without a known id have the usual weight.
-    is_weighed = total <= WEIGHED
-    weights = {id: _weight(run, id) for id in parts} if is_weighed else dict.fromkeys(parts, 1.0)
     usual = _usual(run, weights)
     whole = usual * (total - free - _count_restored(run) - len(parts))
     done = usual * run.others.get(State.DONE, 0)
@@ -709,13 +746,20 @@ def _usual(run: ProgressInput, weights: Mapping[str, float]) -> float:
 
     It is the mean of the others, or a fraction of the training's.
     """
-    known = [weight for id, weight in weights.items() if weight and bare(id) != run.trains]
+    known: list[float] = []
+    trained: list[float] = []
+    for id, weight in weights.items():
+        if not weight:
+            continue
+        if bare(id) == run.trains:
+            trained.append(weight)
+        else:
+            known.append(weight)
     if known:
         return sum(known) / len(known)
-    trained = [weight for weight in weights.values() if weight]
-    if not trained:
-        return 1.0
-    return sum(trained) / len(trained) / TENFOLD
+    if trained:
+        return sum(trained) / len(trained) / TENFOLD
+    return 1.0
 
 
 def _part(run: ProgressInput, id: str, state: str) -> float:
@@ -748,8 +792,9 @@ def _seconds_left(run: ProgressInput) -> dict[str, float | None]:
         if state in FINAL:
             continue
         training = run.trainings.get(id)
-        if state == State.RUNNING and training is not None and training.eta is not None:
-            left[id] = training.eta
+        reported = training.eta if training is not None else None
+        if state == State.RUNNING and reported is not None:
+            left[id] = reported
         elif id in run.expected:
             elapsed = run.elapsed.get(id, 0.0) if state == State.RUNNING else 0.0
             left[id] = max(0.0, run.expected[id] - elapsed)

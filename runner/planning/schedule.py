@@ -256,17 +256,18 @@ class Scheduler:
         """Return the steps to look up in the cache now, most urgent first."""
         if not len(self._board.ready) or self.is_held:
             return []
-        return self._board.ready.first(len(self._board.ready) if limit is None else limit)
+        if limit is None:
+            limit = len(self._board.ready)
+        return self._board.ready.first(limit)
 
     def startable(self, resting: Collection[str] = ()) -> list[str]:
         """Return the steps that can all start now, most urgent first.
 
         Steps in `resting`, which pause before a retry, are left out.
         """
-        room = self.room
-        if room <= 0 or not self._board.counts[_S.QUEUED] or self.is_held:
+        if not self._has_slot or not self._board.counts[_S.QUEUED]:
             return []
-        return self._board.room.choose(room, resting)
+        return self._board.room.choose(self.room, resting)
 
     # Events
 
@@ -280,7 +281,7 @@ class Scheduler:
         Raises AssertionError if the step does not fit.
         """
         node = self._board.nodes[id]
-        if self.is_held or self.room <= 0 or not self._board.room.fits(node):
+        if not self._has_slot or not self._board.room.fits(node):
             raise AssertionError(f"BUG: no room to start {id}")
         (move,) = self._apply(node, _S.RUNNING, data=data)
         self._board.room.let_past(node)
@@ -328,7 +329,8 @@ class Scheduler:
             data["wait"] = backoff(node.failures + node.preemptions)
         else:
             after = _S.FAILED
-        return self._apply(node, after, "" if outcome.ok else outcome.reason, data)
+        reason = "" if outcome.ok else outcome.reason
+        return self._apply(node, after, reason, data)
 
     def _state_after_stop(self) -> State:
         """Return the next state of a running step that was stopped on request."""
@@ -412,6 +414,10 @@ class Scheduler:
         return self._pausing or self._giving_up
 
     @property
+    def _has_slot(self) -> bool:
+        return self.room > 0 and not self.is_held
+
+    @property
     def counts(self) -> dict[State, int]:
         return dict(self._board.counts)
 
@@ -419,9 +425,7 @@ class Scheduler:
     def is_finished(self) -> bool:
         """Whether every step of the run is in a final state."""
         counts = self._board.counts
-        return not (
-            counts[_S.WAITING] or counts[_S.READY] or counts[_S.QUEUED] or counts[_S.RUNNING]
-        )
+        return not counts[_S.RUNNING] and not any(counts[state] for state in _NOT_STARTED)
 
     @property
     def result(self) -> RunState:
@@ -431,7 +435,8 @@ class Scheduler:
         effect.
         """
         if not self.is_finished:
-            return "PAUSED" if self._pausing and not self._board.counts[_S.RUNNING] else "ACTIVE"
+            is_paused = self._pausing and not self._board.counts[_S.RUNNING]
+            return "PAUSED" if is_paused else "ACTIVE"
         if self._cancelling:
             return "CANCELLED"
         if self._board.hard_failures or self._board.counts[_S.BLOCKED]:
@@ -459,32 +464,20 @@ class Scheduler:
         states: Mapping[str, State],
         attempts: Mapping[str, SpentRetries],
     ) -> list[Move]:
-        nodes = self._board.nodes
+        board = self._board
         added: list[_Node] = []
         for task in tasks:
-            node = nodes.get(task.id)
-            if node is None:
-                node = nodes[task.id] = _Node(
-                    task, len(nodes), states.get(task.id, _S.WAITING), attempts.get(task.id)
-                )
-                self._board.enter(node)
-            elif node.state is _S.WAITING:
-                for dependency in node.above:
-                    dependency.below.remove(node)
-                node.replace(task)
+            if task.id in board.nodes:
+                added.append(board.replace(task))
             else:
-                raise AssertionError(f"BUG: step {task.id} is {node.state}, too late to replace it")
-            added.append(node)
+                state = states.get(task.id, _S.WAITING)
+                added.append(board.add(task, state, attempts.get(task.id)))
         for node in added:
-            node.above = [nodes[id] for id in dict.fromkeys(node.task.required + node.task.after)]
-            for dependency in node.above:
-                dependency.below.append(node)
-                node.unmet += not dependency.passed
+            board.connect(node)
         moves: list[Move] = []
+        # A crash may have separated the moves of a rebuilt step and its dependents.
         for node in added:
-            self._board.go_back(
-                node, moves
-            )  # a crash may have separated the moves of a rebuilt step and its dependents
+            board.go_back(node, moves)
         for node in added:
             if node.state is _S.WAITING:
                 self._board.update_waiting(node, moves)
@@ -505,11 +498,9 @@ class Scheduler:
 
     @property
     def _giving_up(self) -> bool:
-        return bool(
-            self._cancelling
-            or self._draining
-            or (self._board.hard_failures and not self._keep_going)
-        )
+        if self._cancelling or self._draining:
+            return True
+        return bool(self._board.hard_failures) and not self._keep_going
 
 
 class _Board:
@@ -528,6 +519,30 @@ class _Board:
         """Number of RUNNING steps without a slot, because their commands have ended."""
         self.ready = _Queue()
 
+    def add(self, task: Task, state: State, used: SpentRetries | None) -> _Node:
+        """Add a step in a stored or initial state."""
+        node = self.nodes[task.id] = _Node(task, len(self.nodes), state, used)
+        self._enter(node)
+        return node
+
+    def replace(self, task: Task) -> _Node:
+        """Replace a WAITING step, and disconnect it from its dependencies."""
+        node = self.nodes[task.id]
+        if node.state is not _S.WAITING:
+            raise AssertionError(f"BUG: step {task.id} is {node.state}, too late to replace it")
+        for dependency in node.above:
+            dependency.below.remove(node)
+        node.replace(task)
+        return node
+
+    def connect(self, node: _Node) -> None:
+        """Connect a step to its dependencies, and count the unfinished ones."""
+        ids = dict.fromkeys(node.task.required + node.task.after)
+        node.above = [self.nodes[id] for id in ids]
+        for dependency in node.above:
+            dependency.below.append(node)
+            node.unmet += not dependency.passed
+
     def move(
         self,
         node: _Node,
@@ -542,10 +557,10 @@ class _Board:
             raise AssertionError(f"BUG: step {node.task.id} cannot go from {before} to {after}")
         self._leave(node)
         node.state = after
-        self.enter(node)
-        moves.append(
-            Move("step", node.task.id, before, after, reason, _NO_DATA if data is None else data)
-        )
+        self._enter(node)
+        if data is None:
+            data = _NO_DATA
+        moves.append(Move("step", node.task.id, before, after, reason, data))
 
     def _leave(self, node: _Node) -> None:
         state = node.state
@@ -572,7 +587,7 @@ class _Board:
         self.vacated -= 1
         self.room.take(node)
 
-    def enter(self, node: _Node) -> None:
+    def _enter(self, node: _Node) -> None:
         """Update counters and queues for a step that entered its current state."""
         state = node.state
         self.counts[state] += 1
@@ -587,7 +602,7 @@ class _Board:
 
     def go_back(self, node: _Node, moves: list[Move]) -> None:
         """Return a READY or QUEUED step to WAITING while one of its dependencies is rebuilt."""
-        if node.unmet and (node.state is _S.READY or node.state is _S.QUEUED):
+        if node.unmet and node.state in (_S.READY, _S.QUEUED):
             self.move(node, _S.WAITING, moves, "a dependency is being rebuilt")
 
     def follow(self, work: list[_Node], moves: list[Move]) -> None:
@@ -602,11 +617,9 @@ class _Board:
                 node.passed = True
                 for below in node.below:
                     below.unmet -= 1
-                    if (
-                        not below.unmet
-                        and below.state is _S.WAITING
-                        and self._admit(below, moves) is _S.SKIPPED
-                    ):
+                    if below.unmet or below.state is not _S.WAITING:
+                        continue
+                    if self._admit(below, moves) is _S.SKIPPED:
                         work.append(below)
             elif node.passed and not passes:
                 node.passed = False
@@ -690,8 +703,7 @@ class _PoolQueues:
         Steps in `resting`, which pause before a retry, are left out.
         """
         free = dict(self._free)
-        waiting = [shape for shape in self._shapes.values() if shape.queue]
-        walks = {shape: shape.queue.walk(resting) for shape in waiting}
+        walks = {shape: shape.queue.walk(resting) for shape in self._list_waiting()}
         chosen = self._choose_reserved(walks, free)
         heads: list[tuple[_Rank, _Shape]] = []
         for shape, walk in walks.items():
@@ -750,8 +762,12 @@ class _PoolQueues:
 
     def _overtaken_by(self, started: _Shape) -> list[_Shape]:
         """Return the waiting shapes that lack a pool of a started step."""
-        waiting = [shape for shape in self._shapes.values() if shape is not started and shape.queue]
-        return [shape for shape in waiting if shape.is_short_of(started, self._free)]
+        others = (shape for shape in self._list_waiting() if shape is not started)
+        return [shape for shape in others if shape.is_short_of(started, self._free)]
+
+    def _list_waiting(self) -> list[_Shape]:
+        """Return the shapes with queued steps."""
+        return [shape for shape in self._shapes.values() if shape.queue]
 
     def _shape(self, node: _Node) -> _Shape:
         """Return the queue of all steps that request the same pool amounts as this step."""
@@ -890,7 +906,10 @@ class _Queue:
     def first(self, limit: int) -> list[str]:
         walk = self.walk(())
         ids: list[str] = []
-        while len(ids) < limit and (node := walk.next()) is not None:
+        while len(ids) < limit:
+            node = walk.next()
+            if node is None:
+                break
             ids.append(node.task.id)
         walk.stop()
         return ids

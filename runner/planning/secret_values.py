@@ -50,11 +50,16 @@ def variables_passed(
     for name in spec.pass_env:
         if name in environ:
             found[name] = environ[name]
-    hidden = {name for name, value in found.items() if is_tokenlike(name, value)}
-    plain = {name: value for name, value in found.items() if name not in hidden}
+    plain: dict[str, str] = {}
+    hidden: dict[str, str] = {}
+    for name, value in found.items():
+        if is_tokenlike(name, value):
+            hidden[name] = value
+        else:
+            plain[name] = value
     # The step's own `env` overrides a variable, whose value the step then never sees.
-    secrets = [Secret(name, found[name]) for name in sorted(hidden.difference(spec.env))]
-    return PassedVariables(plain, secrets)
+    names = sorted(hidden.keys() - spec.env.keys())
+    return PassedVariables(plain, [Secret(name, hidden[name]) for name in names])
 
 
 def secrets_of_addresses(addresses: Iterable[str]) -> list[Secret]:

@@ -88,7 +88,7 @@ def _add_producers(draft: NodeDraft, metric: str, instances: list[NodeDraft]) ->
 def _add_needs(scope: Scope, draft: NodeDraft) -> None:
     """Run a `select` node after the steps in its `needs`."""
     for id in draft.step.needs:
-        draft.after += scope.groups.get(id) or scope.inner.get(id) or []
+        draft.after += scope.group(id)
     draft.required += [[each] for each in draft.after]
 
 

@@ -324,8 +324,10 @@ class StepSpec(NamedTuple):
     @property
     def names_python(self) -> bool:
         """Return whether the command names Python or a Python script."""
+        if self.accelerate is not None:
+            return True
         text = str(self.run)
-        return self.accelerate is not None or "python" in text or ".py" in text
+        return "python" in text or ".py" in text
 
     @classmethod
     def load(cls, row: Sequence[Any]) -> StepSpec:

@@ -79,7 +79,7 @@ class _StepEdges:
         """Return the steps that create a `deps` path, and the steps that may create it."""
         path = posixpath.normpath(dep)
         certain: list[str] = []
-        perhaps = [id for made, id in self._templates if id != reader and may_make(made, path)]
+        perhaps = _find_makers(self._templates, path, reader)
         if is_glob(path) or "{{" in path:
             perhaps += self._makers_near(path, reader)
         else:
@@ -98,11 +98,16 @@ class _StepEdges:
     def _makers_near(self, pattern: str, reader: str) -> list[str]:
         """Return the steps whose outputs a glob pattern may match."""
         near = ((made, self._literal[made]) for made in self._near.to(pattern))
-        return [id for made, id in near if id != reader and may_make(made, pattern)]
+        return _find_makers(near, pattern, reader)
 
     def _makers_of_axis(self, pattern: str) -> list[str]:
         """Return the steps whose output directories contain the glob of a matrix axis."""
         return [id for path, id in self._literal.items() if pattern.startswith(f"{path}/")]
+
+
+def _find_makers(outputs: Iterable[tuple[str, str]], dep: str, reader: str) -> list[str]:
+    """Return the steps among pairs of output path and step that may make a `deps` path."""
+    return [id for made, id in outputs if id != reader and may_make(made, dep)]
 
 
 def is_in_order(dependencies: Mapping[T, Iterable[T]]) -> bool:

@@ -257,7 +257,8 @@ def _paths(leaves: Iterable[Any]) -> Iterator[tuple[str, ...]]:
             continue
         for path in paths:
             # Of `inputs.x.y`, the input x may be null; of `state.x.latest`, the last part.
-            found[path if path[0] == "state" else path[:2]] = None
+            name = path if path[0] == "state" else path[:2]
+            found[name] = None
     yield from found
 
 
@@ -298,7 +299,8 @@ def _script(text: str, bash: bool, names: Mapping[str, Any]) -> None:
 
 def _variable(leaf: Any, names: Mapping[str, Any]) -> None:
     value = evaluate(leaf, names)
-    if value is None or (isinstance(value, Unknown) and value.may_be_null):
+    may_be_null = value.may_be_null if isinstance(value, Unknown) else value is None
+    if may_be_null:
         return  # the variable stays unset
     try:
         text = text_of(value)

@@ -114,6 +114,7 @@ class UsesCompiler:
         required = self._required_groups(scope, step, names)
         given, variables = self._bind_with(scope, step, uses, other, names)
         when = self._condition(scope, step, names)
+        # An invalid template has the value null, which `bind` would report again.
         if self.sketch.problems:
             return None
         values = self._bind_inputs(scope, step, other, given, preset)
@@ -133,20 +134,28 @@ class UsesCompiler:
         )
         inner.used_by = (scope, step, combination)
         drafts = self.sketch.drafts[start:]
-        after: list[NodeDraft] = []
-        for id in step.needs:
-            after += scope.group(id)
-        for draft in drafts:
-            if when is False:
+        if when is False:
+            for draft in drafts:
                 draft.flags |= SKIP
-            draft.after += after
-            draft.required = [*draft.required, *required]
-            draft.doubtful |= any(self.sketch.skip_state(group).doubtful for group in required)
-            self.sketch.skips |= draft.doubtful or bool(draft.flags & SKIP)
+        self._add_needs(scope, step, drafts, required)
         if inner.pending:
             scope.pending.add(step.id)
         exported = self._export_outputs(inner, other, inner.prefix[len(scope.prefix) :])
         return Instance(combination, exported, drafts)
+
+    def _add_needs(
+        self, scope: Scope, step: Step, drafts: list[NodeDraft], required: list[list[NodeDraft]]
+    ) -> None:
+        """Make the steps of a used recipe depend on the dependencies of their `uses` step."""
+        after: list[NodeDraft] = []
+        for id in step.needs:
+            after += scope.group(id)
+        is_doubtful = any(self.sketch.skip_state(group).doubtful for group in required)
+        for draft in drafts:
+            draft.after += after
+            draft.required = [*draft.required, *required]
+            draft.doubtful |= is_doubtful
+            self.sketch.skips |= draft.doubtful or bool(draft.flags & SKIP)
 
     def _required_groups(
         self, scope: Scope, step: Step, names: Mapping[str, Any]
@@ -184,7 +193,7 @@ class UsesCompiler:
                 variables |= self._hand_secret(scope, name, leaf, place)
                 continue
             given[name] = value = self._evaluate_with(scope, step, spec, leaf, names, place)
-            if spec is not None and _names_content(spec) and not is_path_value(value):
+            if _names_content(spec) and not is_path_value(value):
                 self._check_whole_path(scope, name, leaf, names, place)
         return given, variables
 
@@ -253,9 +262,7 @@ class UsesCompiler:
 
     def _late(self, scope: Scope, step: Step, ref: Reference, where: Where, fix: str) -> None:
         message = f'"{".".join(ref.path)}" is not known yet when "{step.id}" is planned'
-        self.sketch.problem(
-            scope.recipe, "late-name", message, where, offset=ref.offset, length=ref.length, fix=fix
-        )
+        self.sketch.reference_problem(scope, "late-name", message, where, ref, fix)
 
     def _names_paths(self, scope: Scope, leaf: Any, names: Mapping[str, Any], where: Where) -> bool:
         """Return whether a template reads a path in the attempt directory."""
@@ -342,8 +349,10 @@ def _join_outputs(results: Sequence[Mapping[str, Tree]]) -> dict[str, Tree]:
     return joined
 
 
-def _names_content(spec: Input) -> bool:
+def _names_content(spec: Input | None) -> bool:
     """Return whether the value of an input names files: a path, a dataset or a model."""
+    if spec is None:
+        return False
     return not {"file", "dataset", "model"}.isdisjoint((spec.type, spec.items))
 
 
