@@ -160,8 +160,13 @@ def test_git_repositories_are_checked_out_where_the_step_wants_them(open_run: Op
     assert run.out == [("/lib", "c0ffee", Path("/attempts/a/vendor"))]
 
 
-def test_a_path_of_the_caller_is_staged_with_what_its_key_says(open_run: Open) -> None:
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_a_path_of_the_caller_is_staged_with_what_its_key_says(
+    open_run: Open, is_folder: bool
+) -> None:
     run = open_run()
+    if is_folder:
+        (run.root / "in.txt").mkdir()
     run.facts.takes = {("path", "in.txt"): "f-in"}
     found = run.stage(node(takes=[Source("data", "path", "in.txt", ())]))
     source = f"{run.root}/in.txt"

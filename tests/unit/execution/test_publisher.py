@@ -37,7 +37,7 @@ class Desk:
         nodes = [Of(id="a", outputs=self.outputs), Of(id="b", outputs=[])]
         survey: Any = Of(targets=self.targets, facts=self.facts, plan=Of(nodes=nodes))
         commits: Any = Of(add_published=lambda *words: self.noted.append(words))
-        scrap: Any = Of(take_file=None)
+        scrap: Any = Of(take_file="spare files")
         self.publisher = Publisher(ws, survey, commits, scrap, overwrite=overwrite, link=link)
 
     def _file(self, path: str) -> Path:
@@ -46,6 +46,7 @@ class Desk:
     def _publish(self, content: str, path: str, *, link: bool, spare: Any) -> None:
         if self.error is not None:
             raise self.error
+        assert spare == "spare files"
         self.published.append((path, content, link))
 
     def find(self, text: str, path: str = "out.txt") -> None:
@@ -66,6 +67,8 @@ def test_an_output_is_published_noted_and_known_from_then_on(tmp_path: Path, lin
 
 def test_temporary_and_missing_outputs_are_not_published(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
+    desk.find("old")
+    desk.facts.ours["out.txt"] = "f-old"
     desk.publisher.publish(0, StepResult(True, {}, {}))
     desk.outputs[0].flags = TEMPORARY
     desk.publisher.publish(0, MADE)

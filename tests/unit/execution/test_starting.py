@@ -29,6 +29,7 @@ class Situation:
         self.key: str | None = "k"
         self.spec, self.queue = PLAIN, ["a"]
         self.refusal: Cause | None = None
+        self.refused = "a"
         self.is_disturbed = False
         self.out_of_reach = self.orphaned = self.settled = False
         self.claimed = self.opens = True
@@ -45,8 +46,8 @@ class Situation:
     def rest(self, id: str, seconds: float) -> None:
         self.calls.append(f"{id} rests for {seconds}")
 
-    def refusal_of(self, _id: str) -> Cause | None:
-        return self.refusal
+    def refusal_of(self, id: str) -> Cause | None:
+        return self.refusal if id == self.refused else None
 
     def fail_unstarted(self, id: str, cause: Cause) -> None:
         self.calls.append(f"{id} fails")
@@ -117,15 +118,15 @@ def test_nothing_has_moved_if_nothing_is_queued(now: Situation) -> None:
     assert not now.start() and now.calls == []
 
 
-def test_a_step_that_waits_does_not_hide_that_another_moved(now: Situation) -> None:
-    now.queue, now.place, now.settled = ["a", "b"], None, False
-    assert not now.start() and now.calls.count("no place") == 2
-    now.settled = True
-    assert now.start()
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_a_step_that_waits_does_not_hide_that_another_moved(now: Situation, first: str) -> None:
+    now.queue, now.refused = [first, "b" if first == "a" else "a"], "a"
+    now.refusal, now.place = Cause("when", "no such metric"), None
+    assert now.start() and sorted(now.calls)[0] == "a fails" and "no place" in now.calls
 
 
 def test_a_step_without_a_key_claims_none(now: Situation) -> None:
-    now.key = None
+    now.key, now.out_of_reach, now.claimed = None, True, False
     assert now.start() and now.calls == ["launch a"]
 
 
