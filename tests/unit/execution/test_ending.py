@@ -23,7 +23,6 @@ class Situation:
         self.calls, self.said = list[str](), list[str]()
         self.cause: Cause | Exception | None = None
         self.image, self.cleaning_fails = "", False
-        self.result: object = "result"
         self.key: str | None = "k"
         self.ends = list[Any]()
         self.path = root / "a"
@@ -47,7 +46,7 @@ class Situation:
     def pop(self, id: str) -> Any:
         self.calls.append(f"pop {id}")
         return Of(
-            spec=None, place=self.place, key=self.key, result=self.result,
+            spec=None, place=self.place, key=self.key, result="result",
             task=Of(attempt="a", parts=self.parts), directory=Of(path=str(self.path)),
             logs=[f"{self.path}.log"], release_lock=lambda: self.calls.append("unlock"),
         )  # fmt: skip
@@ -139,11 +138,6 @@ def test_a_lost_host_is_reported_before_the_failure(now: Situation) -> None:
 def test_an_attempt_that_never_began_is_queued_again_without_a_diagnosis(now: Situation) -> None:
     now.cause = ValueError("not asked")
     assert now.end(Exit(1, reason="busy")) == ["pop a", "queue a", *AFTER]
-
-
-def test_a_success_without_outputs_stores_none(now: Situation) -> None:
-    now.result = None
-    assert now.end(Exit(0)) == ["pop a", *AFTER]
 
 
 def test_an_attempt_without_a_key_releases_none(now: Situation) -> None:

@@ -18,7 +18,7 @@ from runner.execution.steps.failing import (
     last_lines,
 )
 from runner.execution.steps.run_schedule import RunSchedule
-from runner.planning.plan import ALLOW_FAILURE
+from runner.planning.plan import ALLOW_FAILURE, LOCAL
 from runner.planning.schedule import Scheduler, Task
 from tests.unit.execution.fakes import Journal
 from tests.virtual import virtual
@@ -89,11 +89,11 @@ def test_a_failure_has_words_and_an_error_in_any_case(
     assert (run.failures.final[0].reason, run.failures.final[0].error) == (reason, shown)
 
 
-@pytest.mark.parametrize("flags", [0, ALLOW_FAILURE])
+@pytest.mark.parametrize("flags", [0, LOCAL, ALLOW_FAILURE])
 def test_a_failure_may_be_allowed(flags: int) -> None:
     run = Run(flags=flags)
     run.fail(Cause("exit", "exit 1"))
-    assert run.failures.final[0].allowed == bool(flags)
+    assert run.failures.final[0].allowed == (flags == ALLOW_FAILURE)
 
 
 @pytest.mark.parametrize(
