@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace as Of
 from typing import Any
@@ -47,10 +49,10 @@ class World:
         self.running: dict[str, Any] = {"a/b": self.attempt}
         self.tries, self.told, self.finished = 1, list[Chunk](), list[str]()
         commits = Of(run="run", fence=3, masker=self.masker, tries=lambda _id: self.tries)
-        parts: Any = (self.ws, commits, self.running, self._fold)
+        texts: Callable[..., Any] = partial(Chunks, self.ws, commits, self.running, self._fold)  # type: ignore[arg-type]
         telemetry: Any = Of(feed=self.told.extend, finish=self.finished.append)
-        self.chunks: Any = Chunks(*parts)
-        self.with_telemetry: Any = Chunks(*parts, telemetry)
+        self.chunks: Any = texts()
+        self.with_telemetry: Any = texts(telemetry=telemetry)
 
     def _fold(self, work: Any) -> None:
         work.close()

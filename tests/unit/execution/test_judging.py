@@ -95,7 +95,7 @@ class Bench:
         self.earlier, self.smaller, self.uses_smaller = 0, True, False
         self.publishing: CannotRun | None = None
         self.warnings: list[str] = []
-        self.reports = False
+        self.reports: bool | None = False
         self.asked, self.awaited, self.sends = list[Any](), set[str](), False
         self.forced, self.done = list[bool](), set[str]()
         self.targets: dict[int, list[tuple[str, str]]] = {}
@@ -113,7 +113,9 @@ class Bench:
             plan=Of(nodes=[*nodes.values()], dependencies=lambda n: {n - 1} if n else set[int]()),
             number=numbers.__getitem__,
             node=nodes.__getitem__,
-            spec=lambda _id: Of(metrics=Of(in_environment=True) if self.reports else None),
+            spec=lambda _id: Of(
+                metrics=None if self.reports is None else Of(in_environment=self.reports)
+            ),
             made=self.made,
             todo=self.todo,
             facts=self.facts,
@@ -231,9 +233,11 @@ def test_a_result_that_cannot_be_published_fails_its_step_when_it_starts(bench: 
     assert bench.judge.refusal_of("a") is None and bench.grown == 0
 
 
-@pytest.mark.parametrize(("reports", "data"), [(True, {"warnings": ["few rows"]}), (False, {})])
+@pytest.mark.parametrize(
+    ("reports", "data"), [(True, {"warnings": ["few rows"]}), (False, {}), (None, {})]
+)
 def test_warnings_of_a_reused_result_are_stored_with_it(
-    bench: Bench, reports: bool, data: object
+    bench: Bench, reports: bool | None, data: object
 ) -> None:
     bench.warnings += ["few rows"]
     bench.reports = reports
@@ -310,7 +314,7 @@ def test_what_is_in_the_shared_store_counts_only_if_the_run_delivers(bench: Benc
 
 def test_outputs_that_nobody_reads_need_not_be_there(bench: Bench) -> None:
     bench.here.clear()
-    bench.nodes["c"].upstream = []
+    bench.nodes["c"].upstream = [Of(producer=0, output="o")]  # the output of another step
     assert bench.look(REUSE) == ["fresh b: nothing changed"]
 
 
@@ -340,6 +344,11 @@ def test_a_forced_step_runs_once_in_a_run(bench: Bench, repeated: bool, calls: s
         bench.commits.made.add("k")
     assert bench.look(RUN._replace(forced=True), REUSE) == [calls]
     assert bench.forced == ([True, False] if repeated else [True])
+
+
+def test_a_step_that_nobody_forces_is_judged_once(bench: Bench) -> None:
+    bench.commits.made.add("k")
+    assert bench.look() == ["run b: it is new"] and bench.forced == [False]
 
 
 def test_a_step_that_ran_out_of_memory_before_is_judged_with_smaller_inputs(bench: Bench) -> None:
