@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from runner.errors import Infrastructure
 from runner.execution.steps import chunks
 from runner.execution.steps.chunks import ROW, Chunks
 from runner.secrets import Masker, Secret
@@ -177,6 +179,32 @@ def test_a_platform_gets_the_text_whether_or_not_the_database_does(
     world.chunks.finish("a/b", world.attempt)
     assert [row.data for row in world.told] == [b"one\n", b"two\n"]
     assert world.finished == ["a%2Fb.1"] and world.folded == delivers
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_each_kept_text_becomes_one_object_of_the_shared_store(
+    world: World, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    works, kept, folded, said = list[Any](), list[Any](), list[Any](), list[str]()
+
+    def keep(remote: object, name: list[str], files: dict[str, str]) -> None:
+        if fails:
+            raise Infrastructure("no answer")
+        kept.append((remote, name, [*files.values()]))
+
+    monkeypatch.setattr("runner.storage.remote.states.keep", keep)
+    world.ws.remote_cache = Of(remote="bucket", name="team")
+    world.chunks._beside, world.chunks._commits.say = works.append, said.append
+    world.exchange.fold = lambda *words: folded.append(words)  # type: ignore[attr-defined]
+    world.kept.write_text("one\n")
+    world.chunks.finish("a/b", world.attempt)
+    asyncio.run(works[0])
+    if fails:
+        assert folded == [] and "a%2Fb.1" in said[0] and "team: no answer" in said[0]
+        return
+    assert kept == [("bucket", ["run", "a%2Fb.1", "log"], [str(world.kept)])] and said == []
+    ((run, fence, row),) = folded
+    assert (run, fence, row.attempt, row.stream) == ("run", 3, "a%2Fb.1", "log") and row.content
 
 
 def test_a_run_that_another_worker_has_sends_nothing_and_says_nothing(world: World) -> None:
