@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace as Of
 from typing import Any
 
 import pytest
 
 from runner.execution import takeover
 from runner.execution.session import preview
-from runner.execution.steps.assembly import Options, assemble
+from runner.execution.steps.assembly import Options, _capacity_of, assemble
 from runner.execution.steps.commit import GroupCommit
 from runner.execution.steps.control import Handover
 from runner.execution.steps.loop import Loop
 from runner.execution.terms import Choice
-from runner.planning.schedule import State
+from runner.planning.schedule import AttemptOutcome, SpentRetries, State
+from runner.planning.step import ResourceSpec, StepSpec
 from runner.secrets import Masker
 from runner.storage.workspace import Workspace
 from runner.survey.request import Request
@@ -23,7 +25,7 @@ from tests.unit.execution.fakes import SimulatedRun, StartedJob, runs_for, write
 
 RECIPE = """
 steps:
-  a: {run: "true", resources: {cpus: 1, pools: {slots: 1}}, outputs: {o: a.txt}}
+  a: {run: "true", retries: 1, resources: {cpus: 1, pools: {slots: 1}}, outputs: {o: a.txt}}
   b: {run: "true", resources: {cpus: 1, pools: {slots: 1}}, outputs: {o: b.txt}}
 """
 
@@ -34,6 +36,7 @@ class Made:
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.run = SimulatedRun(root, RECIPE, {})
         self.relied, self.counted, self.adopted = list[str](), list[str](), list[str]()
+        self.inherited: list[int] = []
         self.patch = monkeypatch
         self.delivers = False
 
@@ -71,6 +74,7 @@ class Made:
 
         self.patch.setattr(takeover, "adopt_attempts", adopt)
         self.patch.setattr(ws.store.runs, "attempts", attempts)
+        self.patch.setattr(type(ws.objects.tiny), "inherit", lambda _tiny: self.inherited.append(1))
         self.patch.setattr(ws.traces, "rely", lambda recipe, _alone: self.relied.append(recipe))
 
 
@@ -111,10 +115,17 @@ def test_attempts_of_earlier_workers_are_counted_and_those_elsewhere_adopted(
     assert (bool(made.counted), bool(made.adopted)) == (counts, adopts)
 
 
+def test_small_files_of_killed_workers_are_taken_over(made: Made) -> None:
+    made.assemble()
+    assert made.inherited == [1]
+
+
 def test_steps_of_an_earlier_worker_go_on_from_their_states(made: Made) -> None:
-    loop = made.assemble(states={"a": State.QUEUED, "b": State.DONE})
+    loop = made.assemble(
+        Options(jobs=1, keep_going=True), states={"a": State.QUEUED, "b": State.FAILED}
+    )
     schedule = loop.owners.schedule
-    assert (schedule.state("a"), schedule.state("b")) == ("READY", "READY")
+    assert (schedule.state("a"), schedule.state("b")) == ("READY", "FAILED")
 
 
 def _most_at_once(root: Path, options: Options) -> int:
@@ -158,3 +169,27 @@ def test_outputs_are_links_if_asked(tmp_path: Path, link: bool) -> None:
     programs = {"a": writes(a="1" * 100_000), "b": writes(b="2")}
     assert SimulatedRun(tmp_path, RECIPE, programs, options=options).run().state == "COMPLETED"
     assert ((tmp_path / "a.txt").stat().st_nlink > 1) == link
+
+
+@pytest.mark.parametrize(("spent", "after"), [(0, "QUEUED"), (1, "FAILED")])
+def test_retries_that_an_earlier_worker_spent_are_not_had_again(
+    made: Made, spent: int, after: str
+) -> None:
+    schedule = made.assemble(spent={"a": SpentRetries(failures=spent)}).owners.schedule
+    schedule.judge("a", "run", "")
+    schedule.start("a")
+    assert schedule.end("a", AttemptOutcome(False)).after == after
+
+
+def test_the_sizes_of_this_machine_are_those_that_steps_ask_for() -> None:
+    asked: list[str] = []
+
+    def total(names: Iterable[str]) -> dict[str, float]:
+        asked.extend(names)
+        return {"cpus": 4.0}
+
+    spec = StepSpec("", "a", {}, resources=ResourceSpec(cpus=2, pools={"slots": 1, "port": 1}))
+    plan: Any = Of(specs=lambda: [spec])
+    pool: Any = Of(total_capacity=total)
+    found = _capacity_of(plan, pool, {"slots": 3.0})
+    assert asked == ["cpus"] and found == {"cpus": 4.0, "slots": 3.0, "port": 1.0}

@@ -98,6 +98,8 @@ def test_a_name_in_an_env_file_that_the_step_reads_is_not_to_be_added_again() ->
 def test_a_secret_is_never_to_be_written_into_the_recipe(name: str, is_secret: bool) -> None:
     found = find_hint(Exit(1), FROZEN.format(name), SPEC, HERE, {})
     assert ("or set it with `env:" in found) != is_secret and "nor in the step" in found
+    declared = SPEC._replace(unlisted={name: "key"})
+    assert "`env:" not in find_hint(Exit(1), FROZEN.format(name), declared, HERE, {})
 
 
 def test_a_refusal_counts_only_for_a_program_or_with_inputs() -> None:
