@@ -26,6 +26,7 @@ class Situation:
 
     def __init__(self, root: Path, **more: Any) -> None:
         self.limit, self.is_stopping, self.early, self.diverged = "", False, "", ""
+        self.image, self.node = "", 0
         self.spec = StepSpec("", "s", {})
         self.sick = self.preemptible = False
         self.elsewhere, self.leaving, self.nodes = "", "", 1
@@ -46,10 +47,10 @@ class Situation:
         log = str(self.root / "name.log")
         attempt: Any = Of(place=place, last_log=log, spec=self.spec, is_reattached=self.reattached)
         attempt.metrics_file, attempt.stop_asked = str(self.root / "name.metrics"), self.stop_asked
-        attempt.result = Of(problem=self.problem, words=self.words, node=0)
+        attempt.result = Of(problem=self.problem, words=self.words, node=self.node)
         parts: list[Any] = [
             Of(spot=Of(is_preemptible=lambda _place: self.preemptible), name="vastai"),
-            Of(container_image=lambda _spec, _place: ""),
+            Of(container_image=lambda _spec, _place: self.image),
             Of(limit=self.limit, is_stopping=self.is_stopping),
             Of(reason_for=lambda _id: self.early),
             Of(take_sick=lambda _id: self.sick),
@@ -79,6 +80,7 @@ STOPPED = Exit(None, reason="stopped")
         (STOPPED, {"limit": "60 s"}, Cause("limit", "stopped: 60 s")),
         (STOPPED, {"diverged": "loss is nan", "spec": ON_NAN}, Cause("nan", "loss is nan")),
         (STOPPED, {"diverged": "loss is nan"}, Cause("stopped", "stopped")),
+        (STOPPED, {"spec": ON_NAN}, Cause("stopped", "stopped")),
         (STOPPED, {"leaving": "its lease ends"}, Cause("preempted", "h1: its lease ends")),
         (STOPPED, {}, Cause("stopped", "stopped")),
         (STOPPED, {"early": "x", "is_stopping": True}, Cause("stopped", "stopped")),
@@ -109,6 +111,7 @@ STOPPED = Exit(None, reason="stopped")
         (Exit(0), {"problem": "full", "words": "full"}, Cause("disk", "full")),
         (Exit(0), {"problem": "disk", "words": "bad"}, Cause("disk", "bad")),
         (Exit(2), {}, Cause("exit", "exit 2")),
+        (Exit(0, reason="oom"), {}, Cause("oom", "killed by the kernel: out of memory (SIGKILL)")),
         (Exit(2), {"nodes": 2, "elsewhere": "h1"}, Cause("exit", "exit 2 on node 0 (h1)")),
         (
             Exit(None, reason="lost"),
@@ -139,6 +142,11 @@ STOPPED = Exit(None, reason="stopped")
             {"preemptible": True},
             Cause("signal", "killed by SIGTERM"),
         ),
+        (
+            Exit(137, signal=9, reason="signal"),
+            {"elsewhere": "h1", "preemptible": True},
+            Cause("signal", "killed by SIGKILL, possibly out of memory"),
+        ),
     ],
 )
 def test_the_cause_of_a_failure_is_told_by_its_end_and_by_what_was_asked(
@@ -162,6 +170,32 @@ def test_a_program_that_is_not_on_a_host_is_said_with_the_host(tmp_path: Path) -
         "on h1; run `recipe doctor --driver vastai` to see the installed programs"
     )
     assert "doctor" not in str(Situation(tmp_path).cause_of(Exit(127)))
+    in_image = Situation(tmp_path, elsewhere="h1", image="pytorch").cause_of(Exit(127))
+    assert in_image is not None and "doctor" not in in_image.words
+
+
+def test_steps_that_end_otherwise_do_not_count_as_kills_of_the_agent(tmp_path: Path) -> None:
+    cause = Situation(tmp_path).cause_of(Exit(2), 3)
+    assert cause is not None and cause.reason == "exit"
+
+
+@pytest.mark.parametrize("is_stalled", [True, False])
+def test_a_training_that_makes_no_progress_is_told_from_one_without_output(
+    tmp_path: Path, is_stalled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("runner.planning.causes.is_stalled", lambda *_pace: is_stalled)
+    spec = StepSpec("", "s", {}, options=StepOptions(timeout=9.0, idle_timeout=8.0))
+    found = [
+        Situation(tmp_path, spec=spec).cause_of(end)
+        for end in (Exit(1, reason="idle"), Exit(1, reason="timeout"), Exit(1))
+    ]
+    reasons = ["stalled", "stalled"] if is_stalled else ["idle", "timeout"]
+    assert [cause.reason for cause in found if cause is not None] == [*reasons, "exit"]
+
+
+def test_the_node_that_ended_first_is_said(tmp_path: Path) -> None:
+    cause = Situation(tmp_path, nodes=2, elsewhere="h1", node=1).cause_of(Exit(2))
+    assert cause == Cause("exit", "exit 2 on node 1 (h1)")
 
 
 @pytest.mark.parametrize(("room", "reason"), [((100, 5), "disk"), (ROOM, "exit")])
@@ -185,6 +219,7 @@ def test_what_the_host_says_of_its_end_is_noted(tmp_path: Path) -> None:
         ("exit", b"cannot go on\n", "exit 1: cannot go on"),
         ("signal", b"cannot go on\n", ""),
         ("timeout", b"ValueError: no rows\n", ""),
+        ("disk", b"OSError: No space left on device\n", "OSError: No space left on device"),
         ("exit", b"", ""),
     ],
 )

@@ -87,6 +87,29 @@ def test_with_an_env_file_the_line_belongs_there() -> None:
     assert found == "OTHER is set neither in your shell nor in .env: add a line `OTHER=…` there"
 
 
+def test_a_name_in_an_env_file_that_the_step_reads_is_not_to_be_added_again() -> None:
+    spec = SPEC._replace(env_files=[".env"])
+    log = FROZEN.format("OTHER")
+    assert "add a line" in find_hint(Exit(1), log, spec, HERE, {}, {"OTHER"})
+    assert "add `env_file: .env`" in find_hint(Exit(1), log, SPEC, HERE, {}, {"OTHER"})
+
+
+@pytest.mark.parametrize(("name", "is_secret"), [("HF_TOKEN", True), ("COLOR", False)])
+def test_a_secret_is_never_to_be_written_into_the_recipe(name: str, is_secret: bool) -> None:
+    found = find_hint(Exit(1), FROZEN.format(name), SPEC, HERE, {})
+    assert ("or set it with `env:" in found) != is_secret and "nor in the step" in found
+    declared = SPEC._replace(unlisted={name: "key"})
+    assert "`env:" not in find_hint(Exit(1), FROZEN.format(name), declared, HERE, {})
+
+
+def test_a_refusal_counts_only_for_a_program_or_with_inputs() -> None:
+    refused = "sh: 1: ./run.sh: Permission denied\n"
+    assert find_hint(Exit(1), refused, SPEC, HERE._replace(given_files=False), {}) == ""
+    assert "chmod +x run.sh" in find_hint(Exit(126), refused, SPEC, HERE, {})
+    given = HERE._replace(given_files=True)
+    assert "read-only" in find_hint(Exit(1), refused, SPEC, given, {})
+
+
 def test_a_key_that_is_no_variable_says_nothing() -> None:
     assert hint("  File \"train.py\", line 3\n    row['TEXT']\nKeyError: 'TEXT'\n") == ""
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from drivers.base import HostLost, Unreachable
-from runner.errors import CannotRun
+from runner.errors import CannotRun, StoreUnavailable
 from runner.execution.steps.bell import Bell
 from runner.execution.steps.host_outputs import HostOutputs
 from runner.planning.judge import StepResult
@@ -41,7 +41,8 @@ class Host:
 class World:
     def __init__(self, *places: Host, away: bool = True, here: tuple[str, ...] = ()) -> None:
         self.lost, self.refused = list[Any](), list[Any]()
-        self.bell = Bell()
+        self.bell, self.rings = Bell(), 0
+        self.bell.wake = self._wake  # type: ignore[method-assign]
         parts: list[Any] = [
             Of(has=lambda content: content in here),
             Of(made={0: StepResult(True, {"o": "f1"}, {}), 1: StepResult(True, {"p": "f2"}, {})}),
@@ -52,6 +53,9 @@ class World:
         self.outputs = HostOutputs(*parts, self.bell)
         ups = [Of(producer=0, output="o"), Of(producer=1, output="p"), Of(producer=1, output="q")]
         self.node: Any = Of(upstream=ups)
+
+    def _wake(self) -> None:
+        self.rings += 1
 
 
 def test_what_a_step_takes_and_is_not_here_is_absent() -> None:
@@ -88,6 +92,7 @@ def test_each_content_comes_once_while_other_steps_run() -> None:
         (HostLost("gone"), [], 1),
         (CannotRun("full", fix="free"), [("b", "error", "full", "free")], 0),
         (Unreachable("far"), [("b", "driver", "far", "")], 0),
+        (StoreUnavailable("no answer"), [], 0),  # the step is judged again, and asks again
     ],
 )
 def test_a_step_whose_input_cannot_come_is_refused_or_its_host_is_lost(
@@ -101,4 +106,4 @@ def test_a_step_whose_input_cannot_come_is_refused_or_its_host_is_lost(
     with virtual() as loop:
         loop.run_until_complete(bring())
     assert world.refused == refused and len(world.lost) == lost
-    assert not world.outputs.are_coming(["f1"])
+    assert world.rings == 1 and not world.outputs.are_coming(["f1"])
