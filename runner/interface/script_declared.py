@@ -70,25 +70,40 @@ def _options_of_call(
     first = call.args[0] if call.args else None
     name = name_of(first)
     if word == "HfArgumentParser" and first is not None:
-        arguments = first.elts if isinstance(first, (ast.Tuple, ast.List)) else [first]
-        for each in arguments:
-            yield from fields(name_of(each), classes, notes, dashes=False)
+        yield from _options_of_transformers(first, classes, notes)
+    elif called == ("tyro", "cli") and name in functions:
+        yield from _parameters(functions[name], "tyro", notes)
     elif called == ("tyro", "cli") and first is not None:
-        if name in functions:
-            yield from _parameters(functions[name], "tyro", notes)
-        else:
-            yield from fields(name, classes, notes, dashes=True)
+        yield from fields(name, classes, notes, dashes=True)
     elif called == ("typer", "run") and name in functions:
         yield from _parameters(functions[name], "typer", notes)
     elif word == "Fire" and owner in ("fire", ""):
-        if name in functions:
-            yield from _parameters(functions[name], "fire", notes)
-        else:
-            notes.append(
-                "fire turns functions of the script into commands: write a command after the script in `run`, and its options as --NAME=VALUE"
-            )
+        yield from _options_of_fire(name, functions, notes)
     elif word == "LightningCLI":
         yield from _options_of_lightning(call, classes, notes)
+
+
+def _options_of_transformers(
+    argument: ast.expr, classes: Mapping[str, ast.ClassDef], notes: list[str]
+) -> Iterator[DeclaredOption]:
+    """Yield the options of a dataclass, or of several, passed to HfArgumentParser."""
+    dataclasses = [argument]
+    if isinstance(argument, (ast.Tuple, ast.List)):
+        dataclasses = argument.elts
+    for each in dataclasses:
+        yield from fields(name_of(each), classes, notes, dashes=False)
+
+
+def _options_of_fire(
+    name: str, functions: Mapping[str, ast.FunctionDef], notes: list[str]
+) -> Iterator[DeclaredOption]:
+    """Yield the options of a function; note that the functions become commands otherwise."""
+    if name in functions:
+        yield from _parameters(functions[name], "fire", notes)
+    else:
+        notes.append(
+            "fire turns functions of the script into commands: write a command after the script in `run`, and its options as --NAME=VALUE"
+        )
 
 
 def _options_of_decorators(function: ast.FunctionDef, notes: list[str]) -> Iterator[DeclaredOption]:
