@@ -253,15 +253,10 @@ def _step(
 
 def _matrix(rule: str, instances: Sequence[Mapping[str, str]], look: list[str]) -> Table:
     """Return the `matrix` of the wildcards, and `when` if only some combinations are required."""
-    fullest = max(instances, key=len)
-    words = list(fullest)
+    whole = _select_whole(rule, instances, look)
+    words = list(whole[0])
     if not words:
         return {}
-    whole = [values for values in instances if values.keys() == set(words)]
-    others = [" and ".join(values) for values in instances if values.keys() != set(words)]
-    for wildcards in dict.fromkeys(others):
-        given = f"only the wildcards {wildcards}" if wildcards else "no wildcards"
-        look.append(f"rule {rule} is also required with {given}: add a step for it")
     axes = {word: _distinct_values(word, whole) for word in words}
     step: Table = {"matrix": {plain_name(word): values for word, values in axes.items()}}
     combinations = math.prod(len(values) for values in axes.values())
@@ -270,6 +265,24 @@ def _matrix(rule: str, instances: Sequence[Mapping[str, str]], look: list[str]) 
         named = ", ".join(f"matrix.{plain_name(word)}" for word in words)
         step["when"] = f"{{{{ [{named}] in {chosen} }}}}"
     return step
+
+
+def _select_whole(
+    rule: str, instances: Sequence[Mapping[str, str]], look: list[str]
+) -> list[Mapping[str, str]]:
+    """Return the instances with all wildcards of the rule; add a note for the others."""
+    fullest = max(instances, key=len)
+    whole = []
+    others = []
+    for values in instances:
+        if values.keys() == fullest.keys():
+            whole.append(values)
+        else:
+            others.append(" and ".join(values))
+    for wildcards in dict.fromkeys(others):
+        given = f"only the wildcards {wildcards}" if wildcards else "no wildcards"
+        look.append(f"rule {rule} is also required with {given}: add a step for it")
+    return whole
 
 
 def _distinct_values(word: str, instances: Sequence[Mapping[str, str]]) -> list[str]:

@@ -371,10 +371,21 @@ def _options_of_click(call: ast.Call, notes: list[str]) -> Iterator[DeclaredOpti
     if _is_literal(_keyword_value(call, "multiple"), True):
         notes.append(_note_repeated(call.lineno, flag))
         return
+    yield _option_of_click(call, names, flag, no)
+
+
+def _option_of_click(
+    call: ast.Call, names: Sequence[str], flag: str, negative: str
+) -> DeclaredOption:
+    """Return the option of a click decorator, given its names and the flags that turn it on and
+    off.
+    """
+    # click names the parameter after a name without dashes, or else after the flag.
     name_of_flag = flag.lstrip("-").replace("-", "_")
+    name = next((each for each in names if each.isidentifier()), name_of_flag)
     default = _keyword_value(call, "default")
     kind, choices = _click_type(_keyword_value(call, "type"), default)
-    is_switch = bool(no) or _is_literal(_keyword_value(call, "is_flag"), True)
+    is_switch = bool(negative) or _is_literal(_keyword_value(call, "is_flag"), True)
     if is_switch:
         kind = "bool"
     elif kind not in _SCALARS:
@@ -385,9 +396,7 @@ def _options_of_click(call: ast.Call, notes: list[str]) -> Iterator[DeclaredOpti
     is_optional = not is_positional or default is not None
     count = _keyword_value(call, "nargs")
     takes_several = count is not None and not _is_literal(count, 1)
-    # click names the parameter after a name without dashes, or else after the flag.
-    name = next((each for each in names if each.isidentifier()), name_of_flag)
-    yield DeclaredOption(
+    return DeclaredOption(
         name,
         flag,
         kind,
@@ -396,7 +405,7 @@ def _options_of_click(call: ast.Call, notes: list[str]) -> Iterator[DeclaredOpti
         _is_required_by_click(call, is_optional=is_optional),
         choices,
         takes_several,
-        negative=no.strip(),
+        negative=negative.strip(),
         alone=is_switch,
     )
 
