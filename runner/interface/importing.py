@@ -63,10 +63,11 @@ def from_dvc(
     """
     made = ImportedRecipe({"recipe": f"{name}@1", "summary": "What dvc.yaml makes"})
     draft = _Dvc(made, base, params, is_folder, kind)
-    steps = {}
+    steps: Table = {}
     for stage, body in _mapping(pipeline.get("stages")).items():
         if isinstance(body, Mapping):
-            steps[plain_name(str(stage))] = draft.step(str(stage), body)
+            name_of_step = unused_name(plain_name(str(stage)), steps)
+            steps[name_of_step] = draft.step(str(stage), body)
         else:
             made.look.append(f"stage {stage} is not a mapping and was not converted")
     for key in pipeline:
@@ -262,7 +263,7 @@ class _Dvc:
             for bare, options in section.paths(key):
                 path = at(bare)
                 is_folder = self._is_folder(path) or bare.endswith("/")
-                name = _unused_name(_name_of_file(bare), outputs)
+                name = unused_name(_name_of_file(bare), outputs)
                 outputs[name] = f"{path}/" if is_folder else path
                 if options.get("persist"):
                     self._look.append(
@@ -452,7 +453,7 @@ def _add_mounts(mounts: Value, base: str, step: Table, inputs: Table, look: list
         address = source
         if "://" in address:
             stem = posixpath.basename(str(target).rstrip("/"))
-            input_name = _unused_name(plain_name(stem), inputs)
+            input_name = unused_name(plain_name(stem), inputs)
             inputs[input_name] = {"type": "dataset", "default": address}
             look.append(
                 f"{target} was a mount of {address}: write {{{{ inputs.{input_name} }}}} instead of {target} in the command"
@@ -651,7 +652,8 @@ def _inside(folder: str, command: str) -> str:
     return f"(cd {folder}\n{command.rstrip()}\n)\n" if folder else command
 
 
-def _unused_name(name: str, taken: Iterable[str]) -> str:
+def unused_name(name: str, taken: Iterable[str]) -> str:
+    """Return a name, with a number if it is taken."""
     there = set(taken)
     if name not in there:
         return name

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from ..errors import CannotRun
 from .drafting import plain_name
-from .importing import ImportedRecipe, Table, Value
+from .importing import ImportedRecipe, Table, Value, unused_name
 
 PATIENCE: Final = 120.0
 """Timeout for parsing a Snakefile, in seconds."""
@@ -140,9 +140,9 @@ def from_snakemake(name: str, read: Value, kind: Callable[[str], str]) -> Import
     else:
         needed.add_target(target)
     wanted = {name: needed.instances[name] for name in needed.order}
-    steps = {}
+    steps: Table = {}
     for rule, instances in wanted.items():
-        steps[plain_name(rule)] = _step(rules[rule], instances, kind, made.look)
+        steps[unused_name(plain_name(rule), steps)] = _step(rules[rule], instances, kind, made.look)
     made.recipe["steps"] = steps
     for rule in rules:
         # The target is often a rule that only lists the files to create.

@@ -211,3 +211,11 @@ def test_a_command_whose_braces_do_not_match_is_kept_with_a_note(shell: str) -> 
     made = _snake("t", _rule("t", output=[["", "a"]], shell=shell))
     assert made.recipe["steps"]["t"]["run"] == shell
     assert "rule t: its command has unmatched braces: replace its fields by values" in made.look
+
+
+def test_stages_and_rules_whose_names_become_the_same_word_keep_steps_of_their_own() -> None:
+    made = _dvc({"stages": {"a-b": {"cmd": "x"}, "a_b": {"cmd": "y"}}})
+    assert {name: step["run"] for name, step in made.recipe["steps"].items()} == {"a_b": "x", "a_b_2": "y"}  # fmt: skip
+    first = _rule("A", output=[["", "first"]], shell="x")
+    second = _rule("a", input=[["", "first"]], output=[["", "second"]], shell="y")
+    assert list(_snake("a", first, second).recipe["steps"]) == ["a", "a_2"]
