@@ -332,22 +332,34 @@ BARE: Final = "no preset"
 
 
 def _sections(sheet: Sheet) -> Iterator[tuple[str, Sequence[tuple[str, ...]]]]:
+    """Yield the title and rows of each section. Sections without rows are left out."""
     recipe = sheet.recipe
+    sections: dict[str, Sequence[tuple[str, ...]]] = {
+        "outputs": _list_outputs(recipe),
+        "hardware": _list_machines(recipe),
+        _LONG: [*_list_durations(sheet), *_list_limits(recipe)],
+        "inputs": _list_inputs(recipe),
+        "presets": [(each.name, preset_text(each)) for each in recipe.presets.values()],
+        "steps": [_step(recipe, step) for step in recipe.steps.values()],
+        "environment": list(_environment(sheet)),
+        "included data": [(data.folder, data.licence) for data in sheet.data],
+    }
+    for title, rows in sections.items():
+        if rows:
+            yield title, rows
+
+
+def _list_outputs(recipe: Recipe) -> Sequence[tuple[str, ...]]:
     outputs = [_result(recipe, name, step, output) for name, step, output in results(recipe)]
-    yield "outputs", outputs or [("nothing", "no step has outputs")]
-    machines = [(name or BARE, machine_text(recipe, preset)) for name, preset in choices(recipe)]
-    yield "hardware", machines
-    yield _LONG, [*_list_durations(sheet), *_list_limits(recipe)]
-    if recipe.inputs:
-        yield "inputs", [(spec.name, input_text(spec), spec.doc) for spec in recipe.inputs.values()]
-    if recipe.presets:
-        yield "presets", [(preset.name, preset_text(preset)) for preset in recipe.presets.values()]
-    yield "steps", [_step(recipe, step) for step in recipe.steps.values()]
-    environment = list(_environment(sheet))
-    if environment:
-        yield "environment", environment
-    if sheet.data:
-        yield "included data", [(data.folder, data.licence) for data in sheet.data]
+    return outputs or [("nothing", "no step has outputs")]
+
+
+def _list_machines(recipe: Recipe) -> Sequence[tuple[str, ...]]:
+    return [(name or BARE, machine_text(recipe, preset)) for name, preset in choices(recipe)]
+
+
+def _list_inputs(recipe: Recipe) -> Sequence[tuple[str, ...]]:
+    return [(spec.name, input_text(spec), spec.doc) for spec in recipe.inputs.values()]
 
 
 def _list_durations(sheet: Sheet) -> Iterator[tuple[str, ...]]:

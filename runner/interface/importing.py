@@ -63,9 +63,13 @@ def from_dvc(
     """
     made = ImportedRecipe({"recipe": f"{name}@1", "summary": "What dvc.yaml makes"})
     draft = _Dvc(made, base, params, is_folder, kind)
-    steps = {}
+    steps: Table = {}
     for stage, body in _mapping(pipeline.get("stages")).items():
-        steps[plain_name(stage)] = draft.step(stage, body)
+        if isinstance(body, Mapping):
+            name_of_step = unused_name(plain_name(str(stage)), steps)
+            steps[name_of_step] = draft.step(str(stage), body)
+        else:
+            made.look.append(f"stage {stage} is not a mapping and was not converted")
     for key in pipeline:
         if key not in ("stages", "params", "metrics"):
             made.look.append(f"`{key}` in dvc.yaml was not converted")
@@ -73,6 +77,38 @@ def from_dvc(
         made.recipe["inputs"] = draft.inputs
     made.recipe["steps"] = steps
     return made
+
+
+def parameter_files(pipeline: Value) -> set[str]:
+    """Return the paths of the parameter files that a `dvc.yaml` reads, relative to it."""
+    files = {"params.yaml"}
+    for file in _several(pipeline.get("vars")):
+        if isinstance(file, str):
+            files.add(file)
+    for body in _mapping(pipeline.get("stages")).values():
+        stage = _mapping(body)
+        files |= _parameter_files_of_stage(_mapping(stage.get("do", stage)))
+    return files
+
+
+def _parameter_files_of_stage(stage: Value) -> set[str]:
+    """Return the default parameter file of a stage, and the files that its `params` name."""
+    folder = _Section(stage, "", []).text("wdir")
+    named = ["params.yaml"]
+    for each in _several(stage.get("params")):
+        named += map(str, _mapping(each))
+    return {posixpath.join(folder, file) for file in named}
+
+
+def folders_of_lock(lock: Value) -> set[str]:
+    """Return the outputs that are directories, according to a `dvc.lock`."""
+    folders = set()
+    for stage in _mapping(lock.get("stages")).values():
+        for row in _several(_mapping(stage).get("outs")):
+            output = _mapping(row)
+            if "path" in output and str(output.get("md5", "")).endswith(".dir"):
+                folders.add(str(output["path"]))
+    return folders
 
 
 class _Dvc:
@@ -101,19 +137,20 @@ class _Dvc:
             step["matrix"] = axes
         if "foreach" in body:
             body = _mapping(body.get("do"))
+        section = _Section(body, stage, self._look)
         names = _names_of_axes(axes)
-        folder = _join(self._base, str(body.get("wdir", "")))
-        step["run"] = _inside(folder, self._text(_command(body.get("cmd", "")), names))
+        folder = _join(self._base, section.text("wdir"))
+        step["run"] = _inside(folder, self._text(self._command(stage, section), names))
 
         def at(path: str) -> str:
             return self._text(_join(folder, path), names)
 
-        sections = self._code_and_deps(body, at)
-        sections["files"] = self._files(stage, body, folder)
-        sections["outputs"] = self._outputs(stage, body, at)
-        for key, section in sections.items():
-            if section:
-                step[key] = section
+        converted = self._code_and_deps(section, at)
+        converted["files"] = self._files(stage, section, folder)
+        converted["outputs"] = self._outputs(stage, section, at)
+        for key, value in converted.items():
+            if value:
+                step[key] = value
         if body.get("always_changed"):
             step["cache"] = False
         if body.get("frozen"):
@@ -126,23 +163,32 @@ class _Dvc:
         """Return the axes of the step matrix; empty for a stage without a loop."""
         if "foreach" in body:
             return self._foreach(stage, body["foreach"])
-        matrix = _mapping(body.get("matrix"))
-        return {plain_name(axis): self._axis(values) for axis, values in matrix.items()}
+        axes: Table = {}
+        matrix = _Section(body, stage, self._look).mapping("matrix")
+        for axis, values in matrix.items():
+            if isinstance(values, list):
+                axes[plain_name(str(axis))] = list(values)
+            elif isinstance(values, _SCALARS):
+                axes[plain_name(str(axis))] = self._text(str(values), {})
+            else:
+                self._look.append(_unconverted(axis, f"the matrix of {stage}", "a list"))
+        return axes
 
-    def _axis(self, values: Any) -> list[Any] | str:
-        """Return the values of an axis: a list, or a template of a parameter."""
-        if isinstance(values, Sequence) and not isinstance(values, str):
-            return list(values)
-        return self._text(str(values), {})
+    def _command(self, stage: str, section: _Section) -> str:
+        """Return the `cmd` of a stage, a text or a list, as one text."""
+        if section.values.get("cmd") is None:
+            self._look.append(f"{stage} has no `cmd`: write the command into `run`")
+            return ""
+        return "\n".join(section.texts("cmd", "a text"))
 
-    def _code_and_deps(self, body: Value, at: Callable[[str], str]) -> Table:
+    def _code_and_deps(self, section: _Section, at: Callable[[str], str]) -> Table:
         """Return the dependencies of a stage: Python files and folders under `code`, others under
         `deps`.
         """
         code: list[str] = []
         deps: list[str] = []
-        for each in _several(body.get("deps")):
-            path = at(_path(each))
+        for bare, _ in section.paths("deps"):
+            path = at(bare)
             kind = self._kind(path)
             shown = f"{path}/" if kind in ("code", "folder") else path
             if path.endswith(".py") or kind == "code":
@@ -154,7 +200,10 @@ class _Dvc:
     def _foreach(self, stage: str, values: Any) -> Table:
         if isinstance(values, str):
             return {"item": self._text(values, {})}
-        if isinstance(values, Sequence) and all(isinstance(each, _SCALARS) for each in values):
+        if not isinstance(values, list | Mapping):
+            self._look.append(_unconverted("foreach", stage, "a list or a mapping"))
+            return {}
+        if isinstance(values, list) and all(isinstance(each, _SCALARS) for each in values):
             return {"item": list(values)}
         self._look.append(
             f"{stage}: the values of `foreach` are mappings; write each of their fields as an axis of `matrix`"
@@ -163,22 +212,21 @@ class _Dvc:
             return {"item": list(values)}
         return {"item": [str(each) for each in values]}
 
-    def _files(self, stage: str, body: Value, folder: str) -> Table:
+    def _files(self, stage: str, section: _Section, folder: str) -> Table:
         """Return the step's `files`: each parameter file, with the parameters of the stage only.
 
         Each parameter becomes an input.
         """
         files: Table = {}
-        for each in _several(body.get("params")):
-            by_file: Value = each if isinstance(each, Mapping) else {"params.yaml": [each]}
-            for file, wanted in by_file.items():
-                read = self._params.get(_join(folder, file))
-                if read is None:
-                    self._look.append(f"{stage} reads parameters from {file}, which does not exist")
-                    continue
-                target = files.setdefault(_join(folder, file), {})
-                for dotted in wanted or list(read):
-                    self._fill(stage, file, str(dotted), read, target)
+        for file, wanted in section.parameters():
+            path = _join(folder, file)
+            read = self._params.get(path)
+            if read is None:
+                self._look.append(f"{stage} reads parameters from {file}, which does not exist")
+                continue
+            target = files.setdefault(path, {})
+            for dotted in wanted or map(str, read):
+                self._fill(stage, file, dotted, read, target)
         return files
 
     def _fill(self, stage: str, file: str, dotted: str, read: Value, target: Table) -> None:
@@ -208,21 +256,20 @@ class _Dvc:
             self.inputs[name] = {"type": _PLAIN.get(type(value), "string"), "default": value}
         return name
 
-    def _outputs(self, stage: str, body: Value, at: Callable[[str], str]) -> Table:
+    def _outputs(self, stage: str, section: _Section, at: Callable[[str], str]) -> Table:
         """Return the outputs, metrics and plots of a stage as outputs of the step."""
         outputs: Table = {}
-        for section in ("outs", "metrics", "plots"):
-            for each in _several(body.get(section)):
-                bare = _path(each)
+        for key in ("outs", "metrics", "plots"):
+            for bare, options in section.paths(key):
                 path = at(bare)
                 is_folder = self._is_folder(path) or bare.endswith("/")
-                name = _unused_name(_name_of_file(bare), outputs)
+                name = unused_name(_name_of_file(bare), outputs)
                 outputs[name] = f"{path}/" if is_folder else path
-                if _options_of_path(each).get("persist"):
+                if options.get("persist"):
                     self._look.append(
                         f"{stage}: {bare} stays between runs (`persist`): declare it as `state` if the program resumes from its content"
                     )
-                if section == "metrics":
+                if key == "metrics":
                     self._look.append(
                         f"{stage}: {bare} is an output; to record its metrics, append JSON lines to $RECIPE_METRICS and set `metrics: true`"
                     )
@@ -267,26 +314,12 @@ def _names_of_axes(axes: Table) -> dict[str, str]:
     return names
 
 
-def _command(commands: str | Iterable[object]) -> str:
-    """Return the `cmd` of a stage, a text or a list, as one text."""
-    if isinstance(commands, str):
-        return commands
-    return "\n".join(str(line) for line in commands)
-
-
 def _type_of_items(values: Sequence[object]) -> str:
     """Return the type of the items of a list; `string` for an empty list or mixed types."""
     types = {_PLAIN.get(type(each), "object") for each in values} or {"string"}
     if len(types) == 1:
         return types.pop()
     return "number" if types == {"integer", "number"} else "string"
-
-
-def _options_of_path(each: object) -> Value:
-    """Return the options of an output, such as `persist`, given as `PATH: {OPTION: VALUE}`."""
-    if not isinstance(each, Mapping):
-        return {}
-    return _mapping(next(iter(each.values()), None))
 
 
 def _name_of_file(path: str) -> str:
@@ -332,26 +365,31 @@ def from_sky(
 
     `code` lists the code in its `workdir`, and `gpus` the known GPU models.
     """
-    summary = f"What the task {task.get('name', name)} of SkyPilot runs"
-    made = ImportedRecipe({"recipe": f"{name}@1", "summary": summary})
-    script = _sky_script(str(task.get("run") or ""), made.look)
-    step: Table = {"run": _inside(_join(base, str(task.get("workdir") or "")), script)}
+    made = ImportedRecipe({"recipe": f"{name}@1", "summary": ""})
+    section = _Section(task, "the task", made.look)
+    task_name = section.text("name")
+    made.recipe["summary"] = f"What the task {task_name or name} of SkyPilot runs"
+    script = _sky_script(section.text("run"), made.look)
+    workdir = section.text("workdir")
+    step: Table = {"run": _inside(_join(base, workdir), script)}
     inputs: Table = {}
-    if "workdir" in task:
+    if workdir:
         step["code"] = list(code)
         made.look.append(
             "`code` lists all files of `workdir`: keep only the files that the step needs, because each change of a listed file reruns the step"
         )
-    _add_environment(_mapping(task.get("envs")), step)
-    _add_secrets(task.get("secrets") or (), step, inputs)
-    _add_mounts(_mapping(task.get("file_mounts")), base, step, inputs, made.look)
-    resources = _sky_resources(_mapping(task.get("resources")), made.look, set(gpus))
+    _add_environment(section.section("envs"), step)
+    _add_secrets(section.names("secrets"), step, inputs)
+    _add_mounts(section.mapping("file_mounts"), base, step, inputs, made.look)
+    resources = _sky_resources(section.section("resources"), made.look, set(gpus))
     if resources:
         step["resources"] = resources
-    if int(task.get("num_nodes") or 1) > 1:
-        step["nodes"] = int(task["num_nodes"])
-    if task.get("setup"):
-        made.recipe["setup"] = [str(task["setup"])]
+    nodes = section.number("num_nodes")
+    if nodes is not None and nodes > 1:
+        step["nodes"] = nodes
+    setup = section.text("setup")
+    if setup:
+        made.recipe["setup"] = [setup]
         made.look.append(
             "`setup` runs once on each host; to install exact package versions once, use `python: {lock: …}` instead"
         )
@@ -363,7 +401,7 @@ def from_sky(
     )
     if inputs:
         made.recipe["inputs"] = inputs
-    made.recipe["steps"] = {plain_name(str(task.get("name") or "run")): step}
+    made.recipe["steps"] = {plain_name(task_name or "run"): step}
     return made
 
 
@@ -378,15 +416,15 @@ def _sky_script(script: str, look: list[str]) -> str:
     return script
 
 
-def _add_environment(variables: Value, step: Table) -> None:
+def _add_environment(variables: _Section, step: Table) -> None:
     """Add the environment variables of a task to the step."""
     fixed = {}
     passed = []
-    for key, value in variables.items():
+    for key, value in variables.values.items():
         if value is None:
-            passed.append(key)
-        else:
-            fixed[key] = str(value)
+            passed.append(str(key))
+        elif variables.has_text(key):
+            fixed[str(key)] = str(value)
     if fixed:
         step["env"] = fixed
     if passed:
@@ -408,29 +446,32 @@ def _add_mounts(mounts: Value, base: str, step: Table, inputs: Table, look: list
     """Add mounted buckets to the inputs, and copied files to the dependencies of the step."""
     for target, source in mounts.items():
         if isinstance(source, Mapping):
-            source = source.get("source", "")
-        address = str(source)
+            source = source.get("source")
+        if not isinstance(source, str) or not source:
+            look.append(f"`{target}` of `file_mounts` has no source and was not converted")
+            continue
+        address = source
         if "://" in address:
             stem = posixpath.basename(str(target).rstrip("/"))
-            input_name = _unused_name(plain_name(stem), inputs)
+            input_name = unused_name(plain_name(stem), inputs)
             inputs[input_name] = {"type": "dataset", "default": address}
             look.append(
                 f"{target} was a mount of {address}: write {{{{ inputs.{input_name} }}}} instead of {target} in the command"
             )
-        elif address:
+        else:
             step.setdefault("deps", []).append(_join(base, address))
             look.append(
                 f"{target} was a copy of {address}: a step finds this file at that path below its working directory"
             )
 
 
-def _sky_resources(asked: Value, look: list[str], gpus: set[str]) -> Table:
+def _sky_resources(asked: _Section, look: list[str], gpus: set[str]) -> Table:
     """Convert the `resources` of a task.
 
     Append notes on the parts without a counterpart to `look`.
     """
     found: Table = {}
-    accelerators = _list_accelerators(asked.get("accelerators"))
+    accelerators = _list_accelerators(asked.values.get("accelerators"))
     if accelerators:
         first, *others = accelerators
         if others:
@@ -443,18 +484,19 @@ def _sky_resources(asked: Value, look: list[str], gpus: set[str]) -> Table:
         ("memory", "memory", "GB"),
         ("disk_size", "disk", "GB"),
     ):
-        if number := re.match(r"\d+", str(asked.get(theirs, ""))):
-            found[ours] = f"{number[0]}{unit}" if unit else int(number[0])
-    if asked.get("use_spot"):
+        number = asked.number(theirs)
+        if number is not None:
+            found[ours] = f"{number}{unit}" if unit else number
+    if asked.values.get("use_spot"):
         look.append('to use spot machines, set market = "spot" in [drivers.NAME]')
     for key in _SKY_PLACES:
-        if key in asked:
+        if key in asked.values:
             look.append(
                 f"`resources.{key}` was not converted: choose the machine with `--driver NAME` and `--where`"
             )
-    image = asked.get("image_id")
+    image = asked.text("image_id")
     if image:
-        name = str(image).removeprefix("docker:")
+        name = image.removeprefix("docker:")
         look.append(f"the image {image}: if the step requires it, write `image: {name}`")
     return found
 
@@ -481,7 +523,7 @@ def _sky_gpus(accelerator: str, look: list[str], gpus: set[str]) -> Table:
     A known GPU with the whole name of the model comes before a GPU of the family.
     """
     model, _, count = accelerator.partition(":")
-    if count and not re.fullmatch(r"\d+(\.\d+)?", count):
+    if count and not re.fullmatch(r"\d{1,6}(\.\d+)?", count):
         look.append(f"{accelerator} has no valid number of GPUs: requesting 1")
         count = ""
     family, _, size = model.upper().partition("-")
@@ -498,6 +540,98 @@ def _sky_gpus(accelerator: str, look: list[str], gpus: set[str]) -> Table:
 # -- words -----------------------------------------------------------------------------------------
 
 
+class _Section:
+    """A mapping in the file of another tool. Values of a wrong type are skipped with a note.
+
+    A missing value and null are the same, without a note: an empty text, list or mapping.
+    """
+
+    def __init__(self, values: Value, name: str, look: list[str]) -> None:
+        self.values = values
+        self._name = name
+        self._look = look
+
+    def has_text(self, key: str) -> bool:
+        """Return True for a text, number or boolean. Another value adds a note."""
+        if isinstance(self.values[key], _SCALARS):
+            return True
+        self._note(key, "a text")
+        return False
+
+    def text(self, key: str) -> str:
+        """Return a text, number or boolean as text."""
+        if self.values.get(key) is None or not self.has_text(key):
+            return ""
+        return str(self.values[key])
+
+    def texts(self, key: str, expected: str) -> list[str]:
+        """Return the texts of a list, or the only text."""
+        found = _several(self.values.get(key))
+        if not all(isinstance(each, _SCALARS) for each in found):
+            self._note(key, expected)
+            return []
+        return [str(each) for each in found]
+
+    def number(self, key: str) -> int | None:
+        """Return the whole number at the start of a value such as `8` or `16+`."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        number = re.match(r"\d{1,15}(?!\d)", str(value))
+        if number is None:
+            self._note(key, "a number")
+            return None
+        return int(number[0])
+
+    def mapping(self, key: str) -> Value:
+        value = self.values.get(key)
+        if value is not None and not isinstance(value, Mapping):
+            self._note(key, "a mapping")
+        return _mapping(value)
+
+    def section(self, key: str) -> _Section:
+        return _Section(self.mapping(key), f"`{key}`", self._look)
+
+    def names(self, key: str) -> list[str]:
+        """Return the keys of a mapping, or the texts of a list."""
+        value = self.values.get(key)
+        if isinstance(value, list) and all(isinstance(each, str) for each in value):
+            return value
+        return [str(name) for name in self.mapping(key)]
+
+    def paths(self, key: str) -> list[tuple[str, Value]]:
+        """Return paths and their options, of a list of `PATH` and `PATH: {OPTION: VALUE}`."""
+        found: list[tuple[str, Value]] = []
+        for each in _several(self.values.get(key)):
+            if isinstance(each, Mapping):
+                found += [(str(path), _mapping(options)) for path, options in each.items()]
+            elif isinstance(each, _SCALARS):
+                found.append((str(each), {}))
+            else:
+                self._note(key, "a list of paths")
+        return found
+
+    def parameters(self) -> list[tuple[str, list[str]]]:
+        """Return parameter files with the names of their parameters; no names for a whole file."""
+        found: list[tuple[str, list[str]]] = []
+        for each in _several(self.values.get("params")):
+            if isinstance(each, Mapping):
+                by_file = _Section(each, self._name, self._look)
+                found += [(str(file), by_file.texts(file, "a list of names")) for file in each]
+            elif isinstance(each, _SCALARS):
+                found.append(("params.yaml", [str(each)]))
+            else:
+                self._note("params", "a list of names")
+        return found
+
+    def _note(self, key: str, expected: str) -> None:
+        self._look.append(_unconverted(key, self._name, expected))
+
+
+def _unconverted(key: str, of: str, expected: str) -> str:
+    return f"`{key}` of {of} is not {expected} and was not converted"
+
+
 def _mapping(value: object) -> Value:
     return value if isinstance(value, Mapping) else {}
 
@@ -506,10 +640,6 @@ def _several(value: object) -> Sequence[Any]:
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
-
-
-def _path(each: object) -> str:
-    return str(next(iter(each))) if isinstance(each, Mapping) else str(each)
 
 
 def _join(folder: str, path: str) -> str:
@@ -522,7 +652,8 @@ def _inside(folder: str, command: str) -> str:
     return f"(cd {folder}\n{command.rstrip()}\n)\n" if folder else command
 
 
-def _unused_name(name: str, taken: Iterable[str]) -> str:
+def unused_name(name: str, taken: Iterable[str]) -> str:
+    """Return a name, with a number if it is taken."""
     there = set(taken)
     if name not in there:
         return name

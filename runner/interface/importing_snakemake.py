@@ -12,22 +12,24 @@ import posixpath
 import re
 import string
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..errors import CannotRun
 from .drafting import plain_name
-from .importing import ImportedRecipe, Table, Value
+from .importing import ImportedRecipe, Table, Value, unused_name
 
 PATIENCE: Final = 120.0
 """Timeout for parsing a Snakefile, in seconds."""
 _WILDCARD: Final = re.compile(r"\{\s*(\w+)\s*(?:,\s*([^{}]+(?:\{\d+(?:,\d*)?\}[^{}]*)*))?\}")
 _CODE: Final = (".py", ".sh", ".R", ".pl", ".jl")
 _PROGRAM: Final = r"""
-import json, sys
+import json, os, sys
 from pathlib import Path
-said, sys.stdout = sys.stdout, sys.stderr
+said = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # programs that the Snakefile starts write to stderr, too
+sys.stdout = sys.stderr
 from snakemake.api import SnakemakeApi
 from snakemake.settings.types import OutputSettings, ResourceSettings
 
@@ -54,7 +56,7 @@ with SnakemakeApi(OutputSettings()) as api:
          "params": items(rule.params), "shell": rule.shellcmd, "other": other(rule)}
         for rule in workflow.rules
     ]
-    print(json.dumps({"rules": rules, "target": workflow.default_target}), file=said)
+    print(json.dumps({"rules": rules, "target": workflow.default_target}), file=said, flush=True)
 """
 
 
@@ -85,7 +87,13 @@ def rules_of(python: str, snakefile: Path, root: Path) -> Table:
             f"Snakemake cannot read {snakefile.name}: {last}",
             fix="check the file with `snakemake -n`; version 8 or newer is required",
         )
-    found: Table = json.loads(done.stdout)
+    try:
+        found: Table = json.loads(done.stdout)
+    except ValueError as error:
+        raise CannotRun(
+            f"Snakemake cannot read {snakefile.name}: its answer is not JSON",
+            fix="check the file with `snakemake -n`; version 8 or newer is required",
+        ) from error
     return found
 
 
@@ -126,11 +134,15 @@ def from_snakemake(name: str, read: Value, kind: Callable[[str], str]) -> Import
     made = ImportedRecipe({"recipe": f"{name}@1", "summary": "What the Snakefile makes"})
     rules = {each["name"]: _rule(each) for each in read["rules"]}
     needed = _NeededRules(rules, made.look)
-    needed.add_target(rules[str(read["target"])])
+    target = rules.get(read["target"])
+    if target is None:
+        made.look.append("the Snakefile has no rule as its target")
+    else:
+        needed.add_target(target)
     wanted = {name: needed.instances[name] for name in needed.order}
-    steps = {}
+    steps: Table = {}
     for rule, instances in wanted.items():
-        steps[plain_name(rule)] = _step(rules[rule], instances, kind, made.look)
+        steps[unused_name(plain_name(rule), steps)] = _step(rules[rule], instances, kind, made.look)
     made.recipe["steps"] = steps
     for rule in rules:
         # The target is often a rule that only lists the files to create.
@@ -213,8 +225,10 @@ def _step(
     look: list[str],
 ) -> Table:
     """Convert a rule to a step, with a matrix of its wildcards."""
-    step = _matrix(instances)
+    step = _matrix(rule.name, instances, look)
     names = _names(rule)
+    if any(path is None for _, path in (*rule.outputs, *rule.logs)):
+        look.append(f"an output of rule {rule.name} is a function: add its paths to `outputs`")
     if rule.shell is None:
         how = ", ".join(rule.other) or "Python of the Snakefile"
         look.append(f"rule {rule.name} has no shell command ({how}): write its command into `run`")
@@ -237,18 +251,38 @@ def _step(
     return step
 
 
-def _matrix(instances: Sequence[Mapping[str, str]]) -> Table:
+def _matrix(rule: str, instances: Sequence[Mapping[str, str]], look: list[str]) -> Table:
     """Return the `matrix` of the wildcards, and `when` if only some combinations are required."""
-    axes = {word: _distinct_values(word, instances) for word in instances[0]}
-    if not axes:
+    whole = _select_whole(rule, instances, look)
+    words = list(whole[0])
+    if not words:
         return {}
+    axes = {word: _distinct_values(word, whole) for word in words}
     step: Table = {"matrix": {plain_name(word): values for word, values in axes.items()}}
     combinations = math.prod(len(values) for values in axes.values())
-    if combinations > len(instances):
-        chosen = json.dumps([list(each.values()) for each in instances], ensure_ascii=False)
-        named = ", ".join(f"matrix.{plain_name(word)}" for word in axes)
+    if combinations > len(whole):
+        chosen = json.dumps([[each[word] for word in words] for each in whole], ensure_ascii=False)
+        named = ", ".join(f"matrix.{plain_name(word)}" for word in words)
         step["when"] = f"{{{{ [{named}] in {chosen} }}}}"
     return step
+
+
+def _select_whole(
+    rule: str, instances: Sequence[Mapping[str, str]], look: list[str]
+) -> list[Mapping[str, str]]:
+    """Return the instances with all wildcards of the rule; add a note for the others."""
+    fullest = max(instances, key=len)
+    whole = []
+    others = []
+    for values in instances:
+        if values.keys() == fullest.keys():
+            whole.append(values)
+        else:
+            others.append(" and ".join(values))
+    for wildcards in dict.fromkeys(others):
+        given = f"only the wildcards {wildcards}" if wildcards else "no wildcards"
+        look.append(f"rule {rule} is also required with {given}: add a step for it")
+    return whole
 
 
 def _distinct_values(word: str, instances: Sequence[Mapping[str, str]]) -> list[str]:
@@ -294,7 +328,14 @@ def _command(rule: _Rule, shell: str, names: Sequence[str], look: list[str]) -> 
     """Return the shell command of a rule with recipe templates instead of Snakemake fields."""
     fields = _fields(rule, names)
     parts: list[str] = []
-    for before, field, _, _ in string.Formatter().parse(shell):
+    try:
+        parsed = list(string.Formatter().parse(shell))
+    except ValueError:
+        look.append(
+            f"rule {rule.name}: its command has unmatched braces: replace its fields by values"
+        )
+        return shell
+    for before, field, _, _ in parsed:
         parts.append(before)
         if field is not None:
             parts.append(_replacement(field, fields, rule, look))
@@ -303,24 +344,27 @@ def _command(rule: _Rule, shell: str, names: Sequence[str], look: list[str]) -> 
 
 def _fields(rule: _Rule, names: Sequence[str]) -> _Fields:
     """Return the replacements of a rule's fields; `names` has its outputs, followed by its logs."""
-    templates = [f"{{{{ outputs.{name} }}}}" for name in names]
-    logs = [path for _, path in rule.logs if path]
-    first_log = len(templates) - len(logs)
+    templates = (f"{{{{ outputs.{name} }}}}" for name in names)
+    outputs = _replace_paths(rule.outputs, templates)
+    logs = _replace_paths(rule.logs, templates)
     inputs = [(word, _as_template(path or "")) for word, path in rule.inputs]
     params = [(word, value or "") for word, value in rule.params]
     return {
         "input": inputs,
-        "output": _replace_values(rule.outputs, templates[:first_log]),
-        "log": _replace_values(rule.logs, templates[first_log:]),
+        "output": outputs,
+        "log": logs,
         "params": params,
     }
 
 
-def _replace_values(
-    items: Sequence[tuple[str, str | None]], values: Sequence[str]
+def _replace_paths(
+    items: Sequence[tuple[str, str | None]], templates: Iterator[str]
 ) -> list[tuple[str, str]]:
-    """Return the names of the items with new values."""
-    return [(name, value) for (name, _), value in zip(items, values, strict=False)]
+    """Return the items with the next templates instead of their paths.
+
+    An item without a path has no template. It keeps its position as an empty text.
+    """
+    return [(name, next(templates) if path else "") for name, path in items]
 
 
 def _replacement(field: str, fields: _Fields, rule: _Rule, look: list[str]) -> str:

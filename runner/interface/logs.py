@@ -170,12 +170,10 @@ class LogFollower:
         heads: bool,
         node: int = 0,
     ) -> None:
-        self._transport, self._run, self._wanted, self._node = transport, run, wanted, node
+        self._transport, self._run, self._node = transport, run, node
         self._writer, self._say, self._heads = writer, say, heads
-        self._found: list[LogPosition] = []
-        self._going: dict[str, LogPosition] = {}
+        self._attempts = core.Attempts(lambda id, _number: wanted(id))
         self._states: dict[str, str] = {}
-        self._seen = 0
         self._is_over = False
         self._waiting: list[LogPosition] = []  # attempts waiting for a free reader
         self._reading: list[LogPosition] = []
@@ -213,14 +211,14 @@ class LogFollower:
 
         Logs of finished attempts are written before logs of later attempts.
         """
-        before = len(self._found)
-        for event in drive(self._transport, core.events(self._run, self._seen, False)):
-            self._seen = event.seq
-            core.apply_event(event, self._found, self._going, lambda id, _number: self._wanted(id))
+        attempts = self._attempts
+        before = len(attempts.found)
+        for event in drive(self._transport, core.events(self._run, attempts.after, False)):
+            attempts.take([event])
             if event.subject == "step":
                 self._states[event.id] = event.after
         self._write_ended()
-        for each in self._found[before:]:
+        for each in attempts.found[before:]:
             self._waiting.append(each)
             self._begin_reading()
             self._write_ended()
@@ -296,7 +294,7 @@ class LogFollower:
     @property
     def _has_heads(self) -> bool:
         """Return True if each attempt gets a heading."""
-        return self._heads or len(self._found) > 1
+        return self._heads or len(self._attempts.found) > 1
 
     def _put(self, attempt: LogPosition, data: bytes) -> None:
         if not data:

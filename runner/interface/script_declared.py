@@ -70,25 +70,40 @@ def _options_of_call(
     first = call.args[0] if call.args else None
     name = name_of(first)
     if word == "HfArgumentParser" and first is not None:
-        arguments = first.elts if isinstance(first, (ast.Tuple, ast.List)) else [first]
-        for each in arguments:
-            yield from fields(name_of(each), classes, notes, dashes=False)
+        yield from _options_of_transformers(first, classes, notes)
+    elif called == ("tyro", "cli") and name in functions:
+        yield from _parameters(functions[name], "tyro", notes)
     elif called == ("tyro", "cli") and first is not None:
-        if name in functions:
-            yield from _parameters(functions[name], "tyro", notes)
-        else:
-            yield from fields(name, classes, notes, dashes=True)
+        yield from fields(name, classes, notes, dashes=True)
     elif called == ("typer", "run") and name in functions:
         yield from _parameters(functions[name], "typer", notes)
     elif word == "Fire" and owner in ("fire", ""):
-        if name in functions:
-            yield from _parameters(functions[name], "fire", notes)
-        else:
-            notes.append(
-                "fire turns functions of the script into commands: write a command after the script in `run`, and its options as --NAME=VALUE"
-            )
+        yield from _options_of_fire(name, functions, notes)
     elif word == "LightningCLI":
         yield from _options_of_lightning(call, classes, notes)
+
+
+def _options_of_transformers(
+    argument: ast.expr, classes: Mapping[str, ast.ClassDef], notes: list[str]
+) -> Iterator[DeclaredOption]:
+    """Yield the options of a dataclass, or of several, passed to HfArgumentParser."""
+    dataclasses = [argument]
+    if isinstance(argument, (ast.Tuple, ast.List)):
+        dataclasses = argument.elts
+    for each in dataclasses:
+        yield from fields(name_of(each), classes, notes, dashes=False)
+
+
+def _options_of_fire(
+    name: str, functions: Mapping[str, ast.FunctionDef], notes: list[str]
+) -> Iterator[DeclaredOption]:
+    """Yield the options of a function; note that the functions become commands otherwise."""
+    if name in functions:
+        yield from _parameters(functions[name], "fire", notes)
+    else:
+        notes.append(
+            "fire turns functions of the script into commands: write a command after the script in `run`, and its options as --NAME=VALUE"
+        )
 
 
 def _options_of_decorators(function: ast.FunctionDef, notes: list[str]) -> Iterator[DeclaredOption]:
@@ -356,10 +371,21 @@ def _options_of_click(call: ast.Call, notes: list[str]) -> Iterator[DeclaredOpti
     if _is_literal(_keyword_value(call, "multiple"), True):
         notes.append(_note_repeated(call.lineno, flag))
         return
+    yield _option_of_click(call, names, flag, no)
+
+
+def _option_of_click(
+    call: ast.Call, names: Sequence[str], flag: str, negative: str
+) -> DeclaredOption:
+    """Return the option of a click decorator, given its names and the flags that turn it on and
+    off.
+    """
+    # click names the parameter after a name without dashes, or else after the flag.
     name_of_flag = flag.lstrip("-").replace("-", "_")
+    name = next((each for each in names if each.isidentifier()), name_of_flag)
     default = _keyword_value(call, "default")
     kind, choices = _click_type(_keyword_value(call, "type"), default)
-    is_switch = bool(no) or _is_literal(_keyword_value(call, "is_flag"), True)
+    is_switch = bool(negative) or _is_literal(_keyword_value(call, "is_flag"), True)
     if is_switch:
         kind = "bool"
     elif kind not in _SCALARS:
@@ -370,9 +396,7 @@ def _options_of_click(call: ast.Call, notes: list[str]) -> Iterator[DeclaredOpti
     is_optional = not is_positional or default is not None
     count = _keyword_value(call, "nargs")
     takes_several = count is not None and not _is_literal(count, 1)
-    # click names the parameter after a name without dashes, or else after the flag.
-    name = next((each for each in names if each.isidentifier()), name_of_flag)
-    yield DeclaredOption(
+    return DeclaredOption(
         name,
         flag,
         kind,
@@ -381,7 +405,7 @@ def _options_of_click(call: ast.Call, notes: list[str]) -> Iterator[DeclaredOpti
         _is_required_by_click(call, is_optional=is_optional),
         choices,
         takes_several,
-        negative=no.strip(),
+        negative=negative.strip(),
         alone=is_switch,
     )
 

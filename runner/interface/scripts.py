@@ -207,10 +207,7 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
     notes: list[str] = []
     arguments = list(_argparse_options(tree, notes))
     hydra = script_hydra.find_hydra(tree, config, notes)
-    declared = [*find_declared(tree, notes), *of_globals(tree, notes)]
-    if hydra is not None:
-        declared += hydra.options
-    named = [_option_of_declared(each) for each in declared]
+    named = _declared_options(tree, hydra, notes)
     options = arguments + named
     use = _collect_uses(tree, options, {option.name for option in named})
     _note_commands(tree, notes)
@@ -219,27 +216,37 @@ def read(source: str, config: script_hydra.Find = lambda folder, name: None) -> 
         _note_no_options(source, notes)
     # The last of two options with the same name wins, as in argparse.
     options_by_name = {option.name: _with_role(option, use) for option in options}
-    texts_read = [*use.texts_read]
-    words = _words(tree)
-    targets: tuple[str, ...] = ()
-    if hydra is not None:
-        words, targets = ("hydra.run.dir=.",), hydra.targets
-        if hydra.folder:
-            texts_read.append(f"{hydra.folder}/")
     written = tuple(dict.fromkeys(use.texts_written))
     unwritten = [path for path in dict.fromkeys(use.texts_off) if path not in written]
     return Script(
         options=tuple(options_by_name.values()),
         imports=of_tree(tree).module_names,
-        reads=tuple(dict.fromkeys(texts_read)),
+        reads=_paths_read(use, hydra),
         writes=written,
         metrics="RECIPE_METRICS" in source or find_loss_pattern(tree),
         doc=_summary(tree),
         notes=tuple(notes),
-        words=words,
-        targets=targets,
+        words=_words(tree, hydra),
+        targets=() if hydra is None else hydra.targets,
         unwritten=tuple(unwritten),
     )
+
+
+def _declared_options(
+    tree: ast.Module, hydra: script_hydra.HydraOptions | None, notes: list[str]
+) -> list[Option]:
+    """Return the options that the script uses as plain variables."""
+    declared = [*find_declared(tree, notes), *of_globals(tree, notes)]
+    if hydra is not None:
+        declared += hydra.options
+    return [_option_of_declared(each) for each in declared]
+
+
+def _paths_read(use: _Use, hydra: script_hydra.HydraOptions | None) -> tuple[str, ...]:
+    paths = list(use.texts_read)
+    if hydra is not None and hydra.folder:
+        paths.append(f"{hydra.folder}/")
+    return tuple(dict.fromkeys(paths))
 
 
 def _summary(tree: ast.Module) -> str:
@@ -267,8 +274,10 @@ def _note_no_options(source: str, notes: list[str]) -> None:
         notes.append("the script takes no options")
 
 
-def _words(tree: ast.Module) -> tuple[str, ...]:
+def _words(tree: ast.Module, hydra: script_hydra.HydraOptions | None) -> tuple[str, ...]:
     """Return the command words before the options, such as `fit` for LightningCLI."""
+    if hydra is not None:
+        return ("hydra.run.dir=.",)
     for call in calls_in(tree):
         has_run = any(each.arg == "run" for each in call.keywords)
         if name_of(call.func) == "LightningCLI" and not has_run:

@@ -227,6 +227,29 @@ def test_a_recipe_that_is_there_is_not_replaced(pipeline: Space) -> None:
     assert code == 3 and "already exists" in err and pipeline.read("mine.yaml") == "x"
 
 
+@pytest.mark.parametrize(
+    ("files", "code", "words"),
+    [
+        ({"dvc.yaml": "stages: {a: {foreach: null, do: {cmd: x}}}"}, 0, "`foreach` of a is not a list"),
+        ({"dvc.yaml": "vars: 5\nstages: {a: {foreach: [x], do: null}, b: null}"}, 0, "stage b is not a mapping"),
+        ({"dvc.yaml": "stages: {a: {cmd: x, wdir: null, params: 5}}"}, 0, "reads 5 from params.yaml"),
+        ({"dvc.yaml": "stages: {a: {cmd: x}}", "dvc.lock": "stages: {a: {outs: [{md5: 1.dir}, x]}, b: null}"}, 0, "next: "),
+        ({"dvc.yaml": "stages: {a: {cmd: x, params: [p.json: ]}}", "p.json": "{"}, 3, "p.json is not valid JSON"),
+        ({"dvc.yaml": "stages: {a: {cmd: x, params: [p.toml: ]}}", "p.toml": "a"}, 3, "p.toml is not valid TOML"),
+        ({"dvc.yaml": "stages: {a: {cmd: !!int x}}"}, 3, "dvc.yaml is not valid YAML"),
+        ({"sky.yaml": "{run: x, workdir: {url: y}, num_nodes: two, secrets: 5}"}, 0, "`num_nodes` of the task is not a number"),
+    ],
+)  # fmt: skip
+def test_a_value_of_an_unexpected_type_is_named_in_a_note_or_refused(
+    space: Space, files: dict[str, str], code: int, words: str
+) -> None:
+    for name, text in {"params.yaml": "lr: 1\n", **files}.items():
+        space.write(name, text)
+    found = space.command("import", next(iter(files)), "mine")
+    assert found[0] == code and words in found[2], found
+    assert (space.root / "mine.yaml").exists() == (code == 0)
+
+
 def test_parameters_keep_the_types_that_dvc_reads(space: Space) -> None:
     """DVC reads YAML 1.2, and what is written here is read back so."""
     space.write("dvc.yaml", "stages: {t: {cmd: cp params.yaml m.txt, params: [lr, n, flag, tag, sha], outs: [m.txt]}}\n")  # fmt: skip

@@ -263,11 +263,9 @@ def _choose_attempts(
 
 def _list_attempts(transport: Transport, run: str, step: str) -> list[LogPosition]:
     """Return the attempts of a step and its matrix instances in a run; of all steps for ""."""
-    found: list[LogPosition] = []
-    running: dict[str, LogPosition] = {}
-    for event in drive(transport, core.events(run, 0, False)):
-        core.apply_event(event, found, running, lambda id, _number: not step or step in names(id))
-    return found
+    attempts = core.Attempts(lambda id, _number: not step or step in names(id))
+    attempts.take(drive(transport, core.events(run, 0, False)))
+    return attempts.found
 
 
 def _show_producer_logs(

@@ -10,13 +10,22 @@ import re
 import shutil
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ...advice.estimates import load_hardware
 from ...errors import CannotRun, Invalid, NotFound, Problem
 from ...language import parse, yaml_text
-from ..importing import ImportedRecipe, Table, from_dvc, from_sky, text_of
+from ..importing import (
+    ImportedRecipe,
+    Table,
+    folders_of_lock,
+    from_dvc,
+    from_sky,
+    parameter_files,
+    text_of,
+)
 from ..importing_snakemake import from_snakemake, rules_of
 from .flags import ask_consent
 from .new import write
@@ -90,6 +99,13 @@ def _explain(path: Path, shown: Path, made: ImportedRecipe) -> None:
 
 
 def _read(path: Path, shown: str) -> Table:
+    """Return the mapping in a YAML file; empty for a file without one.  Raises RecipeError."""
+    value = _load(path, shown, "YAML", yaml_text.load)
+    return value if isinstance(value, dict) else {}
+
+
+def _load(path: Path, shown: str, language: str, decode: Callable[[str], Any]) -> Any:
+    """Return the value of a file in a language, read by `decode`.  Raises RecipeError."""
     import yaml
 
     try:
@@ -97,7 +113,7 @@ def _read(path: Path, shown: str) -> Table:
             raise CannotRun(
                 f"{shown} is larger than {_LARGEST >> 20} MB", fix="pass a pipeline or task file"
             )
-        value = yaml_text.load(path.read_text("utf-8"))
+        return decode(path.read_text("utf-8"))
     except FileNotFoundError:
         raise NotFound(
             f"there is no file {shown}", fix="pass a dvc.yaml, a SkyPilot task or a Snakefile"
@@ -106,17 +122,17 @@ def _read(path: Path, shown: str) -> Table:
         raise CannotRun(
             f"cannot read {shown}: {error.strerror}", fix="make the file readable"
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # The errors of JSON, of TOML, of encodings and of tags such as `!!int x` are ValueErrors.
         raise Invalid(
             [
                 Problem(
                     "bad-file",
-                    f"{shown} is not valid YAML: {' '.join(str(error).split())[:300]}",
+                    f"{shown} is not valid {language}: {' '.join(str(error).split())[:300]}",
                     fix="fix the error in the file, then import again",
                 )
             ]
         ) from error
-    return value if isinstance(value, dict) else {}
 
 
 def _recipe_name(given: str | None, default: str) -> str:
@@ -170,8 +186,8 @@ def _dvc(name: str, source: Path, pipeline: Table, root: Path) -> ImportedRecipe
     base = _base(source, root)
     home = source.parent
     params: Table = {}
-    for file in sorted(_parameter_files(pipeline)):
-        if not (home / file).is_file():
+    for file in sorted(parameter_files(pipeline)):
+        if not os.path.isfile(home / file):
             continue
         value = _params(home / file)
         if isinstance(value, dict):
@@ -180,31 +196,9 @@ def _dvc(name: str, source: Path, pipeline: Table, root: Path) -> ImportedRecipe
 
     def is_folder(path: str) -> bool:
         # An output that is not there yet is known from dvc.lock only.
-        return path in folders or (root / path).is_dir()
+        return path in folders or os.path.isdir(root / path)
 
     return from_dvc(name, pipeline, base, params, is_folder, lambda path: _kind(root / path))
-
-
-def _parameter_files(pipeline: Table) -> set[str]:
-    """Return the paths of the parameter files that the pipeline reads, relative to dvc.yaml."""
-    files = {"params.yaml"}
-    for file in pipeline.get("vars") or ():
-        if isinstance(file, str):
-            files.add(file)
-    for body in pipeline["stages"].values():
-        stage = body.get("do", body) if isinstance(body, dict) else {}
-        files |= _parameter_files_of_stage(stage)
-    return files
-
-
-def _parameter_files_of_stage(stage: Table) -> set[str]:
-    """Return the default parameter file of a stage, and the files that its `params` name."""
-    folder = str(stage.get("wdir", ""))
-    named = ["params.yaml"]
-    for each in stage.get("params") or ():
-        if isinstance(each, dict):
-            named += each
-    return {str(Path(folder, file)) for file in named}
 
 
 def _from_root(base: str, path: str) -> str:
@@ -231,9 +225,9 @@ def _base(source: Path, root: Path) -> str:
 def _params(path: Path) -> Any:
     """Return the content of a JSON, TOML or YAML file; None for other files."""
     if path.suffix == ".json":
-        return json.loads(path.read_text("utf-8"))
+        return _load(path, path.name, "JSON", json.loads)
     if path.suffix == ".toml":
-        return tomllib.loads(path.read_text("utf-8"))
+        return _load(path, path.name, "TOML", tomllib.loads)
     if path.suffix in (".yaml", ".yml"):
         return _read(path, path.name)
     return None
@@ -243,21 +237,16 @@ def _folders(lock: Path) -> set[str]:
     """Return the outputs that are directories, according to dvc.lock."""
     if not lock.is_file():
         return set()
-    stages = _read(lock, lock.name).get("stages") or {}
-    folders = set()
-    for stage in stages.values():
-        for row in stage.get("outs") or ():
-            if isinstance(row, dict) and str(row.get("md5", "")).endswith(".dir"):
-                folders.add(str(row["path"]))
-    return folders
+    return folders_of_lock(_read(lock, lock.name))
 
 
 def _kind(path: Path) -> str:
     """Return the kind of a path, as in `importing.Kind`."""
-    if path.is_dir():
+    # Unlike the methods of Path, these return False for a name that is too long.
+    if os.path.isdir(path):
         has_programs = any(path.glob("**/*.py"))
         return "code" if has_programs else "folder"
-    return "file" if path.exists() else ""
+    return "file" if os.path.exists(path) else ""
 
 
 # -- SkyPilot
@@ -265,7 +254,9 @@ def _kind(path: Path) -> str:
 
 def _sky(name: str, source: Path, task: Table, root: Path) -> ImportedRecipe:
     base = _base(source, root)
-    workdir = str(task.get("workdir") or ".")
+    workdir = task.get("workdir") or "."
+    if not isinstance(workdir, str):
+        workdir = "."  # a Git repository, which from_sky notes
     path = os.path.normpath(f"{base or '.'}/{workdir}")
     prefix = "" if path == "." else f"{path}/"
     code = [f"{prefix}{file}" for file in _code_in(source.parent / workdir, source)]
@@ -274,7 +265,7 @@ def _sky(name: str, source: Path, task: Table, root: Path) -> ImportedRecipe:
 
 def _code_in(folder: Path, task: Path) -> list[str]:
     """Return the scripts and directories with code in a folder, without the file of the task."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return []
     code = []
     for file in sorted(folder.iterdir()):

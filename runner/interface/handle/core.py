@@ -249,6 +249,46 @@ class LogPosition:
         return Line(self.step, self.number, data.decode(errors="replace").removesuffix("\r"))
 
 
+class Attempts:
+    """The attempts of a run, as its events tell.
+
+    `found` lists the wanted attempts in order of start, `after` is the number of the last event,
+    and `is_over` means that the run has finished.
+    """
+
+    def __init__(self, is_wanted: Callable[[str, int], bool]) -> None:
+        self.found: list[LogPosition] = []
+        self.after = 0
+        self.is_over = False
+        self._is_wanted = is_wanted
+        self._running: dict[str, LogPosition] = {}
+
+    def take(self, events: Iterable[Event]) -> None:
+        """Record the starts and ends of attempts, and the end of the run."""
+        for event in events:
+            self.after = event.seq
+            self.is_over = self.is_over or _ends(event)
+            if event.subject == "step":
+                self._take_event_of_step(event)
+
+    def _take_event_of_step(self, event: Event) -> None:
+        number = event.data.get("attempt")
+        if event.after == "RUNNING" and isinstance(number, int):
+            self._start(event.id, number)
+        elif event.before == "RUNNING" and event.id in self._running:
+            self._running.pop(event.id).ended = True
+
+    def _start(self, step: str, number: int) -> None:
+        # An attempt that another worker took over keeps its number.
+        key = (step, number)
+        known = next((each for each in self.found if (each.step, each.number) == key), None)
+        attempt = known or LogPosition(step, number)
+        attempt.ended = False
+        self._running[step] = attempt
+        if known is None and self._is_wanted(step, number):
+            self.found.append(attempt)
+
+
 def lines(run: str, step: str, attempt: int, follow: bool) -> Operation:
     """Give the log lines of a run, attempt by attempt in order of start.
 
@@ -263,62 +303,45 @@ def lines(run: str, step: str, attempt: int, follow: bool) -> Operation:
         is_wanted_step = step in ("", id, id.partition("[")[0])
         return is_wanted_step and attempt in (0, number)
 
-    found: list[LogPosition] = []
-    going: dict[str, LogPosition] = {}
-    after, nap, shown = 0, SOON, 0
-    tries = FOREVER if follow else FEW
-    over = not follow or (yield from _status(run, FEW)).over
+    attempts = Attempts(is_wanted)
+    if follow:
+        yield from _follow_lines(run, attempts)
+    else:
+        yield from _read_lines(run, attempts, only_last=attempt == 0)
+
+
+def _read_lines(run: str, attempts: Attempts, only_last: bool) -> _Part[None]:
+    """Give the log lines so far, of all attempts or of the last attempt of each step."""
+    while some := (yield from _new_events(run, attempts.after, FEW)):
+        attempts.take(some)
+    found = attempts.found
+    if only_last:
+        found = list({each.step: each for each in found}.values())
+    for each in found:
+        yield from _read_log(run, each)
+
+
+def _follow_lines(run: str, attempts: Attempts) -> _Part[None]:
+    """Give the log lines of all attempts until the run has finished."""
+    nap, shown = SOON, 0
+    attempts.is_over = (yield from _status(run, FEW)).over
     while True:
-        some = yield from _new_events(run, after, tries)
-        for event in some:
-            after = event.seq
-            over = over or _ends(event)
-            apply_event(event, found, going, is_wanted)
+        some = yield from _new_events(run, attempts.after, FOREVER)
         if some:
+            attempts.take(some)
             nap = SOON
             continue  # read all stored events first, so that the end of each attempt is known
-        if not follow and not attempt:
-            # Only the last attempt of each step stays.
-            found = list({each.step: each for each in found}.values())
-        while shown < len(found):
-            each = found[shown]
+        while shown < len(attempts.found):
+            each = attempts.found[shown]
             shown += 1
-            if over or not follow:
+            if attempts.is_over:
                 yield from _read_log(run, each)
-                continue
-            after, heard = yield from _follow_log(run, each, after)
-            for event in heard:
-                over = over or _ends(event)
-                apply_event(event, found, going, is_wanted)
-        if over:
+            else:
+                yield from _follow_log(run, each, attempts)
+        if attempts.is_over:
             return
         yield Nap(nap)
         nap = min(LATER, nap * 1.5)
-
-
-def apply_event(
-    event: Event,
-    found: list[LogPosition],
-    going: dict[str, LogPosition],
-    is_wanted: Callable[[str, int], bool],
-) -> None:
-    """Record the start or end of an attempt from an event: wanted attempts in `found`, running
-    attempts by step in `going`.
-    """
-    if event.subject != "step":
-        return
-    number = event.data.get("attempt")
-    if event.after == "RUNNING" and isinstance(number, int):
-        # An attempt that another worker took over keeps its number.
-        key = (event.id, number)
-        known = next((each for each in found if (each.step, each.number) == key), None)
-        attempt = known or LogPosition(event.id, number)
-        attempt.ended = False
-        going[event.id] = attempt
-        if known is None and is_wanted(event.id, number):
-            found.append(attempt)
-    elif event.before == "RUNNING" and event.id in going:
-        going.pop(event.id).ended = True
 
 
 def log(run: str, part: LogPart) -> Operation:
@@ -368,18 +391,18 @@ def _read_log(run: str, each: LogPosition) -> _Part[None]:
         yield Give(line)
 
 
-def _follow_log(run: str, each: LogPosition, after: int) -> _Part[tuple[int, list[Event]]]:
+def _follow_log(run: str, each: LogPosition, attempts: Attempts) -> _Part[None]:
     """Give the log lines of an attempt until it has finished.
 
-    Returns the last event number and the events read meanwhile.
+    Adds the events read meanwhile to `attempts`.
 
     A stream may also end because the server stops, so a log is complete only if the attempt had
     finished before the stream was opened.
     """
-    heard: list[Event] = []
+    ended = each.ended
     tried = 0
     while True:
-        had_ended = each.ended or any(map(_ends, heard))
+        had_ended = ended or attempts.is_over
         before = each.offset
         part = LogPart(each.step, each.number, before, follow=True)
         trouble = yield from _stream(_log(run, part), each.take)
@@ -391,13 +414,12 @@ def _follow_log(run: str, each: LogPosition, after: int) -> _Part[tuple[int, lis
             yield from _nap(max(1, tried), trouble)
         elif is_empty:
             yield Nap(SOON)
-        some = yield from _new_events(run, after, FOREVER)
-        after = some[-1].seq if some else after
-        each.ended = each.ended or any(_ends_attempt(event, each.step) for event in some)
-        heard += some
+        some = yield from _new_events(run, attempts.after, FOREVER)
+        attempts.take(some)
+        # `each.ended` misses an attempt that a later one replaced without an event of its end.
+        ended = ended or any(_ends_attempt(event, each.step) for event in some)
     for line in each.end():
         yield Give(line)
-    return after, heard
 
 
 def _ends_attempt(event: Event, step: str) -> bool:

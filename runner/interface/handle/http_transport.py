@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import aclosing, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from drivers import install_line
 
@@ -88,6 +88,16 @@ def token_of(environ: Mapping[str, str]) -> str:
 def _options(address: str) -> tuple[str, dict[str, str]]:
     """Return the URL of a server and the headers of each request.  Raises Invalid."""
     parts = urlsplit(address)
+    _require_server(parts, address)
+    _require_encryption(parts)
+    token = token_of(os.environ)
+    _require_token_form(token)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    return address.rstrip("/"), headers
+
+
+def _require_server(parts: SplitResult, address: str) -> None:
+    """Raise Invalid if an address has no host, or more than a path after it."""
     # The paths of requests are appended to the address, and the token is the only credential.
     has_more = parts.username or parts.query or parts.fragment
     if has_more or not parts.hostname:
@@ -97,17 +107,22 @@ def _options(address: str) -> tuple[str, dict[str, str]]:
             fix="use the form https://HOST:PORT",
         )
         raise Invalid([problem])
+
+
+def _require_encryption(parts: SplitResult) -> None:
+    """Raise Invalid if the token would be sent to another machine unencrypted."""
     is_exposed = parts.scheme == "http" and parts.hostname not in _LOOPBACK
     if is_exposed and os.environ.get("RECIPE_INSECURE") != "1":
         fix = "use https://, a tunnel (ssh -L 8765:127.0.0.1:8765 HOST), or RECIPE_INSECURE=1 if a private network or proxy encrypts"
         words = f"the token would be sent to {parts.hostname} unencrypted"
         raise Invalid([Problem("not-encrypted", words, fix=fix)])
-    token = token_of(os.environ)
+
+
+def _require_token_form(token: str) -> None:
+    """Raise Invalid if a token cannot be sent in a header."""
     if not token.isascii() or any(char.isspace() for char in token):
         words = "the token does not have the form of a server token"
         raise Invalid([Problem("bad-token", words, fix="check RECIPE_TOKEN")])
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return address.rstrip("/"), headers
 
 
 def _require_httpx() -> None:
