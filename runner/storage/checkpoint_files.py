@@ -37,6 +37,13 @@ BITS = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
     "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
+_CONSTANTS = frozenset(
+    {
+        "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8",
+        "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4",
+    }
+)  # fmt: skip
+"""Pickle operations that push a string or an integer."""
 
 
 def flaw(path: Path, *, thorough: bool = False) -> str:
@@ -223,17 +230,13 @@ def _atoms(file: BinaryIO) -> Iterator[str | int]:
             if name in ("PUT", "BINPUT", "LONG_BINPUT"):
                 memo[int(value or 0)] = last
                 continue
-            last = memo.get(int(value or 0)) if name in ("GET", "BINGET", "LONG_BINGET") else None
-            if last is None and _is_constant(name, value):
+            last = None
+            if name in ("GET", "BINGET", "LONG_BINGET"):
+                last = memo.get(int(value or 0))
+            # "I01" and "I00" are booleans.
+            elif name in _CONSTANTS and type(value) in (str, int):
                 last = value
             if last is not None:
                 yield last
     except (IndexError, EOFError, OverflowError) as error:
         raise ValueError(str(error)) from error
-
-
-def _is_constant(operation: str, value: object) -> bool:
-    """Return True if a pickle operation pushes the string or integer `value`."""
-    if type(value) not in (str, int):
-        return False
-    return any(kind in operation for kind in ("UNICODE", "INT", "LONG"))
