@@ -393,7 +393,7 @@ def _download_hub(
     A model gets an origin file with its repository and revision, so that models trained from it can
     name their base.
     """
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import snapshot_download
 
     name, _ = _split_hub_address(address)
     model = not address.startswith("hf://datasets/")
@@ -401,15 +401,7 @@ def _download_hub(
     patterns = list(only) or None
     if patterns is not None and model:
         patterns.append(_CARD)
-    try:
-        info: Any = HfApi().repo_info(name, revision=revision, repo_type=kind, files_metadata=True)
-        size = 0
-        for each in info.siblings:
-            if patterns is None or _wants(patterns, each.rfilename):
-                size += each.size or 0
-    # any client error: offline, the snapshot comes from the Hub's cache or fails below
-    except Exception:
-        size = 0
+    size = _hub_size(name, revision, kind, patterns)
     DownloadLimit.of(ws, address).check(size)
     snapshot = snapshot_download(name, revision=revision, repo_type=kind, allow_patterns=patterns)
     partial = target.with_name(temporary_name(target.name, "part"))
@@ -417,18 +409,39 @@ def _download_hub(
         partial.mkdir(parents=True)
         if model:
             (partial / ORIGIN).write_text(json.dumps({"repo": name, "revision": revision}) + "\n")
-        for at, _, names in os.walk(snapshot):
-            below = partial / os.path.relpath(at, snapshot)
-            below.mkdir(exist_ok=True)
-            for file in names:
-                source = os.path.realpath(f"{at}/{file}")
-                try:
-                    os.link(source, below / file)
-                except OSError:  # another file system, or no hard link support
-                    shutil.copyfile(source, below / file)
+        _link_snapshot(snapshot, partial)
         partial.rename(target)
     finally:
         delete(partial)
+
+
+def _hub_size(name: str, revision: str, kind: str, patterns: Sequence[str] | None) -> int:
+    """Return the size of the selected files of a Hub repository in bytes; 0 if it is unknown."""
+    from huggingface_hub import HfApi
+
+    try:
+        info: Any = HfApi().repo_info(name, revision=revision, repo_type=kind, files_metadata=True)
+        size = 0
+        for each in info.siblings:
+            if patterns is None or _wants(patterns, each.rfilename):
+                size += each.size or 0
+        return size
+    # any client error: offline, the snapshot comes from the Hub's cache, or its download fails
+    except Exception:
+        return 0
+
+
+def _link_snapshot(snapshot: str, target: Path) -> None:
+    """Make the files of a Hub snapshot in the directory `target`, as hard links if possible."""
+    for at, _, names in os.walk(snapshot):
+        below = target / os.path.relpath(at, snapshot)
+        below.mkdir(exist_ok=True)
+        for file in names:
+            source = os.path.realpath(f"{at}/{file}")
+            try:
+                os.link(source, below / file)
+            except OSError:  # another file system, or no hard link support
+                shutil.copyfile(source, below / file)
 
 
 def select_objects(
