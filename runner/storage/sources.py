@@ -300,14 +300,16 @@ def objects_at(ws: Workspace, address: str) -> list[Object]:
     found: dict[str, Any] = store.find(path, detail=True) or {path: store.info(path)}
     if path not in found and "/" in path and not address.endswith("/"):
         _demand_no_object(store, path, address)
-    objects = []
-    for name, info in sorted(found.items()):
-        size = info.get("size")
-        version = next((info[field] for field in _VERSION_FIELDS if info.get(field)), None)
-        if not version and size != 0:
-            raise _unversioned_error(address)
-        objects.append(Object(name, size, str(version)))
-    return objects
+    return [_bucket_object(address, name, info) for name, info in sorted(found.items())]
+
+
+def _bucket_object(address: str, name: str, info: Mapping[str, Any]) -> Object:
+    """Return an object by a client's file information. Raises CannotRun without a version."""
+    size = info.get("size")
+    version = next((info[field] for field in _VERSION_FIELDS if info.get(field)), None)
+    if not version and size != 0:
+        raise _unversioned_error(address)
+    return Object(name, size, str(version))
 
 
 def _unversioned_error(address: str) -> CannotRun:
