@@ -133,6 +133,7 @@ def test_a_named_host_leads_to_no_other(tmp_path: Path, site: int) -> None:
 
 def test_a_file_without_a_version_is_refused_unless_it_is_empty(tmp_path: Path, site: int) -> None:
     here = f"https://127.0.0.1:{site}"
+    (tmp_path / "recipe.toml").write_text(f'[data]\nallow = ["{here}"]\n')
     with Workspace.open(tmp_path) as ws:
         with pytest.raises(CannotRun, match="/rows/unversioned has no version") as error:
             sources.ask_identity(ws, "https", f"{here}/rows/unversioned")
