@@ -118,7 +118,7 @@ class Delivery(Thread):
         """Send due deliveries and store the outcomes, until stopped and finished."""
         receivers, outbox = Receivers(ws), ws.store.runs.outbox
         watch = Watch(ws) if ws.letters is not None else None
-        look = FAR_LOOK if ws.store.runs.shared else LOOK
+        poll = FAR_LOOK if ws.store.runs.shared else LOOK
         self._busy.clear()
         while True:
             if watch is not None and not self._over.is_set():
@@ -129,10 +129,21 @@ class Delivery(Thread):
                 self._send(ws, receivers, outbox)
             if self._is_finished(is_due):
                 return
-            wait = SOON
-            if not is_due and not self._over.is_set():
-                wait = min(look, seconds or look)
-            self._settle(outbox, wait)
+            self._settle(outbox, self._wait_time(seconds, poll))
+
+    def _wait_time(self, seconds: float | None, poll: float) -> float:
+        """Return how long to wait for finished attempts, in seconds.
+
+        `seconds` remain until the next delivery (None: there is none), and `poll` until the next
+        look at the outbox.
+        """
+        if self._over.is_set():
+            return SOON
+        if seconds is None:
+            return poll
+        if seconds <= 0:
+            return SOON
+        return min(poll, seconds)
 
     def _is_finished(self, is_due: bool) -> bool:
         """Return True once the thread was stopped and has sent everything, or has no time left."""

@@ -42,7 +42,9 @@ def send(
     parts = urlsplit(url)
     host, secure = parts.hostname or "", parts.scheme == "https"
     port = parts.port or (443 if secure else 80)
-    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    path = parts.path or "/"
+    if parts.query:
+        path += f"?{parts.query}"
     deadline = time.monotonic() + patience
     try:
         wire = socket.create_connection(
@@ -51,9 +53,8 @@ def send(
     except OSError as error:
         return ReceiverResponse(0, f"cannot connect: {error.strerror or error}")
     wires: list[socket.socket] = [wire]
-    late = threading.Timer(
-        max(0.0, deadline - time.monotonic()), _cut, [wires]
-    )  # a socket timeout restarts with each byte
+    # A socket timeout restarts with each byte.
+    late = threading.Timer(max(0.0, deadline - time.monotonic()), _cut, [wires])
     late.start()
     try:
         if secure:
@@ -70,8 +71,7 @@ def send(
             answer.status, answer.reason[:80], _retry_after(answer.getheader("Retry-After", ""))
         )
     except (OSError, http.client.HTTPException) as error:
-        gone = time.monotonic() >= deadline - 0.01
-        if gone:
+        if time.monotonic() >= deadline - 0.01:
             return ReceiverResponse(0, f"no response within {patience:g} s")
         words = f"connection lost: {str(error) or type(error).__name__}"
         return ReceiverResponse(0, words[:200])

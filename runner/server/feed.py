@@ -216,15 +216,17 @@ class FeedReader:
             standing |= self._find_all_positions(ws, now)
         moved = []
         for run, (state, number) in standing.items():
-            reader = self._readers.get(run)
-            if reader is not None:
-                is_new = number - 1 > reader.seen
-            else:
-                assert self._next is not None
-                is_new = state == "ACTIVE" or number > self._next[run]
-            if is_new:
+            if self._has_moved(run, state, number):
                 moved.append(run)
         return [*gone, *moved]
+
+    def _has_moved(self, run: str, state: str, number: int) -> bool:
+        """Return True for a run with unread events, and for an active run without a reader."""
+        reader = self._readers.get(run)
+        if reader is not None:
+            return number - 1 > reader.seen
+        assert self._next is not None
+        return state == "ACTIVE" or number > self._next[run]
 
     def _find_all_positions(self, ws: Workspace, now: float) -> dict[str, tuple[str, int]]:
         """Return the state and next event number of all runs that may have changed."""
@@ -690,13 +692,8 @@ class Feed:
         if after and channels.has(after):
             number = channels.number_of(after)
         elif after:
-            missed = await run_in_threadpool(self._read_missed, after, follower.caller.run)
-            for message in missed:
-                message.position = after
-                follower.known[message.run] = message.seq
-            gap = Message("gap", "", GAP if len(missed) < KEPT else CUT)
-            shown = [each for each in missed if each.kind in follower.kinds]
-            yield [each.text(follower.form) for each in (gap, *shown, begin)]
+            gap = await self._fill_gap(after, follower)
+            yield [each.text(follower.form) for each in (*gap, begin)]
         else:
             yield [begin.text(follower.form)]
         while not follower.ended:
@@ -711,6 +708,16 @@ class Feed:
         channels.join(follower)
         while found := await follower.take():
             yield found
+
+    async def _fill_gap(self, after: str, follower: Follower) -> list[Message]:
+        """Return a gap message, and the messages after a position that is no longer in memory."""
+        missed = await run_in_threadpool(self._read_missed, after, follower.caller.run)
+        for message in missed:
+            message.position = after
+            follower.known[message.run] = message.seq
+        gap = Message("gap", "", GAP if len(missed) < KEPT else CUT)
+        shown = [each for each in missed if each.kind in follower.kinds]
+        return [gap, *shown]
 
     def _page(self, run: str, number: int) -> list[Message]:
         with self._room.borrow_workspace() as ws:

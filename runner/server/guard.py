@@ -36,6 +36,13 @@ DEEPEST: Final = 32
 LONGEST: Final = 1 << 16
 """Maximum number of characters of a text in a body."""
 _NOWHERE = re.compile(rb"(?i)%2f|%5c|%00|//|(?:^|/)(?:\.|%2e){1,2}(?:/|$)")
+_NEVER_REPEATED: Final = (
+    b"host",
+    b"authorization",
+    b"content-type",
+    b"content-length",
+    b"origin",
+)
 _SAFE: Final = {
     b"x-content-type-options": b"nosniff",
     b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
@@ -142,24 +149,25 @@ class Guard:
         Raises Refused for too many or repeated headers, an unknown host or origin, and an invalid
         path.
         """
-        if len(scope["headers"]) > HEADERS:
-            raise Refused(431, "too-many-headers", f"a request may have at most {HEADERS} headers")
-        url = len(scope["path"]) + len(scope["query_string"])
-        if url > LONGEST_URL:
-            raise Refused(400, "too-large", f"a URL may have at most {LONGEST_URL} bytes")
-        if url + sum(len(name) + len(value) for name, value in scope["headers"]) > LONGEST_HEAD:
-            raise Refused(
-                431,
-                "too-large",
-                f"the URL and headers of a request may have at most {LONGEST_HEAD} bytes in total",
-            )
+        _check_size(scope)
         headers: dict[bytes, bytes] = dict(scope["headers"])
         count = Counter(name for name, _ in scope["headers"])
-        if any(
-            count[name] > 1
-            for name in (b"host", b"authorization", b"content-type", b"content-length", b"origin")
-        ):
+        if any(count[name] > 1 for name in _NEVER_REPEATED):
             raise Refused(400, "bad-request", "a header appears twice")
+        self._check_host(headers)
+        if _NOWHERE.search(scope.get("raw_path") or b"/"):
+            raise Refused(
+                404,
+                "not-found",
+                "unknown path",
+                "see the list of paths in GET /openapi.json",
+            )
+        if b"%00" in scope.get("query_string", b""):
+            raise Refused(422, "bad-value", "a parameter contains a NUL character")
+        return headers
+
+    def _check_host(self, headers: Mapping[bytes, bytes]) -> None:
+        """Raise Refused for a request to an unknown host, or from a page of another host."""
         if headers.get(b"host", b"").decode("latin-1").lower() not in self._hosts:
             raise Refused(
                 421,
@@ -173,16 +181,6 @@ class Guard:
             if host not in self._hosts:
                 words = "requests from pages of other servers are not allowed"
                 raise Refused(403, "foreign-origin", words)
-        if _NOWHERE.search(scope.get("raw_path") or b"/"):
-            raise Refused(
-                404,
-                "not-found",
-                "unknown path",
-                "see the list of paths in GET /openapi.json",
-            )
-        if b"%00" in scope.get("query_string", b""):
-            raise Refused(422, "bad-value", "a parameter contains a NUL character")
-        return headers
 
     def _caller(self, path: str, headers: Mapping[bytes, bytes]) -> Token | None:
         """Return the access token of a request.
@@ -202,6 +200,21 @@ class Guard:
                 401, "unauthorized", words, "send the header `Authorization: Bearer TOKEN`"
             )
         return token
+
+
+def _check_size(scope: Scope) -> None:
+    """Raise Refused for a request with too many or too large headers, or a too long URL."""
+    if len(scope["headers"]) > HEADERS:
+        raise Refused(431, "too-many-headers", f"a request may have at most {HEADERS} headers")
+    url = len(scope["path"]) + len(scope["query_string"])
+    if url > LONGEST_URL:
+        raise Refused(400, "too-large", f"a URL may have at most {LONGEST_URL} bytes")
+    if url + sum(len(name) + len(value) for name, value in scope["headers"]) > LONGEST_HEAD:
+        raise Refused(
+            431,
+            "too-large",
+            f"the URL and headers of a request may have at most {LONGEST_HEAD} bytes in total",
+        )
 
 
 async def _body(headers: Mapping[bytes, bytes], receive: Receive) -> bytes | None:

@@ -216,17 +216,24 @@ def store_job(room: ServedWorkspace, asked: Job, driver: str) -> Executed:
         driver=driver,
     )
     job_id = asked.job_id or new_id()
-    job: dict[str, object] = {"id": job_id, "user": asked.user_id, "model": asked.model_name}
-    if said.every > 1:
-        job["every"] = said.every
-    is_used = any(room.environ.get(name) for name in ("METRICS_API_URL", "BACKEND_URL"))
-    if asked.job_token and is_used:
-        job["token"] = seal(asked.job_token, TOKEN, room.environ)
+    job = _stored_facts(room, asked, job_id, said.every)
     folder = room.environ.get("OUTPUT_DIR", "")
     out = room.root / Path(folder).expanduser() / job_id if folder else None
     wanted = recipes.check_request(room, new)
     view = runs.store_run(room, wanted, new, f"{_KEY}{job_id}", job, out).view
     return Executed(job_id=job_id, status=_STATUS[view.state], ignored=shown)
+
+
+def _stored_facts(room: ServedWorkspace, asked: Job, job_id: str, every: int) -> dict[str, object]:
+    """Return what a run stores about its job; metrics are sent every `every` steps."""
+    job: dict[str, object] = {"id": job_id, "user": asked.user_id, "model": asked.model_name}
+    if every > 1:
+        job["every"] = every
+    # Only the reports to these addresses need the token.
+    is_used = any(room.environ.get(name) for name in ("METRICS_API_URL", "BACKEND_URL"))
+    if asked.job_token and is_used:
+        job["token"] = seal(asked.job_token, TOKEN, room.environ)
+    return job
 
 
 def _set_addresses(inputs: dict[str, Any], recipe: Recipe, asked: Job) -> None:

@@ -131,18 +131,7 @@ def serve(
 
     Raises Invalid if traffic would be unencrypted, and Infrastructure if the port is unavailable.
     """
-    if where.host not in _LOOPBACK and not where.certificate and not where.insecure:
-        fix = "pass `--certificate` and `--key`, or `--insecure` if a proxy or a private network encrypts"
-        raise Invalid(
-            [
-                Problem(
-                    "bad-request",
-                    f"{where.host} is not loopback: tokens would travel unencrypted",
-                    None,
-                    fix,
-                )
-            ]
-        )
+    _demand_encryption(where)
     with (
         Workspace.open(root) as ws,
         ws.locks.try_hold(LOCK) or nullcontext() as held,
@@ -187,6 +176,17 @@ def serve(
                 delivery.end(LAST_WORDS)
                 if held is not None:
                     _address_file(ws).unlink(missing_ok=True)
+
+
+def _demand_encryption(where: ServerAddress) -> None:
+    """Raise Invalid if tokens would travel unencrypted."""
+    if where.host in _LOOPBACK or where.certificate or where.insecure:
+        return
+    words = f"{where.host} is not loopback: tokens would travel unencrypted"
+    fix = (
+        "pass `--certificate` and `--key`, or `--insecure` if a proxy or a private network encrypts"
+    )
+    raise Invalid([Problem("bad-request", words, None, fix)])
 
 
 def _open_listener(where: ServerAddress) -> socket.socket:

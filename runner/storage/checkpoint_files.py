@@ -14,7 +14,10 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from zipfile import ZipFile, ZipInfo
 
 ARCHIVES = (".pt", ".pth", ".ckpt", ".pkl", ".distcp")
 """Suffixes of torch.save files (zip archives). Plain pickles also use these suffixes."""
@@ -37,6 +40,15 @@ BITS = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
     "C64": 64, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
 }  # fmt: skip
+_MEMBER = b"PK\x03\x04"  # begins each member of a zip archive
+_END_LENGTH = 22  # bytes of the end record of a zip archive without a comment
+_CONSTANTS = frozenset(
+    {
+        "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8",
+        "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4",
+    }
+)  # fmt: skip
+"""Pickle operations that push a string or an integer."""
 
 
 def flaw(path: Path, *, thorough: bool = False) -> str:
@@ -153,46 +165,75 @@ def _lines(path: Path, size: int) -> str:
 
 
 def _archive(path: Path, size: int, *, thorough: bool) -> str:
-    from zipfile import BadZipFile, ZipFile
+    """Describe the damage of a torch.save file or a numpy archive, or return ""."""
+    from zipfile import BadZipFile
 
     with path.open("rb") as file:
-        if file.read(4) != b"PK\x03\x04":
+        if file.read(4) != _MEMBER:
             if _is_whole_pickle(file, size):
                 return ""
             return "is neither a complete zip archive nor a complete pickle"
-        file.seek(max(0, size - 22))
+        file.seek(max(0, size - _END_LENGTH))
         end = file.read()
         try:
-            # the end record must be at the end of the file
-            if not end.startswith(b"PK\x05\x06") or end[20:] != b"\0\0":
-                raise BadZipFile
-            archive = ZipFile(file)
-            members = archive.infolist()
-            beyond = any(
-                not 0 <= member.header_offset <= archive.start_dir - member.compress_size
-                for member in members
-            )
-            if beyond or struct.unpack("<H", end[10:12])[0] not in (len(members), 0xFFFF):
-                raise BadZipFile
+            archive = _open_archive(file, end)
         except (BadZipFile, NotImplementedError, ValueError, OverflowError, struct.error, OSError):
             return "is a zip archive that is cut off or damaged"
+        members = archive.infolist()
         first_offset = min((member.header_offset for member in members), default=0)
+        # torch distributed writes several archives into one file.
         if path.suffix != ".distcp" and first_offset:
             return "is a zip archive with something before it"
         for member in members:
-            file.seek(member.header_offset)
-            local = file.read(30)
-            if len(local) < 30 or not local.startswith(b"PK\x03\x04"):
+            if not _has_header(file, member):
                 return "is a zip archive whose directory is wrong"
-            # torch can be configured to write no checksums. All of them are zero then.
-            if thorough and member.CRC:
-                try:
-                    with archive.open(member) as data:
-                        while data.read(1 << 20):
-                            pass
-                except (BadZipFile, zlib.error, ValueError, RuntimeError, EOFError, struct.error):
-                    return "is a zip archive with a damaged member"
+            if thorough and not _is_intact(archive, member):
+                return "is a zip archive with a damaged member"
     return ""
+
+
+def _open_archive(file: BinaryIO, end: bytes) -> ZipFile:
+    """Open a zip archive whose last bytes are `end`, and check its directory.
+
+    Raises BadZipFile, and other errors of the `zipfile` module for damaged archives.
+    """
+    from zipfile import BadZipFile, ZipFile
+
+    # `zipfile` also finds an end record with something after it.
+    if not end.startswith(b"PK\x05\x06") or end[20:] != b"\0\0":
+        raise BadZipFile
+    archive = ZipFile(file)
+    members = archive.infolist()
+    for member in members:
+        if not 0 <= member.header_offset <= archive.start_dir - member.compress_size:
+            raise BadZipFile
+    # 0xFFFF: the count is in the zip64 record.
+    if struct.unpack("<H", end[10:12])[0] not in (len(members), 0xFFFF):
+        raise BadZipFile
+    return archive
+
+
+def _has_header(file: BinaryIO, member: ZipInfo) -> bool:
+    """Return True if a member's own header is at the place that the archive's directory says."""
+    file.seek(member.header_offset)
+    header = file.read(30)
+    return len(header) == 30 and header.startswith(_MEMBER)
+
+
+def _is_intact(archive: ZipFile, member: ZipInfo) -> bool:
+    """Return True if the bytes of a member match its checksum."""
+    from zipfile import BadZipFile
+
+    # torch can be configured to write no checksums. All of them are zero then.
+    if not member.CRC:
+        return True
+    try:
+        with archive.open(member) as data:
+            while data.read(1 << 20):
+                pass
+    except (BadZipFile, zlib.error, ValueError, RuntimeError, EOFError, struct.error):
+        return False
+    return True
 
 
 def _is_whole_pickle(file: BinaryIO, size: int) -> bool:
@@ -223,17 +264,13 @@ def _atoms(file: BinaryIO) -> Iterator[str | int]:
             if name in ("PUT", "BINPUT", "LONG_BINPUT"):
                 memo[int(value or 0)] = last
                 continue
-            last = memo.get(int(value or 0)) if name in ("GET", "BINGET", "LONG_BINGET") else None
-            if last is None and _is_constant(name, value):
+            last = None
+            if name in ("GET", "BINGET", "LONG_BINGET"):
+                last = memo.get(int(value or 0))
+            # "I01" and "I00" are booleans.
+            elif name in _CONSTANTS and type(value) in (str, int):
                 last = value
             if last is not None:
                 yield last
     except (IndexError, EOFError, OverflowError) as error:
         raise ValueError(str(error)) from error
-
-
-def _is_constant(operation: str, value: object) -> bool:
-    """Return True if a pickle operation pushes the string or integer `value`."""
-    if type(value) not in (str, int):
-        return False
-    return any(kind in operation for kind in ("UNICODE", "INT", "LONG"))

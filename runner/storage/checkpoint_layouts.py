@@ -73,9 +73,7 @@ def recognize_layout(names: Collection[str], *, folder: str = "") -> Layout:
     processes = _process_count(names, ranks, shards)
     if optimizer_shards:
         processes = max(count for _, count in optimizer_shards)
-        for rank in range(processes):
-            if (rank, processes) not in optimizer_shards:
-                missing.append(f"rank{rank}-of-{processes}-optimizer.pt")
+        missing += _missing_optimizer_shards(optimizer_shards, processes)
     if OF_TRANSFORMERS & set(names) or _any_starts(names, "rng_state_"):
         # rng_state_0.pth alone: a single process would write a file without a number.
         if ranks == {0} and _any_starts(names, "rng_state_"):
@@ -92,6 +90,15 @@ def recognize_layout(names: Collection[str], *, folder: str = "") -> Layout:
         # the weights is missing: the trainer was killed during the save.
         return Layout("transformers", None, (*missing, "trainer_state.json"))
     return Layout(_kind_of_shards(names, shards), processes, tuple(missing))
+
+
+def _missing_optimizer_shards(shards: Collection[tuple[int, int]], processes: int) -> list[str]:
+    """List the missing optimizer shards; `shards` are the ranks and counts of those there."""
+    missing = []
+    for rank in range(processes):
+        if (rank, processes) not in shards:
+            missing.append(f"rank{rank}-of-{processes}-optimizer.pt")
+    return missing
 
 
 def _numbers(pattern: re.Pattern[str], names: Iterable[str]) -> set[int]:

@@ -16,7 +16,7 @@ from ..errors import CannotRun
 from ..paths import heads
 from ..secrets import Secret
 from .bound import DownloadLimit
-from .sources import ask_identity, below, changed_error, open_client, select_objects
+from .sources import Object, ask_identity, below, changed_error, open_client, select_objects
 
 if TYPE_CHECKING:
     from .workspace import Workspace
@@ -127,9 +127,7 @@ def sign_objects(
     items = []
     for each in there:
         name = below(path, each) if folder else ""
-        # Of the versions that servers give, only an ETag is in quotes.
-        etag = each.version if each.version[:1] == '"' else ""
-        items.append(Item(name, each.size or 0, etag))
+        items.append(_item_of(name, each))
     if any(each.size is None for each in there) or not _sound(items, folder=folder):
         return None
     DownloadLimit.of(ws, address, here=False).check(sum(item.size for item in items))
@@ -138,6 +136,12 @@ def sign_objects(
         return sign(f"{top}/{name}" if name else path, seconds)
 
     return SignedObjects(ws, address, identity, only, items, sign_item)
+
+
+def _item_of(name: str, file: Object) -> Item:
+    # Of the versions that servers give, only an ETag is in quotes.
+    etag = file.version if file.version.startswith('"') else ""
+    return Item(name, file.size or 0, etag)
 
 
 def _public(store: Any) -> bool:

@@ -3,9 +3,9 @@
 A moving revision is resolved once and stored in the workspace's `recipe.lock` (JSON, address to
 identity), so that a no-op run needs no network. On the Hugging Face Hub, the identity is the
 commit. For a bucket, the identity is a digest of the path, size and version or ETag of every
-object. For https, the identity is derived from the ETag or from length and date. Buckets and
-https servers do not serve earlier content, so a download is valid only if the identity is the same
-before and after.
+object. For https, the identity is derived from the ETag or from length and date. A file without any
+of these cannot be an input, because no change of it could be noticed. Buckets and https servers do
+not serve earlier content, so a download is valid only if the identity is the same before and after.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LONGEST_NAME = 255
 ORIGIN = ".origin.json"
 _CARD = "README.md"  # contains the license
 _CLOSED = (400, 401, 403)  # statuses for an expired signature
-_VERSION_FIELDS = ("VersionId", "ETag", "etag", "generation", "mtime")
+_VERSION_FIELDS = ("VersionId", "ETag", "etag", "generation", "mtime", "LastModified", "updated")
 """Fields of a client's file information that identify a version, the most exact one first."""
 _RANGE = re.compile(r"bytes (?:[0-9]+-[0-9]+|\*)/([0-9]+)")
 _EMPTY = 416
@@ -114,7 +114,7 @@ def ask_identity(ws: Workspace, kind: str, address: str) -> str:
         return f"hf:{_split_hub_address(address)[1]}"
     try:
         return _ask_hub(address) if kind == "hf" else _ask_store(ws, address)
-    except ForbiddenAddress:
+    except CannotRun:
         raise
     except Exception as error:  # each client has its own connection errors
         raise _convert_error(ws, f"cannot read {address}", error, address) from None
@@ -300,11 +300,27 @@ def objects_at(ws: Workspace, address: str) -> list[Object]:
     found: dict[str, Any] = store.find(path, detail=True) or {path: store.info(path)}
     if path not in found and "/" in path and not address.endswith("/"):
         _demand_no_object(store, path, address)
-    objects = []
-    for name, info in sorted(found.items()):
-        version = next((info[field] for field in _VERSION_FIELDS if info.get(field)), None)
-        objects.append(Object(name, info.get("size"), str(version)))
-    return objects
+    return [_bucket_object(address, name, info) for name, info in sorted(found.items())]
+
+
+def _bucket_object(address: str, name: str, info: Mapping[str, Any]) -> Object:
+    """Return an object by a client's file information. Raises CannotRun without a version."""
+    size = info.get("size")
+    version = next((info[field] for field in _VERSION_FIELDS if info.get(field)), None)
+    if not version and size != 0:
+        raise _unversioned_error(address)
+    return Object(name, size, str(version))
+
+
+def _unversioned_error(address: str) -> CannotRun:
+    """Return the error for a file of which no change could be noticed.
+
+    An empty file needs no version: its size says all.
+    """
+    return CannotRun(
+        f"{address} has no version: the server sends neither an ETag nor a date of modification",
+        fix="download the data, and use the path of the copy as the input",
+    )
 
 
 def _demand_no_object(store: Any, path: str, address: str) -> None:
@@ -326,7 +342,8 @@ def first_byte(store: HTTPFileSystem, path: str, name: str) -> Object:
 
     A presigned URL allows only GET.
 
-    Raises the client's errors. `aiohttp.ClientResponseError` has the `status`.
+    Raises CannotRun for a file without a version, and the client's errors.
+    `aiohttp.ClientResponseError` has the `status`.
     """
     from fsspec.asyn import sync
 
@@ -338,8 +355,13 @@ def first_byte(store: HTTPFileSystem, path: str, name: str) -> Object:
             if answer.status != _EMPTY:
                 answer.raise_for_status()
             headers = answer.headers
-            version = str(headers.get("ETag") or headers.get("Last-Modified"))
-            return Object(name, _whole_size(answer.status, headers), version)
+            size = _whole_size(answer.status, headers)
+            version = headers.get("ETag") or headers.get("Last-Modified")
+            # A file without a first byte is empty, even if the server does not send its size.
+            is_empty = size == 0 or answer.status == _EMPTY
+            if not version and not is_empty:
+                raise _unversioned_error(name)
+            return Object(name, size, str(version))
 
     found: Object = sync(store.loop, ask)
     return found
@@ -373,7 +395,7 @@ def _download_hub(
     A model gets an origin file with its repository and revision, so that models trained from it can
     name their base.
     """
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import snapshot_download
 
     name, _ = _split_hub_address(address)
     model = not address.startswith("hf://datasets/")
@@ -381,15 +403,7 @@ def _download_hub(
     patterns = list(only) or None
     if patterns is not None and model:
         patterns.append(_CARD)
-    try:
-        info: Any = HfApi().repo_info(name, revision=revision, repo_type=kind, files_metadata=True)
-        size = 0
-        for each in info.siblings:
-            if patterns is None or _wants(patterns, each.rfilename):
-                size += each.size or 0
-    # any client error: offline, the snapshot comes from the Hub's cache or fails below
-    except Exception:
-        size = 0
+    size = _hub_size(name, revision, kind, patterns)
     DownloadLimit.of(ws, address).check(size)
     snapshot = snapshot_download(name, revision=revision, repo_type=kind, allow_patterns=patterns)
     partial = target.with_name(temporary_name(target.name, "part"))
@@ -397,18 +411,39 @@ def _download_hub(
         partial.mkdir(parents=True)
         if model:
             (partial / ORIGIN).write_text(json.dumps({"repo": name, "revision": revision}) + "\n")
-        for at, _, names in os.walk(snapshot):
-            below = partial / os.path.relpath(at, snapshot)
-            below.mkdir(exist_ok=True)
-            for file in names:
-                source = os.path.realpath(f"{at}/{file}")
-                try:
-                    os.link(source, below / file)
-                except OSError:  # another file system, or no hard link support
-                    shutil.copyfile(source, below / file)
+        _link_snapshot(snapshot, partial)
         partial.rename(target)
     finally:
         delete(partial)
+
+
+def _hub_size(name: str, revision: str, kind: str, patterns: Sequence[str] | None) -> int:
+    """Return the size of the selected files of a Hub repository in bytes; 0 if it is unknown."""
+    from huggingface_hub import HfApi
+
+    try:
+        info: Any = HfApi().repo_info(name, revision=revision, repo_type=kind, files_metadata=True)
+        size = 0
+        for each in info.siblings:
+            if patterns is None or _wants(patterns, each.rfilename):
+                size += each.size or 0
+        return size
+    # any client error: offline, the snapshot comes from the Hub's cache, or its download fails
+    except Exception:
+        return 0
+
+
+def _link_snapshot(snapshot: str, target: Path) -> None:
+    """Make the files of a Hub snapshot in the directory `target`, as hard links if possible."""
+    for at, _, names in os.walk(snapshot):
+        below = target / os.path.relpath(at, snapshot)
+        below.mkdir(exist_ok=True)
+        for file in names:
+            source = os.path.realpath(f"{at}/{file}")
+            try:
+                os.link(source, below / file)
+            except OSError:  # another file system, or no hard link support
+                shutil.copyfile(source, below / file)
 
 
 def select_objects(

@@ -553,6 +553,28 @@ def test_a_janitor_here_keeps_the_newest_and_never_counts_one_that_is_being_writ
     assert CheckpointPruner(tmp_path / "none", PATTERN, 1).delete_old() == ([], "")
 
 
+@pytest.mark.usefixtures("room")
+@pytest.mark.parametrize("late", [1, 4])
+def test_a_janitor_here_waits_with_a_checkpoint_that_appears_during_its_look(
+    late: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Training(tmp_path / "ckpt")
+    janitor = CheckpointPruner(here.folder, PATTERN, 1)
+    for step in (2, 3):
+        here.save(step)
+    janitor.delete_old()
+    listed = checkpoints.newest_first
+
+    def list_then_save(folder: Path, pattern: str | None) -> Sequence[str]:
+        names = listed(folder, pattern)
+        here.save(late)
+        return names
+
+    monkeypatch.setattr(checkpoints, "newest_first", list_then_save)
+    assert janitor.delete_old()[0] == ["step-2"]
+    assert steps(here.folder) == sorted({late, 3})
+
+
 @pytest.mark.parametrize(
     ("free", "total", "need", "words"),
     [

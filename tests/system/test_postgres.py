@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import psycopg
@@ -196,25 +196,45 @@ def test_a_database_that_is_restarted_is_waited_for_and_nothing_is_stored_twice(
     assert [event.seq for event in store.runs.events("r1")] == [1, 2, 3]
 
 
-def test_a_group_whose_commit_got_no_answer_is_stored_once(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine = store.runs.submit(RUN, "w")
-    whole, failed = postgres_database.PostgresDatabase.do, [0]
+def lose_reply(monkeypatch: pytest.MonkeyPatch, to: Callable[[object], bool]) -> list[object]:
+    """Lose the connection after the first answer that `to` accepts, and return what was lost."""
+    whole = postgres_database.PostgresDatabase.do
+    lost: list[object] = []
 
     def cut(database: postgres_database.PostgresDatabase, what: Callable[..., object]) -> object:
         def then(db: object) -> object:
             answer = what(db)
-            if what.__name__ == "store" and not failed[0]:
-                failed[0] = 1
+            if to(answer) and not lost:
+                lost.append(answer)
                 raise psycopg.OperationalError("the reply was lost")
             return answer
 
         return whole(database, then)
 
     monkeypatch.setattr(postgres_database.PostgresDatabase, "do", cut)
-    assert store.runs.group("r1", mine.fence, [DONE, DONE]) == 3 and failed == [1]
+    return lost
+
+
+def test_a_group_whose_commit_got_no_answer_is_stored_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = store.runs.submit(RUN, "w")
+    lost = lose_reply(monkeypatch, lambda answer: isinstance(answer, int))
+    assert store.runs.group("r1", mine.fence, [DONE, DONE]) == 3 and lost == [3]
     assert [event.seq for event in store.runs.events("r1")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("at_most", [{}, {"user": 1}])
+def test_a_claim_that_got_no_answer_is_found_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch, at_most: Mapping[str, int]
+) -> None:
+    store.runs.submit(RUN._replace(due=1.0))
+    lost = lose_reply(
+        monkeypatch, lambda answer: isinstance(answer, list) and "r1" in {row[0] for row in answer}
+    )
+    claimed = store.runs.claim_next("w", ClaimCriteria(at_most=at_most))
+    assert claimed is not None and claimed.id == "r1" and len(lost) == 1
+    assert store.runs.live("r1")
 
 
 def test_a_newer_schema_is_refused(store: Store, fresh: Callable[[], Store], url: str) -> None:

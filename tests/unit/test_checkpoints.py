@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import zipfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.storage.checkpoint_files import read_shard_sizes
 from runner.storage.checkpoint_layouts import Layout, recognize_layout
 from runner.storage.checkpoints import choose, examine, newest, prune, went_back
 
@@ -400,3 +402,14 @@ def test_an_archive_whose_compressed_contents_are_damaged_is_not_whole(tmp_path:
         examine(path.parent, thorough=True).why
         == "moments.npz is a zip archive with a damaged member"
     )
+
+
+def test_the_size_of_a_shard_is_read_from_its_numbers_alone(tmp_path: Path) -> None:
+    shard = {"relative_path": "__0_0.distcp", "offset": 8, "length": 64}
+    # Of so many memoized objects, the last are referenced by LONG_BINGET.
+    shape: list[object] = []
+    other = {"relative_path": "__1_0.distcp", "offset": 8, "length": shape}
+    many: list[object] = [[] for _ in range(300)]
+    path = tmp_path / ".metadata"
+    path.write_bytes(pickle.dumps([*many, shape, shard, other], protocol=2))
+    assert read_shard_sizes(path) == {"__0_0.distcp": 72}

@@ -56,20 +56,31 @@ def test_a_star_stands_for_no_machine_of_a_private_network(host: str) -> None:
 
 
 class Site(http.server.BaseHTTPRequestHandler):
-    """Has one file; `/away` leads to another name of the same machine."""
+    """Has one file; `/away` leads to another name of the same machine.
+
+    `/rows/unversioned` is the file without an ETag, and `/none` an empty one without a version.
+    """
 
     port = 0
 
     def do_GET(self) -> None:
+        if self.path == "/none":
+            self.send_response(416)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         away = self.path == "/away"
         self.send_response(302 if away else 200)
         self.send_header(
             "Location", f"https://localhost:{self.port}/rows"
-        ) if away else self.send_header("ETag", '"1"')
+        ) if away else self.send_header(*self.version())
         self.send_header("Content-Length", "0" if away else "5")
         self.end_headers()
         if not away and self.command == "GET":
             self.wfile.write(b"rows\n")
+
+    def version(self) -> tuple[str, str]:
+        return ("X-Other", "1") if self.path == "/rows/unversioned" else ("ETag", '"1"')
 
     do_HEAD = do_GET
 
@@ -118,6 +129,16 @@ def test_a_named_host_leads_to_no_other(tmp_path: Path, site: int) -> None:
             CannotRun, match="redirects to localhost, which is not in `allow` under"
         ):
             sources.ask_identity(ws, "https", f"{here}/away")
+
+
+def test_a_file_without_a_version_is_refused_unless_it_is_empty(tmp_path: Path, site: int) -> None:
+    here = f"https://127.0.0.1:{site}"
+    (tmp_path / "recipe.toml").write_text(f'[data]\nallow = ["{here}"]\n')
+    with Workspace.open(tmp_path) as ws:
+        with pytest.raises(CannotRun, match="/rows/unversioned has no version") as error:
+            sources.ask_identity(ws, "https", f"{here}/rows/unversioned")
+        assert "use the path of the copy" in error.value.fix
+        assert sources.ask_identity(ws, "https", f"{here}/none").startswith("etag:")
 
 
 def test_a_name_that_stands_for_this_machine_is_not_read_where_a_star_allows_it(

@@ -88,6 +88,26 @@ def test_another_query_is_asked_about_and_what_it_leads_to_is_not_taken_for_the_
         assert sources.resolve(ws, "s3", address, update=True) != first
 
 
+class Unversioned:
+    """A client of fsspec whose server names no version: `key` has two bytes, `none` is empty."""
+
+    def find(self, path: str, *, detail: bool) -> dict[str, dict[str, object]]:
+        return {path: {"size": 0 if path == "none" else 2}}
+
+
+def test_an_object_without_a_version_is_not_taken_for_unchanged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        sources, "open_client", lambda _, address: (Unversioned(), address.rpartition("/")[2])
+    )
+    with Workspace.open(tmp_path) as ws:
+        with pytest.raises(CannotRun, match="s3://b/key has no version") as error:
+            sources.ask_identity(ws, "s3", "s3://b/key")
+        assert "use the path of the copy" in error.value.fix
+        assert sources.ask_identity(ws, "s3", "s3://b/none").startswith("etag:")
+
+
 @pytest.mark.parametrize(
     ("address", "extra"),
     [("hf://a/b", "hub"), ("s3://b/k", "s3"), ("gs://b/k", "gcs"), ("https://h/f", "s3")],

@@ -574,7 +574,8 @@ class CheckpointPruner:
         newest = next(iter(listings.items()), None)
         is_settled = newest == self._newest
         self._newest = newest
-        complete = _complete_names(self._folder, pattern)
+        # A checkpoint that appeared after the listing may still be incomplete.
+        complete = [name for name in _complete_names(self._folder, pattern) if name in listings]
         if is_settled or newest is None:
             return complete
         return [name for name in complete if name != newest[0]]

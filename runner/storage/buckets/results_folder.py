@@ -50,12 +50,7 @@ def upload(
     Raises Infrastructure if the bucket rejects the files, and Corrupt if a file has changed.
     """
     complete, known = _read_manifest(bucket.read(MANIFEST))
-    there = {stat.name: stat.size for stat in bucket.names("")} if known else {}
-    missing = []
-    for each in wanted:
-        is_noted = known.get(each.name) == (each.size, each.sha256)
-        if not is_noted or there.get(each.name) != each.size:
-            missing.append(each)
+    missing = _find_missing(bucket, wanted, known)
     missing.sort(key=lambda each: (each.size > PART, each.name))
     changed = {each.name for each in missing}
     held = [each for each in wanted if each.name not in changed]
@@ -74,6 +69,21 @@ def upload(
             bucket.write(MANIFEST, manifest(held, {}, complete=False))
     bucket.write(MANIFEST, manifest(wanted, facts, complete=True))
     return sent
+
+
+def _find_missing(
+    bucket: Bucket, wanted: Sequence[UploadFile], known: Mapping[str, tuple[int, str]]
+) -> list[UploadFile]:
+    """Return the files that the bucket lacks, or that its manifest `known` does not list."""
+    there: dict[str, int] = {}
+    if known:
+        there = {stat.name: stat.size for stat in bucket.names("")}
+    missing = []
+    for each in wanted:
+        is_noted = known.get(each.name) == (each.size, each.sha256)
+        if not is_noted or there.get(each.name) != each.size:
+            missing.append(each)
+    return missing
 
 
 def point(bucket: Bucket, name: str, folder: str, facts: Mapping[str, object]) -> None:

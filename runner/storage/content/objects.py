@@ -303,22 +303,19 @@ class Objects:
         name = str(target)
         source = str(self.path(content)) if link else self._path(content)
         try:
-            small = None if content[0] == "t" or link else self._read_small(content, source)
+            small = None
+            if content[0] != "t" and not link:
+                small = self._read_small(content, source)
             if small is None:
                 self._demand(content)
             temporary = self.disk.temporary()
-            if small is not None and content[0] == "f" and spare(temporary):
+            if small is None:
+                self._copy_stored(content, source, temporary, link=link)
+            elif content[0] == "f" and spare(temporary):
                 overwrite(temporary, small, self._mode)
                 os.utime(temporary, ns=backdated_times())
-            elif small is not None:
-                write(temporary, small, content[0])
             else:
-                make_file = self.disk.link_file if link else self.disk.copy_file
-                if content[0] == "t":
-                    manifest = self.manifests.entries(content)
-                    self.disk.copy_tree(manifest, source, temporary, make_file)
-                else:
-                    make_file(source, temporary, content[0])
+                write(temporary, small, content[0])
             crashpoint("copy-written")
             self.disk.place(temporary, name)
             # Renaming between two hard links of one file does nothing, so delete the source.
@@ -326,6 +323,14 @@ class Objects:
                 os.unlink(temporary)
         except OSError as error:
             fail(name, error)
+
+    def _copy_stored(self, content: Content, source: str, target: str, *, link: bool) -> None:
+        """Copy or link the stored file or tree at `source` to a path where nothing exists."""
+        make_file = self.disk.link_file if link else self.disk.copy_file
+        if content[0] == "t":
+            self.disk.copy_tree(self.manifests.entries(content), source, target, make_file)
+        else:
+            make_file(source, target, content[0])
 
     def small(self, content: Content) -> bytes | None:
         """Return the verified bytes of a small stored file; None for trees and larger files."""

@@ -267,21 +267,14 @@ def faults(folder: Path, pack: Pack, progress: Progress | None = None) -> Iterat
     """Yield descriptions of damage in a dataset archive's shards, member by member."""
     total, done = sum(shard.size for shard in pack.shards), 0
     for shard, sha256 in zip(pack.shards, pack.sums, strict=True):
-        path = folder / f"{shard.name}.tar"
+        name = f"{shard.name}.tar"
         try:
-            with path.open("rb") as file:
-                found = os.fstat(file.fileno()).st_size
-                if found != shard.size:
-                    yield f"{path.name}: {found} bytes instead of {shard.size}"
-                hasher = hashlib.sha256()
-                wrong = list(_find_damage(file, shard, hasher))
-                yield from (f"{path.name}: {fault}" for fault in wrong)
-                if found == shard.size and not wrong and hasher.hexdigest() != sha256:
-                    yield f"{path.name}: SHA-256 differs from {MANIFEST}"
+            for fault in _shard_faults(folder / name, shard, sha256):
+                yield f"{name}: {fault}"
         except FileNotFoundError:
-            yield f"{path.name}: missing"
+            yield f"{name}: missing"
         except OSError as error:
-            yield f"{path.name}: {error.strerror}"
+            yield f"{name}: {error.strerror}"
         done += shard.size
         if progress is not None:
             progress(done, total)
@@ -294,6 +287,19 @@ def faults(folder: Path, pack: Pack, progress: Progress | None = None) -> Iterat
             yield f"{SUMS}: the list of files differs from {MANIFEST}"
     except OSError as error:
         yield f"{SUMS}: {error.strerror}"
+
+
+def _shard_faults(path: Path, shard: Shard, sha256: str) -> Iterator[str]:
+    """Yield descriptions of damage in one shard. Raises OSError if it cannot be read."""
+    with path.open("rb") as file:
+        found = os.fstat(file.fileno()).st_size
+        if found != shard.size:
+            yield f"{found} bytes instead of {shard.size}"
+        hasher = hashlib.sha256()
+        wrong = list(_find_damage(file, shard, hasher))
+        yield from wrong
+        if found == shard.size and not wrong and hasher.hexdigest() != sha256:
+            yield f"SHA-256 differs from {MANIFEST}"
 
 
 def _find_damage(file: BinaryIO, shard: Shard, hasher: Any) -> Iterator[str]:

@@ -183,7 +183,7 @@ class TinyContents:
 
         Return None if the content is unknown.
         """
-        data = self._tiny.get(content) or None
+        data = self._tiny.get(content)
         if data is None and content in self._rows:
             data = self._recent.get(content[2:])
         if data is not None or self._table is None or content[0] == "t":

@@ -255,45 +255,51 @@ class Letters:
     def _platform(
         self, run: RunRow, job: PlatformJob, event: Event, failed: ReportedFailure, view: RunView
     ) -> list[Letter]:
-        letters = []
-        begins = event.after == "ACTIVE" and not event.data.get("resumed")
-        numbers = NO_NUMBERS if begins else numbers_of(view)
-        progress = {} if begins else _progress(numbers, view.progress)
+        """Return the deliveries for a new state: the job's status, and an alert if it has one."""
+        alert = _alert_of(event, failed)
+        numbers = NO_NUMBERS
+        progress: dict[str, object] = {}
+        if alert != "job_started":
+            numbers = numbers_of(view)
+            progress = _progress(numbers, view.progress)
         error = failed.words
         if not error and event.after == "CANCELLED":
             error = event.reason
         id = f"{run.id}-{event.seq}"
+        letters = []
         if self.backend:
-            facts = {
-                "job_id": job.id,
-                "status": STATUS[event.after],
-                **progress,
-                "timestamp": moment(event.at),
-            }
-            if error:
-                facts["error_message"] = error
-            receiver = f"status PATCH {self._local(job, 'status')}"
-            letters.append(Letter(receiver, id, f"run.{event.after.lower()}", json.dumps(facts)))
-        name = "job_started" if begins else _ALERTS.get(event.after, "")
-        if name == "job_failed" and failed.kind == StepFailure.OOM:
-            name = "gpu_oom"
-        if name:
-            about: dict[str, object] = {"status": _TOLD.get(name, "running"), **progress}
-            if numbers.loss is not None:
-                about["loss"] = numbers.loss
-            if event.after in FINAL:
-                about["duration"] = round(1000 * self._seconds(run, event, numbers.training))
-            if error:
-                about |= {
-                    "error_message": error,
-                    "error_type": _error_type(failed.kind, event.after),
-                }
-            letters += self._alert(job, name, id, about)
-            if name == "gpu_oom":
-                letters += self.generic(
-                    run, "alert.gpu_oom", f"{id}-gpu_oom", event.at, {"reason": error}
-                )
+            letters.append(self._status(job, id, event, progress, error))
+        if not alert:
+            return letters
+
+        facts: dict[str, object] = {"status": _TOLD.get(alert, "running"), **progress}
+        if numbers.loss is not None:
+            facts["loss"] = numbers.loss
+        if event.after in FINAL:
+            facts["duration"] = round(1000 * self._seconds(run, event, numbers.training))
+        if error:
+            facts["error_message"] = error
+            facts["error_type"] = _error_type(failed.kind, event.after)
+        letters += self._alert(job, alert, id, facts)
+        if alert == "gpu_oom":
+            letters += self.generic(
+                run, "alert.gpu_oom", f"{id}-gpu_oom", event.at, {"reason": error}
+            )
         return letters
+
+    def _status(
+        self, job: PlatformJob, id: str, event: Event, progress: Mapping[str, object], error: str
+    ) -> Letter:
+        facts = {
+            "job_id": job.id,
+            "status": STATUS[event.after],
+            **progress,
+            "timestamp": moment(event.at),
+        }
+        if error:
+            facts["error_message"] = error
+        receiver = f"status PATCH {self._local(job, 'status')}"
+        return Letter(receiver, id, f"run.{event.after.lower()}", json.dumps(facts))
 
     def _seconds(self, run: RunRow, event: Event, training: str) -> float:
         """Return the training time over all attempts in seconds, otherwise the run's duration.
@@ -371,6 +377,15 @@ def numbers_of(view: RunView) -> ReportedNumbers:
     loss = next((training.values[name] for name in _LOSSES if name in training.values), None)
     total = int(training.total) if training.total else None
     return ReportedNumbers(int(training.step), total, loss, view.trains)
+
+
+def _alert_of(event: Event, failed: ReportedFailure) -> str:
+    """Return the platform's alert for a new state, or ""."""
+    if event.after == "ACTIVE" and not event.data.get("resumed"):
+        return "job_started"
+    if event.after == "FAILED" and failed.kind == StepFailure.OOM:
+        return "gpu_oom"
+    return _ALERTS.get(event.after, "")
 
 
 def _spend_call(event: Event) -> str:

@@ -264,7 +264,6 @@ class PostgresRuns(Runs):
         return int(rows[0][0])
 
     def claim_next(self, who: str, offer: ClaimCriteria) -> RunRow | None:
-        statement = _claim_statement(offer.at_most)
         began, since = time.monotonic(), boottime()
         values = {
             "who": who,
@@ -273,30 +272,11 @@ class PostgresRuns(Runs):
             "workspace": self.workspace,
             "driver": offer.driver,
             "store": offer.store,
-        }
-        values |= {
             "labels": _pairs(dict(offer.labels)),
             **self._holder.lately(),
             **{f"most_{kind}": most for kind, most in offer.at_most.items()},
         }
-
-        tries = 0
-
-        def claim(db: Connection[Row]) -> list[Row]:
-            nonlocal tries
-            tries += 1
-            if tries > 1:  # the response to a successful claim may have been lost
-                ours = f"SELECT {_COLUMNS} FROM runs WHERE holder = %s AND claim <> '' AND id <> ALL(%s) LIMIT 1"  # noqa: S608
-                known = (self._holder.name, list(self._holder.claims))
-                found = db.execute(ours.encode(), known).fetchall()
-                if found:
-                    return found
-            if not offer.at_most:
-                return db.execute(statement.encode(), values).fetchall()
-            with db.transaction():  # otherwise two workers could count at the same time
-                db.execute("SELECT pg_advisory_xact_lock(%s)", (_CLAIMING,))
-                return db.execute(statement.encode(), values).fetchall()
-
+        claim = _NextClaim(self._holder, offer.at_most, values)
         rows = self._database.do(claim)
         if not rows and self._holder.looked < began:
             # The reused list of dead holders may be too old: look again before giving up.
@@ -353,33 +333,10 @@ class PostgresRuns(Runs):
             **_state_values(run_state),
             **_row_values(moves, steps, attempts),
         }
-        tries = 0
-
-        def store(db: Connection[Row]) -> int:
-            nonlocal tries
-            tries += 1
-            if tries > 1 and moves:  # the response to a commit may have been lost
-                known = db.execute(
-                    "SELECT max(seq) FROM events WHERE run = %s AND at = %s", (run, now)
-                ).fetchone()
-                if known is not None and known[0] is not None:
-                    return int(known[0])
-            # a single statement is its own transaction
-            with db.transaction() if events else nullcontext():
-                while (row := db.execute(_GROUP.encode(), values).fetchone()) is None:
-                    request = self.take_request(run, fence)  # raises Stale
-                    if state in LET_GO and request not in ("", answers):
-                        raise Requested(request)
-                last = int(row[0]) - 1
-                if events:
-                    first = last - len(moves) + 1
-                    numbered = [each._replace(seq=first + each.seq) for each in events]
-                    _post(db, run, self.reporter.letters(numbered))
-            return last
-
+        commit = _GroupCommit(self, run, fence, now, moves, events, values, state, answers)
         # The statement also renewed the claim.
         since = boottime()
-        last = self._database.do(store)
+        last = self._database.do(commit)
         crashpoint("group-committed")
         self._holder.claims[run] = since
         self._beaten = time.monotonic()
@@ -481,6 +438,100 @@ class PostgresRuns(Runs):
                 )
 
         self._database.do(store)
+
+
+class _NextClaim:
+    """Transaction that claims a run, and returns its row.
+
+    Called again after a lost connection, it first looks for a claim whose response was lost.
+    """
+
+    def __init__(
+        self, holder: Holder, at_most: Mapping[str, int], values: Mapping[str, object]
+    ) -> None:
+        self._holder, self._values = holder, values
+        self._statement = _claim_statement(at_most).encode()
+        self._has_limits = bool(at_most)
+        self._is_repeated = False
+
+    def __call__(self, db: Connection[Row]) -> list[Row]:
+        if self._is_repeated:
+            claimed = self._find_lost(db)
+            if claimed:
+                return claimed
+        self._is_repeated = True
+        if not self._has_limits:
+            return db.execute(self._statement, self._values).fetchall()
+        with db.transaction():  # otherwise two workers could count at the same time
+            db.execute("SELECT pg_advisory_xact_lock(%s)", (_CLAIMING,))
+            return db.execute(self._statement, self._values).fetchall()
+
+    def _find_lost(self, db: Connection[Row]) -> list[Row]:
+        ours = f"SELECT {_COLUMNS} FROM runs WHERE holder = %s AND claim <> '' AND id <> ALL(%s) LIMIT 1"  # noqa: S608
+        known = (self._holder.name, list(self._holder.claims))
+        return db.execute(ours.encode(), known).fetchall()
+
+
+class _GroupCommit:
+    """Transaction that stores a group, and returns the number of its last event.
+
+    Called again after a lost connection, it first looks for a commit whose response was lost.
+    """
+
+    def __init__(
+        self,
+        runs: PostgresRuns,
+        run: str,
+        fence: int,
+        now: float,
+        moves: Sequence[Move],
+        events: Sequence[Event],
+        values: Mapping[str, object],
+        state: str | None,
+        answers: str,
+    ) -> None:
+        self._runs, self._run, self._fence, self._now = runs, run, fence, now
+        self._moves, self._events, self._values = moves, events, values
+        self._state, self._answers = state, answers
+        self._is_repeated = False
+
+    def __call__(self, db: Connection[Row]) -> int:
+        if self._is_repeated and self._moves:
+            last = self._find_lost(db)
+            if last is not None:
+                return last
+        self._is_repeated = True
+        # a single statement is its own transaction
+        with db.transaction() if self._events else nullcontext():
+            last = self._store(db)
+            if self._events:
+                self._post(db, last)
+        return last
+
+    def _find_lost(self, db: Connection[Row]) -> int | None:
+        known = db.execute(
+            "SELECT max(seq) FROM events WHERE run = %s AND at = %s", (self._run, self._now)
+        ).fetchone()
+        if known is None or known[0] is None:
+            return None
+        return int(known[0])
+
+    def _store(self, db: Connection[Row]) -> int:
+        """Store the rows; raises Stale, or Requested for a request that the group ignores."""
+        while True:
+            row = db.execute(_GROUP.encode(), self._values).fetchone()
+            if row is not None:
+                return int(row[0]) - 1
+            # The claim is lost, or there is a request.
+            request = self._runs.take_request(self._run, self._fence)  # raises Stale
+            if self._state in LET_GO and request not in ("", self._answers):
+                raise Requested(request)
+
+    def _post(self, db: Connection[Row], last: int) -> None:
+        """Add the webhook deliveries of the events, the last of which has the number `last`."""
+        first = last - len(self._moves) + 1
+        numbered = [event._replace(seq=first + event.seq) for event in self._events]
+        _post(db, self._run, self._runs.reporter.letters(numbered))
 
 
 def _claim_statement(limited: Iterable[str]) -> str:

@@ -125,7 +125,14 @@ def _find_needed(session: Session, keys: Sequence[str], noted: set[str]) -> set[
 
     Raises Corrupt for an unreadable trace or parts list.
     """
-    names = set(noted)
+    names = {*noted, *_find_outputs(session, keys)}
+    trees = [name for name in names if name.endswith(".t.json")]
+    return names | _find_parts(session, [layout.parts_name(name) for name in trees])
+
+
+def _find_outputs(session: Session, keys: Sequence[str]) -> set[str]:
+    """Return the object names of the outputs of these traces. Raises Corrupt."""
+    names: set[str] = set()
     for key, found in zip(keys, session.map(session.trace, keys), strict=True):
         if found is None:
             if session.bucket.head(layout.trace_name(key)) is not None:
@@ -135,12 +142,15 @@ def _find_needed(session: Session, keys: Sequence[str], noted: set[str]) -> set[
                 )
             continue
         names |= {layout.object_name(made.content) for made in found.trace.outputs}
-    trees = [name for name in names if name.endswith(".t.json")]
-    parts_lists = [layout.parts_name(name) for name in trees]
+    return names
+
+
+def _find_parts(session: Session, parts_lists: Sequence[str]) -> set[str]:
+    """Return the names of these parts lists and of the objects that they name. Raises Corrupt."""
+    names = set(parts_lists)
     for name, listed in zip(
         parts_lists, session.map(session.bucket.read, parts_lists), strict=True
     ):
-        names.add(name)
         parts = layout.parts_of(listed) if listed is not None else None
         if parts is not None:
             names |= {layout.object_name(Content(f"f:{sha256}")) for sha256, _ in parts.bundles}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ... import digest
 from ...reading import parse_json
@@ -28,6 +28,7 @@ PART: Final = 16 << 20
 OBJECT = re.compile(r"objects/([0-9a-f]{2})/(\1[0-9a-f]{62})(|\.x|\.t\.json|\.t\.parts)")
 NOTE = re.compile(r"states/([0-9a-f]{2})/(\1[0-9a-f]{30})\.json")
 TRACE = re.compile(r"traces/([0-9a-f]{2})/(\1[0-9a-f]{62})\.json")
+_CONTENT = re.compile(r"[fxt]:[0-9a-f]{64}")
 
 
 class RemoteResult(NamedTuple):
@@ -84,34 +85,39 @@ def trace_of(data: bytes, key: str) -> RemoteResult | None:
         expected = body.pop("sum")
         if expected != digest.of_value("trace/1", body) or body["key"] != key:
             return None
-        outputs = [
-            (str(name), str(path), Content(str(content)), int(size))
-            for name, path, content, size in body["outputs"]
-        ]
-        if not all(re.fullmatch(r"[fxt]:[0-9a-f]{64}", content) for _, _, content, _ in outputs):
+        outputs, sizes = _parse_outputs(body["outputs"])
+        metrics, facts = (_json_object(str(body[name])) for name in ("metrics", "facts"))
+        measured = _json_object(str(body.get("measured", "{}")))
+        if not all(isinstance(values, dict) for values in parse_json(measured).values()):
             return None
-        made = tuple(CachedOutput(name, path, content) for name, path, content, _ in outputs)
-        texts = [str(body[name]) for name in ("metrics", "facts")]
-        texts.append(str(body.get("measured", "{}")))
-        if not all(isinstance(parse_json(text), dict) for text in texts):
-            return None
-        measured = parse_json(texts[2])
-        if not all(isinstance(metrics, dict) for metrics in measured.values()):
-            return None
-        head = [str(body[name]) for name in ("recipe", "step", "run")]
-        trace = Trace(
-            key,
-            head[0],
-            head[1],
-            head[2],
-            float(body["made_at"]),
-            float(body["seconds"]),
-            made,
-            *texts,
-        )
-        return RemoteResult(trace, {name: size for name, _, _, size in outputs})
+        recipe, step, run = (str(body[name]) for name in ("recipe", "step", "run"))
+        made_at, seconds = float(body["made_at"]), float(body["seconds"])
+        trace = Trace(key, recipe, step, run, made_at, seconds, outputs, metrics, facts, measured)
+        return RemoteResult(trace, sizes)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def _parse_outputs(rows: Any) -> tuple[tuple[CachedOutput, ...], dict[str, int]]:
+    """Return the outputs of a cached result and their sizes by name.
+
+    Raises ValueError for an invalid content id, and TypeError for rows of another form.
+    """
+    outputs: list[CachedOutput] = []
+    sizes: dict[str, int] = {}
+    for name, path, content, size in rows:
+        if not _CONTENT.fullmatch(str(content)):
+            raise ValueError(content)
+        outputs.append(CachedOutput(str(name), str(path), Content(str(content))))
+        sizes[str(name)] = int(size)
+    return tuple(outputs), sizes
+
+
+def _json_object(text: str) -> str:
+    """Return `text`; raise ValueError if it is no JSON object."""
+    if not isinstance(parse_json(text), dict):
+        raise ValueError(text)
+    return text
 
 
 class Parts(NamedTuple):
