@@ -183,24 +183,35 @@ def find_file(ws: Workspace, row: RunRow, name: str, path: str = "") -> StoredFi
 
     Raises NotFound if the run has no such file, and NotStored if the content was deleted.
     """
-    outputs = list_outputs(ws, row)
-    found = next((each for each in outputs if each["name"] == name), None)
-    if found is None:
-        names = ", ".join(each["name"] for each in outputs[:10])
-        raise NotFound("unknown output of the run", fix=f"available outputs: {names or 'none yet'}")
+    found = _find_output(ws, row, name)
     content = Content(found["content"])
     if not ws.objects.has(content):
         raise NotStored
-    place = ws.objects.path(content)
-    if content[0] != "t":
-        if path:
-            raise NotFound(
-                "the output is a file, not a directory", fix="repeat the request without `path`"
-            )
-        return StoredFile(place, content, found["path"] or name)
+    if content[0] == "t":
+        return _find_in_directory(ws, content, path)
+    if path:
+        raise NotFound(
+            "the output is a file, not a directory", fix="repeat the request without `path`"
+        )
+    return StoredFile(ws.objects.path(content), content, found["path"] or name)
+
+
+def _find_output(ws: Workspace, row: RunRow, name: str) -> Facts:
+    """Return the listed output `name` of a run. Raises NotFound."""
+    outputs = list_outputs(ws, row)
+    for output in outputs:
+        if output["name"] == name:
+            return output
+    names = ", ".join(output["name"] for output in outputs[:10])
+    raise NotFound("unknown output of the run", fix=f"available outputs: {names or 'none yet'}")
+
+
+def _find_in_directory(ws: Workspace, content: Content, path: str) -> StoredFile:
+    """Return the file at `path` in a stored directory. Raises NotFound."""
     for entry in ws.objects.manifests.entries(content):
+        # A client knows a path that is not UTF-8 only as the listing shows it.
         if path in (entry.path, whole(entry.path)) and entry.kind in "fx":
-            return StoredFile(place / entry.path, entry.value, entry.path)
+            return StoredFile(ws.objects.path(content) / entry.path, entry.value, entry.path)
     fix = "pass one of the listed `files` as `path`"
     raise NotFound("the output is a directory without this file", fix=fix)
 

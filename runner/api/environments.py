@@ -90,13 +90,11 @@ def _list_rented_machines(ws: Workspace, run: str) -> list[Facts]:
     """Return the machines rented for a run."""
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
         leases = ledger.of_run(run)
-    return [{"provider": each.driver, "key": each.key, **_gpu(each.offer)} for each in leases]
-
-
-def _gpu(offer: Mapping[str, Any]) -> Facts:
-    have = offer.get("resources")
-    have = have if isinstance(have, dict) else {}
-    return {"gpus": _count(have.get("gpus")), "gpu": str(have.get("gpu") or "")}
+    machines: list[Facts] = []
+    for lease in leases:
+        gpus, gpu = lease.gpus
+        machines.append({"provider": lease.driver, "key": lease.key, "gpus": gpus, "gpu": gpu})
+    return machines
 
 
 def _pythons(ws: Workspace, attempts: Sequence[AttemptRow], kept: object) -> list[Facts]:

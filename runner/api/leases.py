@@ -58,7 +58,7 @@ def list_leases(root: Path, environ: Mapping[str, str]) -> list[Facts]:
 
 
 def _lease_facts(row: LeaseRow, fate: reaper.Fate, usd: float, root: Path) -> Facts:
-    gpus, gpu = gpus_of(row)
+    gpus, gpu = row.gpus
     until = moment(row.until) if row.until < LAST else None
     return {
         "key": row.key,
@@ -86,16 +86,6 @@ def _accrued_cost(row: LeaseRow) -> float:
     if row.paid_from is None:
         return 0.0
     return row.price * (time.time() - row.paid_from) / 3600
-
-
-def gpus_of(row: LeaseRow) -> tuple[int, str]:
-    """Return the number and model of a lease's GPUs, or 0 and "" if unknown."""
-    have = row.offer.get("resources")
-    have = have if isinstance(have, dict) else {}
-    count, name = have.get("gpus"), have.get("gpu")
-    if not isinstance(count, int):
-        count = 0
-    return count, str(name or "")
 
 
 def find_endable_lease(known: Sequence[OpenLease], key: str) -> OpenLease:

@@ -19,6 +19,7 @@ from ..storage.records.runs import FINAL, AttemptRow, RunRow
 from ..storage.workspace import Workspace
 from ..survey import binned, rows, samples, summaries
 from ..survey.binned import TIMES, Axis, Curve, Span, time_points
+from ..survey.comparison import is_comparable
 from ..survey.results import Point, read_attempt_points
 from . import values
 from .logs import AttemptLog, find_missing_secrets, find_unmaskable, list_attempt_logs, open_tail
@@ -158,9 +159,11 @@ def read_curves(ws: Workspace, run: RunRow, axis: Axis, of: Source = "step") -> 
         return found
     by_step: dict[tuple[str, str], list[Point]] = {}
     reported = _read_attempts(ws, run.id, "", 0, of)
-    # Host samples have `at` already.
-    if of == "step" and axis in TIMES:
-        reported = _add_times(ws, run, reported)
+    if axis in TIMES:
+        # Host samples have `at` already.
+        if of == "step":
+            reported = _add_times(ws, run, reported)
+        reported = _add_elapsed(reported)
     for each in reported:
         by_step.setdefault((each.step, each.source), []).extend(each.points)
     found = [
@@ -178,19 +181,31 @@ def read_curves(ws: Workspace, run: RunRow, axis: Axis, of: Source = "step") -> 
 def _add_times(
     ws: Workspace, run: RunRow, reported: Iterable[AttemptMetrics]
 ) -> Iterator[AttemptMetrics]:
-    """Add `at` (time) and `elapsed` (time since the step's first attempt) to metric points."""
+    """Add the time `at` to metric points, and skip attempts without any known time."""
     looked = {
         (each.step, each.attempt, each.source): each.points
         for each in _read_attempts(ws, run.id, "", 0, "machine")
     }
-    origins: dict[tuple[str, str], float] = {}
     for each in reported:
         timed_by = looked.get((each.step, each.attempt, each.source), ())
         points = time_points([*each.points], timed_by, each.span)
         if points:
-            start = each.span.started or points[0]["at"]
-            origin = origins.setdefault((each.step, each.source), start)
-            timed = [{**point, "elapsed": point["at"] - origin} for point in points]
+            yield each._replace(points=points)
+
+
+def _add_elapsed(reported: Iterable[AttemptMetrics]) -> Iterator[AttemptMetrics]:
+    """Add the time since the step's first attempt, `elapsed`, to points with a time `at`."""
+    origins: dict[tuple[str, str], float] = {}
+    for each in reported:
+        timed: list[Point] = []
+        for point in each.points:
+            at = point.get("at")
+            # A step can write to the sample file of its machine, so a sample may lack its time.
+            if is_comparable(at):
+                start = each.span.started or at
+                origin = origins.setdefault((each.step, each.source), start)
+                timed.append({**point, "elapsed": at - origin})
+        if timed:
             yield each._replace(points=timed)
 
 

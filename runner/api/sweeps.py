@@ -7,7 +7,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ..digest import of_bytes
@@ -85,41 +85,48 @@ def draft(
     """
     words = find_varied_inputs(recipe, given) if several is None else several
     found, problems = _gather_space(recipe, {**given, **words}, words, preset, origins, metric)
-    axes = _listed_axes(found, problems)
-    count = math.prod(len(values) for values in axes.values())
-    if count > MOST:
-        product = " × ".join(f"{len(values):,}" for values in axes.values())
-        problems.append(
-            Problem(
-                "too-many-steps",
-                f"the sweep has {count:,} combinations ({product}), more than {MOST:,}",
-                fix="use fewer values",
-            )
-        )
+    axes = {name: axis for name, axis in found.axes.items() if not isinstance(axis, Range)}
+    problems += _report_ranges(found)
+    problems += _report_size(axes)
     if problems:
         raise Invalid(problems)
     chosen = list(itertools.product(*axes.values()))
-    if draws is not None:
+    when = ""
+    if draws is not None and draws < len(chosen):
         random.Random(seed).shuffle(chosen)  # noqa: S311 - selects combinations, no secret
         chosen = chosen[:draws]
-    one = ", ".join(f"matrix.{each}" for each in axes)
-    when = f"{{{{ [{one}] in {_expression(chosen)} }}}}" if len(chosen) < count else ""
+        when = _match_combinations(axes, chosen)
     handed = {each: f"{{{{ matrix.{each} }}}}" for each in axes}
     text = _text(recipe, uses, axes, handed, found.fixed, preset, when)
     return Sweep(text, found.fixed, len(chosen), recipe.id.partition("@")[0])
 
 
-def _listed_axes(found: Space, problems: list[Problem]) -> dict[str, Sequence[Tree]]:
-    """Return the axes with listed values. A problem for each range is appended to `problems`."""
-    axes: dict[str, Sequence[Tree]] = {}
+def _report_ranges(found: Space) -> list[Problem]:
+    """Return a problem for each axis that is a range: a sweep needs listed values."""
+    problems = []
     for name, axis in found.axes.items():
         if isinstance(axis, Range):
             words = f'"{name}" is a range, which requires a search'
             fix = "add `--tpe 30`, or list the values"
             problems.append(Problem("bad-input", words, fix=fix, input=name))
-        else:
-            axes[name] = axis
-    return axes
+    return problems
+
+
+def _report_size(axes: Mapping[str, Sequence[Tree]]) -> list[Problem]:
+    """Return a problem if a sweep has more than `MOST` combinations."""
+    sizes = [len(values) for values in axes.values()]
+    count = math.prod(sizes)
+    if count <= MOST:
+        return []
+    product = " × ".join(f"{size:,}" for size in sizes)
+    words = f"the sweep has {count:,} combinations ({product}), more than {MOST:,}"
+    return [Problem("too-many-steps", words, fix="use fewer values")]
+
+
+def _match_combinations(axes: Iterable[str], chosen: Sequence[Sequence[Tree]]) -> str:
+    """Return a `when` that is true for the chosen combinations only."""
+    instance = ", ".join(f"matrix.{each}" for each in axes)
+    return f"{{{{ [{instance}] in {_expression(chosen)} }}}}"
 
 
 def search_space(
@@ -220,50 +227,106 @@ def _gather_space(
     metric: str | None,
 ) -> tuple[Space, list[Problem]]:
     """Return the search space of the given inputs, and all problems."""
-    problems: list[Problem] = []
-    axes = _read_axes(recipe, several, problems)
+    reader = _AxisReader()
+    axes = reader.read(recipe, several)
     fixed = {name: value for name, value in given.items() if name not in axes}
-    one: dict[str, Tree] = {}
+    instance: dict[str, object] = {**fixed}
     for name, axis in axes.items():
-        one[name] = axis.low if isinstance(axis, Range) else axis[0]
-    bound, wrong = inputs.try_bind(recipe, {**fixed, **one}, preset=preset, origins=origins)
-    problems += unread.find_refused(recipe, given, preset, origins)
+        instance[name] = axis.low if isinstance(axis, Range) else axis[0]
+    bound, wrong = inputs.try_bind(recipe, instance, preset=preset, origins=origins)
+    problems = [*reader.problems, *unread.find_refused(recipe, given, preset, origins)]
     for problem in wrong:
-        # `_range` and `_axis` have reported the values of an axis already.
+        # The reader has reported the values of an axis already.
         if problem.input not in axes or problem.where is not None:
             problems.append(problem)
     if not axes and not problems:
-        problems.append(
-            Problem(
-                "bad-input",
-                "no input has several values",
-                fix="separate them by commas: learning_rate=1e-4,3e-4",
-            )
+        words, fix = (
+            "no input has several values",
+            "separate them by commas: learning_rate=1e-4,3e-4",
         )
+        problems.append(Problem("bad-input", words, fix=fix))
     if metric is not None:
         problems += _check_metric(recipe, metric)
     if not problems:
-        # A generated recipe has no part `a.b` of an object, only the whole object `a`.
-        whole = {name.partition(".")[0] for name in fixed if "." in name}
-        fixed = {name: value for name, value in fixed.items() if "." not in name}
-        fixed |= {name: bound[name] for name in whole}
+        fixed = _join_parts(fixed, bound)
     return Space(axes, fixed), problems
 
 
-def _read_axes(
-    recipe: Recipe, several: Mapping[str, str | Sequence[object]], problems: list[Problem]
-) -> dict[str, Range | Sequence[Tree]]:
-    """Convert the values of the varied inputs. Problems are appended to `problems`."""
-    axes: dict[str, Range | Sequence[Tree]] = {}
-    for name, values in several.items():
-        spec = recipe.inputs.get(name)
-        if spec is None or spec.type == "secret":
-            continue
-        if isinstance(values, str):
-            axes[name] = _range(spec, values, problems)
-        else:
-            axes[name] = _axis(spec, values, problems)
-    return axes
+def _join_parts(fixed: Mapping[str, object], bound: Mapping[str, object]) -> dict[str, object]:
+    """Replace values of parts of an object, such as `a.b`, by the whole object `a`.
+
+    An input of a generated recipe is a whole object.
+    """
+    whole = {name.partition(".")[0] for name in fixed if "." in name}
+    joined = {name: value for name, value in fixed.items() if "." not in name}
+    return joined | {name: bound[name] for name in whole}
+
+
+class _AxisReader:
+    """Converts the values of varied inputs to the axes of a search space, and collects problems."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+
+    def read(
+        self, recipe: Recipe, several: Mapping[str, str | Sequence[object]]
+    ) -> dict[str, Range | Sequence[Tree]]:
+        """Return the axis of each varied input. An invalid range has the axis [None]."""
+        axes: dict[str, Range | Sequence[Tree]] = {}
+        for name, values in several.items():
+            spec = recipe.inputs.get(name)
+            if spec is None or spec.type == "secret":
+                continue
+            if isinstance(values, str):
+                axes[name] = self._read_range(spec, values)
+            else:
+                axes[name] = self._read_values(spec, values)
+        return axes
+
+    def _read_range(self, spec: Input, text: str) -> Range | Sequence[Tree]:
+        match = _RANGE.fullmatch(text)
+        if match is None:
+            words = f'has an invalid range: "{text}"'
+            self._report(spec, words, f"use {spec.name}=LOW..HIGH or LOW..HIGH:log")
+            return [None]
+        ends: list[float] = []
+        for value in self._convert(spec, match.group(1, 2)):
+            ends.append(float(str(value)))
+        if len(ends) < 2:
+            return [None]
+        low, high = ends
+        is_log = match[3] is not None
+        if low >= high:
+            words = f"has an empty range: {low:g} is not below {high:g}"
+            self._report(spec, words, f"write {spec.name}={high:g}..{low:g}")
+        elif is_log and low <= 0:
+            words = f"has no logarithmic range from {low:g}"
+            self._report(spec, words, "start above 0, or remove `:log`")
+        return Range(low, high, is_log, spec.type == "integer")
+
+    def _read_values(self, spec: Input, texts: Sequence[object]) -> list[Tree]:
+        if not texts or any(text == "" for text in texts):
+            words = "has an empty value in its list" if texts else "has no values"
+            self._report(spec, words, f"write {spec.name}=A,B")
+            return [None]
+        found = self._convert(spec, texts)
+        if len({json.dumps(value, sort_keys=True) for value in found}) < len(found):
+            self._report(spec, "has the same value twice", "remove the duplicate", "twice")
+        return found or [None]
+
+    def _convert(self, spec: Input, texts: Iterable[object]) -> list[Tree]:
+        """Convert values to the type of an input, without invalid values."""
+        found: list[Tree] = []
+        for text in texts:
+            try:
+                found.append(inputs.convert(spec, text))
+            except inputs.BadValue as wrong:
+                self._report(spec, wrong.message, wrong.fix, wrong.code)
+        return found
+
+    def _report(self, spec: Input, words: str, fix: str, code: str = "bad-input") -> None:
+        problem = Problem(code, f'"{spec.name}" {words}', fix=fix, input=spec.name)
+        self.problems.append(problem)
 
 
 def _size(axis: Range | Sequence[Tree]) -> float:
@@ -277,35 +340,6 @@ def first_value(axis: Range | Sequence[Tree]) -> Tree:
     if not isinstance(axis, Range):
         return axis[0]
     return int(axis.low) if axis.whole else axis.low
-
-
-def _range(spec: Input, text: str, problems: list[Problem]) -> Range | Sequence[Tree]:
-    """Parse a numeric range of an input. Problems are appended to `problems`."""
-    match = _RANGE.fullmatch(text)
-    if match is None:
-        words = f'has an invalid range: "{text}"'
-        problems.append(_bad_input(spec, words, f"use {spec.name}=LOW..HIGH or LOW..HIGH:log"))
-        return [None]
-    ends: list[float] = []
-    for each in match.group(1, 2):
-        try:
-            ends.append(float(str(inputs.convert(spec, each))))
-        except inputs.BadValue as wrong:
-            problems.append(_bad_input(spec, wrong.message, wrong.fix, wrong.code))
-    if len(ends) < 2:
-        return [None]
-    low, high = ends
-    if low >= high:
-        words = f"has an empty range: {low:g} is not below {high:g}"
-        problems.append(_bad_input(spec, words, f"write {spec.name}={high:g}..{low:g}"))
-    elif match[3] and low <= 0:
-        words = f"has no logarithmic range from {low:g}"
-        problems.append(_bad_input(spec, words, "start above 0, or remove `:log`"))
-    return Range(low, high, match[3] is not None, spec.type == "integer")
-
-
-def _bad_input(spec: Input, words: str, fix: str, code: str = "bad-input") -> Problem:
-    return Problem(code, f'"{spec.name}" {words}', fix=fix, input=spec.name)
 
 
 def _several(spec: Input, value: object) -> list[object] | None:
@@ -372,45 +406,26 @@ def _parts(text: str) -> list[object]:
     return found
 
 
-def _axis(spec: Input, texts: Sequence[object], problems: list[Problem]) -> list[Tree]:
-    """Convert the values of a sweep axis to the input's type.
-
-    Problems are appended to `problems`.
-    """
-    if not texts or any(text == "" for text in texts):
-        words = "has an empty value in its list" if texts else "has no values"
-        problems.append(_bad_input(spec, words, f"write {spec.name}=A,B"))
-        return [None]
-    found: list[Tree] = []
-    for text in texts:
-        try:
-            found.append(inputs.convert(spec, text))
-        except inputs.BadValue as wrong:
-            problems.append(_bad_input(spec, wrong.message, wrong.fix, wrong.code))
-    if len({json.dumps(value, sort_keys=True) for value in found}) < len(found):
-        words = "has the same value twice"
-        problems.append(_bad_input(spec, words, "remove the duplicate", "twice"))
-    return found or [None]
-
-
 def _check_metric(recipe: Recipe, metric: str) -> list[Problem]:
     """Return a problem if no step of the recipe reports the metric."""
-    if any(step.uses is not None for step in recipe.steps.values()):
+    steps = recipe.steps.values()
+    if any(step.uses is not None for step in steps):
         return []
-    reporting = [step.metrics for step in recipe.steps.values() if step.metrics is not None]
+    reporting = [step.metrics for step in steps if step.metrics is not None]
     if not reporting:
         words = f'cannot sort by "{metric}": no step of {recipe.id} reports metrics'
         fix = "set `metrics: true` and append JSON lines to $RECIPE_METRICS, or set `metrics: {pattern: …}`"
         return [Problem("unknown-metric", words, fix=fix)]
     names: list[str] = []
-    for each in reporting:
-        names += _GROUP.findall(each.pattern or "")
-    # Only a pattern tells the names of its metrics beforehand.
-    if all(each.pattern for each in reporting) and metric not in names:
-        words = f'no step of {recipe.id} reports the metric "{metric}"'
-        fix = did_you_mean(metric, names) or f"use one of the reported metrics: {', '.join(names)}"
-        return [Problem("unknown-metric", words, fix=fix)]
-    return []
+    for rule in reporting:
+        if not rule.pattern:
+            return []  # only a pattern tells the names of its metrics beforehand
+        names += _GROUP.findall(rule.pattern)
+    if metric in names:
+        return []
+    words = f'no step of {recipe.id} reports the metric "{metric}"'
+    fix = did_you_mean(metric, names) or f"use one of the reported metrics: {', '.join(names)}"
+    return [Problem("unknown-metric", words, fix=fix)]
 
 
 def _text(

@@ -15,7 +15,7 @@ from drivers.base import Need, Wish
 from ..api import costs
 from ..api.artifacts import list_outputs
 from ..api.drivers import list_drivers
-from ..api.leases import end_lease, gpus_of, list_leases
+from ..api.leases import end_lease, list_leases
 from ..api.metrics import last_samples
 from ..api.queue import LOOKED_AT, OPEN, list_queue, list_workers
 from ..api.stores import list_stores, measure_store
@@ -421,7 +421,8 @@ def _count_machines(ws: Workspace, registry: CollectorRegistry) -> None:
     with Ledger.open(of_user(ws.environ), read_only=True) as ledger:
         for lease in ledger.living_leases():
             machines.labels(lease.driver).inc()
-            prices.labels(lease.driver, gpus_of(lease)[1], lease.state).inc(lease.price)
+            _, model = lease.gpus
+            prices.labels(lease.driver, model, lease.state).inc(lease.price)
 
 
 def _count_seconds(ws: Workspace, registry: CollectorRegistry) -> None:

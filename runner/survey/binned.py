@@ -42,9 +42,21 @@ def build_curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, C
         regular = _build_regular_curves(points)
         if regular is not None:
             return regular
+    own = TIMES if axis in TIMES else ()
+    curves: dict[str, Curve] = {}
+    for name, by_x in _collect_values(_place_points(points, axis)).items():
+        if by_x and name not in own:
+            curves[name] = _sort_curve(by_x)
+    return curves
+
+
+def _collect_values(
+    placed: Iterable[tuple[float, Mapping[str, Any]]],
+) -> dict[str, dict[float, float]]:
+    """Return the last value of each metric at each position on the axis."""
     by_name: dict[str, dict[float, float]] = {}
     passed: set[str] = set()
-    for x, point in _place_points(points, axis):
+    for x, point in placed:
         for name, value in point.items():
             by_x = by_name.get(name)
             if by_x is None:
@@ -55,12 +67,7 @@ def build_curves(points: Iterable[Mapping[str, Any]], axis: Axis) -> dict[str, C
             # Type checks first: `is_comparable` is slow, and points are many.
             if type(value) is float or type(value) is int or is_comparable(value):
                 by_x[x] = value
-    own = TIMES if axis in TIMES else ()
-    curves: dict[str, Curve] = {}
-    for name, by_x in by_name.items():
-        if by_x and name not in own:
-            curves[name] = _sort_curve(by_x)
-    return curves
+    return by_name
 
 
 class Span(NamedTuple):
@@ -94,17 +101,28 @@ def _find_step_times(
 ) -> list[tuple[float, float]]:
     """Return training steps with the time of their first observation, both strictly increasing."""
     timed = [sample for sample in samples if is_comparable(sample.get("at"))]
-    loading = list(itertools.takewhile(lambda sample: not _has_step(sample), timed))
-    loaded = loading[-1]["at"] if loading else span.started
     found = _first_observations(filter(_has_step, timed))
+    loaded = _end_of_loading(timed, span)
     first, last = min(places), max(places)
-    starts_before = not found or first < found[0][0]
-    if loaded is not None and starts_before:
-        found.insert(0, (first, loaded))
-    ends_after = not found or last > found[-1][0]
-    if span.ended is not None and ends_after:
-        found.append((last, span.ended))
+    if loaded is not None:
+        starts_before = not found or first < found[0][0]
+        if starts_before:
+            found.insert(0, (first, loaded))
+    if span.ended is not None:
+        ends_after = not found or last > found[-1][0]
+        if ends_after:
+            found.append((last, span.ended))
     return found
+
+
+def _end_of_loading(timed: Iterable[Mapping[str, Any]], span: Span) -> float | None:
+    """Return the time of the last sample before the first training step, or the attempt's start."""
+    loaded = span.started
+    for sample in timed:
+        if _has_step(sample):
+            break
+        loaded = sample["at"]
+    return loaded
 
 
 def _has_step(sample: Mapping[str, Any]) -> bool:

@@ -96,23 +96,10 @@ def collect_results(
     recipe or machine count too. With `keys`, return only results under these keys.
     """
     runs = _RunsOfRecipe(ws, recipe)
-    attempts, fresh = runs.attempts, runs.fresh
     if keys is not None:
-        attempts = {each: many for each, many in attempts.items() if each[1] in keys}
-        fresh = {each for each in fresh if each[1] in keys}
-    traces = ws.store.index.traces([key for _, key in (*attempts, *fresh)])
-    results = []
-    for step, key in fresh:
-        if key in traces:
-            result, _ = find_result(ws, step, traces[key])
-            if _has_numbers(result):
-                results.append(result)
-    for (step, key), many in attempts.items():
-        result = runs.result_of_attempts(step, many, traces.get(key))
-        # A failed attempt of a training step is a result even before its first metric.
-        has_failed = result.state == "FAILED" and _reports(_deciding_attempt(many))
-        if _has_numbers(result) or has_failed:
-            results.append(result)
+        runs.keep_only(keys)
+    traces = ws.store.index.traces(runs.list_keys())
+    results = [*runs.cached_results(traces), *runs.executed_results(traces)]
     return sorted(results, key=lambda result: result.made)
 
 
@@ -124,14 +111,14 @@ class _RunsOfRecipe:
         self._rows = {row.id: row for row in ws.store.runs.latest(recipe=recipe)[::-1]}
         self._places = ws.store.runs.places(list(self._rows))
         # By step and key. An attempt without a key is listed by its run.
-        self.attempts: dict[tuple[str, str], list[AttemptRow]] = {}
+        self._attempts: dict[tuple[str, str], list[AttemptRow]] = {}
         self._inputs_read: set[str] = set()
         for id in self._rows:
             for attempt in ws.store.runs.attempts(id):
                 place = attempt.step, attempt.key or attempt.run
-                self.attempts.setdefault(place, []).append(attempt)
+                self._attempts.setdefault(place, []).append(attempt)
                 self._inputs_read |= _inputs_read(attempt)
-        self.fresh = self._find_fresh() - self.attempts.keys()
+        self._fresh = self._find_fresh() - self._attempts.keys()
 
     def _find_fresh(self) -> set[tuple[str, str]]:
         found: set[tuple[str, str]] = set()
@@ -141,7 +128,37 @@ class _RunsOfRecipe:
                 found |= set(graph.fresh.items())
         return found
 
-    def result_of_attempts(
+    def keep_only(self, keys: Collection[str]) -> None:
+        """Keep only the attempts and up-to-date steps under these cache keys."""
+        self._attempts = {each: many for each, many in self._attempts.items() if each[1] in keys}
+        self._fresh = {each for each in self._fresh if each[1] in keys}
+
+    def list_keys(self) -> list[str]:
+        """Return the cache keys of all attempts and up-to-date steps."""
+        return [key for _, key in (*self._attempts, *self._fresh)]
+
+    def cached_results(self, traces: Mapping[str, Trace]) -> list[Result]:
+        """Return the results of the up-to-date steps that reported metrics."""
+        results = []
+        for step, key in self._fresh:
+            if key in traces:
+                result, _ = find_result(self._ws, step, traces[key])
+                if _has_numbers(result):
+                    results.append(result)
+        return results
+
+    def executed_results(self, traces: Mapping[str, Trace]) -> list[Result]:
+        """Return the results of the executed steps that reported metrics, or failed before."""
+        results = []
+        for (step, key), many in self._attempts.items():
+            result = self._result_of_attempts(step, many, traces.get(key))
+            # A failed attempt of a training step is a result even before its first metric.
+            has_failed = result.state == "FAILED" and _reports(_deciding_attempt(many))
+            if has_failed or _has_numbers(result):
+                results.append(result)
+        return results
+
+    def _result_of_attempts(
         self, step: str, attempts: Sequence[AttemptRow], trace: Trace | None
     ) -> Result:
         """Return the result for one cache key from its attempts in the deciding run."""

@@ -14,7 +14,7 @@ from ..errors import CannotRun
 from ..extensions import packages
 from ..planning.judge import Facts
 from ..planning.patterns import AUTO, decode_automatic, decode_pattern, is_glob
-from ..planning.plan import Plan
+from ..planning.plan import Node, Plan
 from ..planning.step import MetricsSpec
 from ..reading import why_unreadable
 from ..storage.content.files import Content
@@ -27,42 +27,86 @@ from .request import Request
 
 def collect_facts(ws: Workspace, plan: Plan, request: Request) -> Facts:
     """Collect the content IDs of all files, code, sources and locks of a plan. Raises CannotRun."""
-    read_metrics = partial(_read_metrics, ws, plan)
-    facts = Facts(ws.traces, _TreeListings(ws), stored=ws.stored, numbers=read_metrics)
-    callers, imports = CallerFiles(ws, plan), ImportCache(ws)
-    deps: dict[str, None] = {}
-    for node in plan.nodes:
-        for dep in node.deps:
-            if not is_glob(dep):
-                deps[dep] = None
-                continue
-            if dep not in facts.matches:
-                facts.matches[dep] = callers.matches(dep)
-            deps.update(dict.fromkeys(facts.matches[dep]))
-        for pattern in node.code:
-            if (node.home, pattern) not in facts.code:
-                facts.code[node.home, pattern] = _code_contents(
-                    ws, plan.homes[node.home], pattern, callers, imports
-                )
-        for source in node.takes:
-            if source.lookup_key not in facts.takes:
-                facts.takes[source.lookup_key] = _source_identity(
-                    ws, source.kind, source.address, source.only, update=request.update
-                )
-        for tool in node.tools:
-            if tool not in facts.tools:
-                facts.tools[tool] = _tool_content(ws, tool)
+    return _FactCollector(ws, plan, request).collect()
+
+
+class _FactCollector:
+    """Collector of the facts of a plan. Each file, pattern, source and program is read once."""
+
+    def __init__(self, ws: Workspace, plan: Plan, request: Request) -> None:
+        self._ws = ws
+        self._plan = plan
+        self._request = request
+        read_metrics = partial(_read_metrics, ws, plan)
+        self._facts = Facts(ws.traces, _TreeListings(ws), stored=ws.stored, numbers=read_metrics)
+        self._callers = CallerFiles(ws, plan)
+        self._imports = ImportCache(ws)
+        self._files: dict[str, None] = {}
+
+    def collect(self) -> Facts:
+        """Return the facts of all nodes. Raises CannotRun."""
         # With the current interpreter, the packages are what is installed, not what is locked.
-        if not node.lock or request.current_python:
-            continue
-        if (node.home, node.lock) not in facts.locks:
-            path = Path(plan.homes[node.home], node.lock)
-            facts.locks[node.home, node.lock] = _lock_content(ws, path)
-    imports.save()
-    facts.files = dict(ws.cache.contents(deps))
-    if request.current_python:
-        facts.current_python = of_value("packages/1", packages())
-    return facts
+        has_locks = not self._request.current_python
+        # Checked before the call: a plan may have 100,000 nodes, and most have few of these.
+        for node in self._plan.nodes:
+            if node.deps:
+                self._add_deps(node)
+            if node.code:
+                self._add_code(node)
+            if node.takes:
+                self._add_sources(node)
+            if node.tools:
+                self._add_tools(node)
+            if has_locks and node.lock:
+                self._add_lock(node)
+        self._imports.save()
+        self._facts.files = dict(self._ws.cache.contents(self._files))
+        if self._request.current_python:
+            self._facts.current_python = of_value("packages/1", packages())
+        return self._facts
+
+    def _add_deps(self, node: Node) -> None:
+        files = self._files
+        for dep in node.deps:
+            if is_glob(dep):
+                files.update(dict.fromkeys(self._find_matches(dep)))
+            else:
+                files[dep] = None
+
+    def _find_matches(self, pattern: str) -> list[str]:
+        matches = self._facts.matches
+        if pattern not in matches:
+            matches[pattern] = self._callers.matches(pattern)
+        return matches[pattern]
+
+    def _add_code(self, node: Node) -> None:
+        code, home = self._facts.code, node.home
+        for pattern in node.code:
+            if (home, pattern) not in code:
+                code[home, pattern] = _code_contents(
+                    self._ws, self._plan.homes[home], pattern, self._callers, self._imports
+                )
+
+    def _add_sources(self, node: Node) -> None:
+        takes = self._facts.takes
+        for source in node.takes:
+            key = source.lookup_key
+            if key not in takes:
+                takes[key] = _source_identity(
+                    self._ws, source.kind, source.address, source.only, update=self._request.update
+                )
+
+    def _add_tools(self, node: Node) -> None:
+        tools = self._facts.tools
+        for tool in node.tools:
+            if tool not in tools:
+                tools[tool] = _tool_content(self._ws, tool)
+
+    def _add_lock(self, node: Node) -> None:
+        locks = self._facts.locks
+        if (node.home, node.lock) not in locks:
+            path = Path(self._plan.homes[node.home], node.lock)
+            locks[node.home, node.lock] = _lock_content(self._ws, path)
 
 
 def _read_metrics(

@@ -244,10 +244,13 @@ def _find_causes(
 def _attempts_before(ws: Workspace, row: RunRow, steps: Iterable[str]) -> dict[str, AttemptRow]:
     """Return the last attempt of each step before a run, among the latest 200 runs."""
     earlier: dict[str, AttemptRow] = {}
+    missing = set(steps)
     for run in ws.store.runs.latest(recipe=row.recipe, last=200):
+        if not missing:
+            break
         if run.created < row.created:
-            missing = [step for step in steps if step not in earlier]
             earlier |= ws.store.runs.latest_attempts(row.recipe, missing, run=run.id)
+            missing -= earlier.keys()
     return earlier
 
 

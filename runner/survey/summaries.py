@@ -160,11 +160,14 @@ def summarize_runs(
         cached.update(keys.values())
     makers = ws.store.runs.makers(cached)
     known = _load_summaries(ws, [*own, *makers.values()])
+    by_run: dict[str, list[AttemptId]] = {}
+    for tried in own:
+        by_run.setdefault(tried.run, []).append(tried)
     answer = {}
     for row in rows:
         by_step = _cached_summaries(row.id, fresh[row.id], makers, known)
-        for tried in own:
-            if tried.run == row.id and known.get(tried.id):
+        for tried in by_run.get(row.id, ()):
+            if known.get(tried.id):
                 by_step.setdefault(tried.step, []).append(known[tried.id])
         for step, each in (live or {}).get(row.id, {}).items():
             by_step.setdefault(step, []).append(each)

@@ -360,21 +360,23 @@ def _unlocked_folders(ws: Workspace, oldest: float) -> list[Leftover]:
 
 def delete_leftovers(ws: Workspace, found: Iterable[Leftover]) -> int:
     """Delete leftover files, except those used in the meantime. Returns the freed bytes."""
-    freed = 0
-    for leftover in found:
-        lock = None
-        if leftover.kind in _LOCKED:
-            lock = ws.locks.try_hold(f"{_LOCKED[leftover.kind][1]}-{leftover.path.name}")
-            if lock is None:
-                continue
-        if leftover.kind != "agent":
-            disk.delete(leftover.path)
-        elif not forget_root(leftover.path):
-            continue
-        freed += leftover.size
-        if lock is not None:
-            lock.release()
-    return freed
+    return sum(leftover.size for leftover in found if _delete_unused(ws, leftover))
+
+
+def _delete_unused(ws: Workspace, leftover: Leftover) -> bool:
+    """Delete a leftover file, or return False if it is in use again."""
+    if leftover.kind == "agent":
+        return forget_root(leftover.path)
+    if leftover.kind not in _LOCKED:
+        disk.delete(leftover.path)
+        return True
+    _, prefix = _LOCKED[leftover.kind]
+    lock = ws.locks.try_hold(f"{prefix}-{leftover.path.name}")
+    if lock is None:
+        return False
+    with lock:
+        disk.delete(leftover.path)
+    return True
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -9,6 +9,7 @@ import pytest
 
 from runner.storage.records.runs import RunRow
 from runner.storage.workspace import Workspace
+from runner.survey import upkeep
 from tests.support import Space
 from tests.system.test_cli_why import FAN, LETTERS, Recipe, letters, recipe
 
@@ -306,3 +307,18 @@ def test_a_download_that_was_not_used_for_long_is_deleted(letters: Space, recipe
         os.utime(path, (1, 1))
     assert recipe("gc", "--keep-days", "30").code == 0
     assert [path.name for path in (letters.root / ".recipe/cache").iterdir()] == ["young"]
+
+
+def test_a_leftover_that_cannot_be_deleted_does_not_stay_locked(
+    space: Space, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: object) -> None:
+        raise OSError("the disk has an error")
+
+    with Workspace.open(space.root) as ws:
+        folder = ws.home / "envs" / "abc"
+        folder.mkdir(parents=True)
+        monkeypatch.setattr(upkeep.disk, "delete", refuse)
+        with pytest.raises(OSError, match="the disk has an error"):
+            upkeep.delete_leftovers(ws, [upkeep.Leftover("environment", folder, 1)])
+        assert not ws.locks.is_held("env-abc")

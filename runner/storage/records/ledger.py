@@ -109,6 +109,18 @@ class LeaseRow(NamedTuple):
         return self.machine == self.key
 
     @property
+    def gpus(self) -> tuple[int, str]:
+        """Number and model of the GPUs, or 0 and "" if unknown."""
+        # A driver may have stored anything: an offer is its own data.
+        have = self.offer.get("resources")
+        if not isinstance(have, dict):
+            return 0, ""
+        count = have.get("gpus")
+        if not isinstance(count, int):
+            count = 0
+        return count, str(have.get("gpu") or "")
+
+    @property
     def counts(self) -> bool:
         """Whether the lease counts against the limit on concurrent machines.
 
