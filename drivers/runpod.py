@@ -48,7 +48,11 @@ DISK: Final = 0.10 / 30 / 24
 """Price of a running pod's disk, in US dollars per GB-hour."""
 STOPPED: Final = ("EXITED", "ERROR")
 CPUS, MEMORY = 2, 8 * 10**9
-"""CPUs and bytes of memory that RunPod guarantees per GPU; the catalog does not list more."""
+"""CPUs and bytes of memory that RunPod guarantees per GPU.
+
+These are the defaults of `minVCPUPerGPU` and `minRAMPerGPU` in API v1.  In API v2, neither the
+catalog nor a pod tells the CPUs and memory, and an order cannot request them.
+"""
 LEAST_DISK, MOST_DISK = 20, 10_000  # GB; RunPod documents no maximum
 VOLUME: Final = f"{HOME}/{ROOT}"
 """Mount point of a kept pod's persistent volume, which holds all files of recipe.

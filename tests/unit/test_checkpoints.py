@@ -400,3 +400,9 @@ def test_an_archive_whose_compressed_contents_are_damaged_is_not_whole(tmp_path:
         examine(path.parent, thorough=True).why
         == "moments.npz is a zip archive with a damaged member"
     )
+
+
+@pytest.mark.parametrize("name", ["²", "٣", "3²", "notes"])
+def test_a_folder_without_a_number_as_its_name_is_no_generation(name: str, tmp_path: Path) -> None:
+    made(tmp_path, "1", name)
+    assert choose(tmp_path, {}).path == tmp_path / "1"
