@@ -155,10 +155,7 @@ class Lists(Part["Vastai"]):
         order = array(json_value(call.query.get("order_by", "")))
         down = bool(order) and document(order[0]).get("dir") == "desc"
         kept.sort(key=lambda row: number(row["id"]), reverse=down)
-        if "skip" in after:
-            rest = kept[int(number(after["skip"])) :]
-        else:
-            rest = [row for row in kept if _beyond(number(row["id"]), after.get("id"), down)]
+        rest = _skip_earlier(kept, after, down)
         page = rest[:size]
         token = None
         if len(rest) > size:
@@ -717,7 +714,13 @@ def _token(text: str) -> Document:
     return found
 
 
-def _beyond(name: float, after: object, down: bool) -> bool:
-    if after is None:
-        return True
-    return name < number(after) if down else name > number(after)
+def _skip_earlier(rows: list[Document], after: Document, down: bool) -> list[Document]:
+    """Return the sorted rows that come after the rows of a page token."""
+    if "skip" in after:
+        return rows[int(number(after["skip"])) :]
+    if after.get("id") is None:
+        return rows
+    last = number(after["id"])
+    if down:
+        return [row for row in rows if number(row["id"]) < last]
+    return [row for row in rows if number(row["id"]) > last]
