@@ -706,25 +706,33 @@ class _Keys:
             yield [asyncssh.import_private_key(route.login)]
         elif not route.identity:
             yield ()
-        elif not route.agent or (route.identities_only and not self._of_agent):
-            yield self._files or None
         else:
-            try:
-                agent = await asyncssh.connect_agent(route.agent)
-            except (OSError, asyncssh.Error):
-                agent = None  # like ssh, fall back to the files
+            agent = await self._connect_agent()
             if agent is None:
                 yield self._files or None
                 return
             try:
-                held = await agent.get_keys()
-                named = [key for key in held if key.public_data in self._of_agent]
-                others: list[Any] = []
-                if not route.identities_only:
-                    others = [key for key in held if key not in named]
-                yield [*named, *others, *self._files] or None
+                of_agent = self._choose_agent_keys(await agent.get_keys())
+                yield [*of_agent, *self._files] or None
             finally:
                 agent.close()
+
+    async def _connect_agent(self) -> asyncssh.SSHAgentClient | None:
+        """Connect to the agent if its keys are to be offered.  None if it cannot be reached."""
+        route = self._route
+        if not route.agent or (route.identities_only and not self._of_agent):
+            return None
+        try:
+            return await asyncssh.connect_agent(route.agent)
+        except (OSError, asyncssh.Error):
+            return None  # like ssh, fall back to the files
+
+    def _choose_agent_keys(self, held: Sequence[Any]) -> list[Any]:
+        """Return the agent's keys to offer: first the named ones."""
+        named = [key for key in held if key.public_data in self._of_agent]
+        if self._route.identities_only:
+            return named
+        return [*named, *(key for key in held if key not in named)]
 
     def _add_named_key(self, path: Path) -> None:
         """Read a named key file: a private key, or a public key held by an SSH agent."""

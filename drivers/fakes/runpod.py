@@ -419,12 +419,7 @@ class Runpod(World[Pod]):
             return self.unfit([f"gpu.id: {asked.get('id')!r} is no GPU type"])
         if gpu is not None and call.luck.strikes("dearer"):
             gpu = self.catalog.raise_price(gpu)
-        if gpu is None:
-            price = 0.08
-        elif call.fields.get("cloud") == "COMMUNITY":
-            price = gpu.community * count
-        else:
-            price = gpu.secure * count
+        price = _hourly_price(gpu, count, call.fields.get("cloud"))
         if self.account.credit < price:
             return self.problem(
                 402, "payment_required", "Your balance must cover at least one hour of this pod."
@@ -631,6 +626,14 @@ class Runpod(World[Pod]):
             cores = int(number(cpu.get("vcpuCount"), 2))
             shown["cpu"] = {"id": cpu["id"], "vcpuCount": cores, "memory": cores * 2}
         return shown
+
+
+def _hourly_price(gpu: Gpu | None, count: int, cloud: object) -> float:
+    """Return the price of a pod in US dollars per hour. Without a GPU it is a CPU pod."""
+    if gpu is None:
+        return 0.08
+    each = gpu.community if cloud == "COMMUNITY" else gpu.secure
+    return each * count
 
 
 def _show_port(port: str, public: int | None, host: str) -> Document:
