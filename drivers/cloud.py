@@ -390,21 +390,28 @@ def why_excluded(offer: Offer, about: About, wish: Wish, filters: Filters) -> st
 def _why_too_small(have: Resources, wish: Wish, filters: Filters) -> str:
     """Explain which resource an offer lacks, or return ""."""
     need = wish.need
-    model = (have.gpu or "").lower()
+    gpu_memory = max(need.gpu_memory or 0, filters.gpu_memory * 1e9)
+    disk = max(need.disk or 0, wish.disk or 0)
     if (have.gpus or 0) < (need.gpus or 0):
         return "too few GPUs"
-    # Every model contains the empty name, so no wanted model excludes nothing.
-    if filters.gpu.lower().replace("_", " ") not in model or (need.gpu or "").lower() not in model:
+    if not _has_wanted_model(have, need, filters):
         return "another GPU"
-    if (have.gpu_memory or 0) < max(need.gpu_memory or 0, filters.gpu_memory * 1e9):
+    if (have.gpu_memory or 0) < gpu_memory:
         return "too little GPU memory"
-    if (have.disk or 0) < max(need.disk or 0, wish.disk or 0):
+    if (have.disk or 0) < disk:
         return "too little disk"
     # Market, nodes and GPU model have reasons of their own.
     rest = replace(need, market="any", nodes=1, gpu=None)
     if not satisfies(have, Wish(rest, wish.disk)):
         return "too little memory or too few CPUs"
     return ""
+
+
+def _has_wanted_model(have: Resources, need: Need, filters: Filters) -> bool:
+    model = (have.gpu or "").lower()
+    wanted = (filters.gpu.lower().replace("_", " "), (need.gpu or "").lower())
+    # Every model contains the empty name, so no wanted model excludes nothing.
+    return all(name in model for name in wanted)
 
 
 def _why_elsewhere(offer: Offer, need: Need, filters: Filters) -> str:

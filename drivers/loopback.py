@@ -482,23 +482,12 @@ class Loopback(Driver):
         self, lease: Lease, argv: Argv, stdin: AsyncIterable[bytes]
     ) -> AsyncGenerator[bytes, None]:
         """Run a program on the machine of a lease, with injected faults."""
-        faults, home = self._faults, self._root / lease.data["host"]
+        home = self._root / lease.data["host"]
         if not self._runs(lease):
             raise HostLost(
                 f"{home.name} no longer exists or was stopped, or its lease was released"
             )
-        now = self._faulty.count(
-            "calls", max(faults.lost_on_call, faults.unreachable_on_call, faults.cut_on_call)
-        )
-        if now == faults.lost_on_call:
-            self._lose(lease)
-            raise HostLost(f"{home.name} is gone")
-        if now >= faults.unreachable_on_call:
-            is_back = now >= faults.unreachable_on_call + faults.unreachable
-            if not is_back or self._faulty.dark(home.name):
-                raise Unreachable(f"{home.name} does not answer")
-        cut_after = faults.cut_after if now == faults.cut_on_call else None
-        passage = _Passage(faults.bytes_per_second, cut_after)
+        passage = self._strike(lease)
         sent = stdin if stdin is NOTHING else self._send_input(stdin, passage)
         try:
             async with aclosing(calls.call(argv, sent, _environment(home), home)) as stream:
@@ -512,6 +501,25 @@ class Loopback(Driver):
             if not self._runs(lease):
                 raise HostLost(f"{home.name} went away meanwhile") from None
             raise
+
+    def _strike(self, lease: Lease) -> _Passage:
+        """Count a call, and return the passage for its data with the fault of this call.
+
+        Raises HostLost or Unreachable if that is the fault.
+        """
+        faults, name = self._faults, lease.data["host"]
+        now = self._faulty.count(
+            "calls", max(faults.lost_on_call, faults.unreachable_on_call, faults.cut_on_call)
+        )
+        if now == faults.lost_on_call:
+            self._lose(lease)
+            raise HostLost(f"{name} is gone")
+        if now >= faults.unreachable_on_call:
+            is_back = now >= faults.unreachable_on_call + faults.unreachable
+            if not is_back or self._faulty.dark(name):
+                raise Unreachable(f"{name} does not answer")
+        cut_after = faults.cut_after if now == faults.cut_on_call else None
+        return _Passage(faults.bytes_per_second, cut_after)
 
     async def _send_input(
         self, stdin: AsyncIterable[bytes], passage: _Passage

@@ -11,7 +11,19 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from .base import Charge, Denied, Market, Rejected, Resources, Throttled, Unreachable, Unsure
-from .web import Answer, Fields, Web, inner, number, parse_charge, price, printable, rows, seconds
+from .web import (
+    Answer,
+    Fields,
+    Web,
+    inner,
+    number,
+    parse_charge,
+    parse_port,
+    price,
+    printable,
+    rows,
+    seconds,
+)
 
 PAGE: Final = 100
 PAGES: Final = 1000
@@ -282,7 +294,8 @@ def _parse_login(connection: object) -> tuple[str, str, int] | None:
     match = _LOGIN.fullmatch(first.strip())
     if match is None:
         return None
-    return match["user"], match["host"], int(match["port"] or 22)
+    port = parse_port(match["port"] or 22)
+    return None if port is None else (match["user"], match["host"], port)
 
 
 def _strings(value: object) -> tuple[str, ...]:

@@ -429,7 +429,7 @@ def _check_address(address: str) -> None:
     Raises OSError if nothing listens.  Ray itself would retry for minutes.
     """
     host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if colon and port.isdigit():
+    if colon and port.isascii() and port.isdecimal():
         socket.create_connection((host, int(port)), DIALS).close()
 
 

@@ -48,7 +48,11 @@ DISK: Final = 0.10 / 30 / 24
 """Price of a running pod's disk, in US dollars per GB-hour."""
 STOPPED: Final = ("EXITED", "ERROR")
 CPUS, MEMORY = 2, 8 * 10**9
-"""CPUs and bytes of memory that RunPod guarantees per GPU; the catalog does not list more."""
+"""CPUs and bytes of memory that RunPod guarantees per GPU.
+
+These are the defaults of `minVCPUPerGPU` and `minRAMPerGPU` in API v1.  In API v2, neither the
+catalog nor a pod tells the CPUs and memory, and an order cannot request them.
+"""
 LEAST_DISK, MOST_DISK = 20, 10_000  # GB; RunPod documents no maximum
 VOLUME: Final = f"{HOME}/{ROOT}"
 """Mount point of a kept pod's persistent volume, which holds all files of recipe.
@@ -129,16 +133,7 @@ class Runpod(cloud.Deadman[RunpodClient]):
                 if name not in gpu.prices:
                     continue
                 offer = self._offer(gpu, name, count, disk, filters, keep=wish.keep)
-                about = cloud.About(name == "secure", name == "secure", 1000.0, gpu.cuda)
-                # The order itself requests the disk size, the region and the CUDA version.
-                why = cloud.priceless(offer) or cloud.why_excluded(offer, about, wish, filters)
-                if disk > MOST_DISK:
-                    why = "disk larger than the maximum"
-                elif gpu.most[name] < count:
-                    why = "too few GPUs"
-                elif not gpu.there:
-                    why = why or "not available now"
-                judged.append((offer, why))
+                judged.append((offer, _why_excluded(offer, gpu, name, wish, filters)))
         return sorted(self._choose_fitting(judged), key=lambda offer: (offer.price, offer.id))
 
     async def _check_regions(self, regions: Sequence[str]) -> None:
@@ -354,6 +349,21 @@ class Runpod(cloud.Deadman[RunpodClient]):
         if found.status in STOPPED:
             raise HostLost(f"the pod {lease.id} is not running: {found.status}")
         return found
+
+
+def _why_excluded(offer: Offer, gpu: RunpodGpu, name: str, wish: Wish, filters: Filters) -> str:
+    """Explain why an offer of the cloud `name` does not match a wish, or return ""."""
+    have = offer.resources
+    if (have.disk or 0) > MOST_DISK * 10**9:
+        return "disk larger than the maximum"
+    if gpu.most[name] < (have.gpus or 0):
+        return "too few GPUs"
+    # The order itself requests the disk size, the region and the CUDA version.
+    about = cloud.About(name == "secure", name == "secure", 1000.0, gpu.cuda)
+    why = cloud.priceless(offer) or cloud.why_excluded(offer, about, wish, filters)
+    if not why and not gpu.there:
+        return "not available now"
+    return why
 
 
 def _is_rejected(answer: Answer) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from .base import Charge, Denied, Rejected, Throttled, Unsure
@@ -15,6 +15,7 @@ from .web import (
     next_page,
     number,
     parse_charge,
+    parse_port,
     price,
     printable,
     rows,
@@ -194,8 +195,8 @@ def pod(row: Fields) -> RunpodPod:
         raise Unsure("cannot read RunPod's reply about a pod")
     # `ssh.proxy` is never used: it runs no commands with input.
     direct = _inside(_inside(row, "ssh"), "direct")
-    port = number(direct, "port")
-    address = (f"{direct.get('host', '')}", int(port)) if port else None
+    port = parse_port(direct.get("port"))
+    address = None if port is None else (f"{direct.get('host', '')}", port)
     volume = _inside(_inside(row, "mounts"), "persistent")
     return RunpodPod(
         id=f"{row['id']}",
@@ -242,8 +243,8 @@ def _gpu(row: Fields) -> RunpodGpu | None:
         return None
     centers = rows(row, "dataCenters", "RunPod")
     stocked = [f"{each.get('id', '')}" for each in centers if each.get("availability") != "NONE"]
-    drivers = rows(row, "cudaVersions", "RunPod")
-    versions = [f"{each.get('version', '')}" for each in drivers if each.get("available")]
+    versions = rows(row, "cudaVersions", "RunPod")
+    cuda = [number(each, "version") for each in versions if each.get("available")]
     clouds = [name for name in ("secure", "community") if row.get(name)]
     prices = {name: price(listed.get(name)) for name in clouds}
     most_of = {name: int(number(most, name)) for name in clouds}
@@ -253,12 +254,6 @@ def _gpu(row: Fields) -> RunpodGpu | None:
         prices=prices,
         most=most_of,
         centers=tuple(stocked),
-        cuda=_newest(versions),
+        cuda=max([0.0, *cuda]),
         there=row.get("availability", "NONE") != "NONE",
     )
-
-
-def _newest(versions: Sequence[str]) -> float:
-    """Return the newest of some CUDA versions, such as 12.8, or 0 if none can be read."""
-    readable = [text for text in versions if text.replace(".", "", 1).isdigit()]
-    return max(map(float, readable), default=0.0)

@@ -630,7 +630,7 @@ def count_gpus(gres: str) -> int:
         kind, _, rest = each.strip().partition(":")
         if kind in ("gpu", "gres/gpu"):
             count = rest.rpartition(":")[2]
-            found += _parse_leading_number(count) if count.isdigit() else 1
+            found += _parse_leading_number(count) if count.isdecimal() else 1
     return found
 
 

@@ -217,8 +217,7 @@ class Ssh(Driver):
         else:
             await asyncio.wait(questions.values())
         self.late = [str(each.route) for each, asked in questions.items() if not asked.done()]
-        left_out: dict[str, str] = {}
-        trouble: list[DriverError] = []
+        errors: dict[str, DriverError] = {}
         found: list[tuple[tuple[float, ...], Offer]] = []
         for each, asked in questions.items():
             if not asked.done():
@@ -226,23 +225,18 @@ class Ssh(Driver):
             try:
                 answer = each.take_answer()
             except DriverError as error:
-                left_out[str(each.route)] = str(error)
-                trouble.append(error)
-            else:
-                have = machine.parse_resources(answer)
-                if machine.satisfies(have, wish):
-                    is_full = len(answer.get("lease", ())) >= each.slots
-                    offer = Offer("ssh", str(each.route), have, data=each.data(answer))
-                    found.append((_rank(have, is_full), offer))
-                elif not any(host.machine is each for host in self._hosts.values()):
-                    await each.link.aclose()
-        self.left_out = left_out
-        if left_out and len(left_out) == len(machines):
-            reasons = "\n".join(left_out.values())
-            # One that needs the user is enough: waiting for the others would not help.
-            if any(isinstance(error, Denied) for error in trouble):
-                raise Denied(reasons)
-            raise Unreachable(reasons)
+                errors[str(each.route)] = error
+                continue
+            have = machine.parse_resources(answer)
+            if machine.satisfies(have, wish):
+                is_full = len(answer.get("lease", ())) >= each.slots
+                offer = Offer("ssh", str(each.route), have, data=each.data(answer))
+                found.append((_rank(have, is_full), offer))
+            elif not any(host.machine is each for host in self._hosts.values()):
+                await each.link.aclose()
+        self.left_out = {route: str(error) for route, error in errors.items()}
+        if len(errors) == len(machines):
+            _raise_all(list(errors.values()))
         found.sort(key=lambda pair: pair[0])
         return [offer for _, offer in found]
 
@@ -504,6 +498,17 @@ class SshServer:
 
     async def _run_command(self, argv: Argv) -> bytes:
         return b"".join([data async for data in self.link.call(argv)])
+
+
+def _raise_all(errors: Sequence[DriverError]) -> None:
+    """Raise one error with the reasons of all errors, if there are any."""
+    if not errors:
+        return
+    reasons = "\n".join(map(str, errors))
+    # One that needs the user is enough: waiting for the others would not help.
+    if any(isinstance(error, Denied) for error in errors):
+        raise Denied(reasons)
+    raise Unreachable(reasons)
 
 
 def _rank(have: Resources, is_full: bool) -> tuple[float, ...]:

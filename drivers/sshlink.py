@@ -15,7 +15,7 @@ import secrets
 import shlex
 import socket
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,6 +55,21 @@ CIPHERS = (
 # Added after the known key types of a host.  A key of another type is then reported and rejected,
 # instead of a failed key exchange.
 HOST_KEYS = "+ssh-ed25519,ecdsa-sha2-nistp256,ecdsa-sha2-nistp384,ecdsa-sha2-nistp521,rsa-sha2-512,rsa-sha2-256"
+# Equal for all routes. asyncssh reads no configuration: `SshConfig` has read it into the route.
+_LOGIN_OPTIONS: Mapping[str, Any] = {
+    "ignore_encrypted": True,
+    "agent_identities": None,
+    "agent_forwarding": False,
+    "config": None,
+    "preferred_auth": ("publickey",),
+    "gss_host": None,
+    "x509_trusted_certs": None,
+    "send_env": None,
+    "server_host_key_algs": HOST_KEYS,
+    "encryption_algs": CIPHERS,
+    "compression_algs": None,
+    "keepalive_count_max": 4,
+}
 KNOWN_HOSTS = ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")
 # Characters that every shell passes on unchanged between single quotes: csh expands "!", fish "\\".
 PLAIN = re.compile(rb"[ \"-&(-\[\]-~]*")
@@ -267,6 +282,7 @@ class SshLink:
             return self._connection
 
     async def _connect(self) -> asyncssh.SSHClientConnection:
+        """Open a connection.  Raises DriverError with a remedy."""
         route, greeter = self.route, _Greeter()
         trusted = _trusted_keys(route)
         keys = _Keys(route)
@@ -274,7 +290,6 @@ class SshLink:
         proxy = ("/bin/sh", "-c", f"exec {route.proxy}") if route.proxy else ()
         # With named keys, `_Keys` asks the agent itself, so that their order is kept.
         agent = None if route.login or route.identity else route.agent
-        family = route.family or ()
         try:
             async with asyncio.timeout(route.patience), keys.offer() as offered:
                 return await asyncssh.connect(
@@ -283,47 +298,22 @@ class SshLink:
                     username=route.user,
                     tunnel=tunnel,
                     proxy_command=proxy,
-                    family=family,
+                    family=route.family or (),
                     host_key_alias=route.alias or None,
                     client_factory=lambda: greeter,
                     known_hosts=trusted,
                     client_keys=offered,
                     client_certs=keys.certificates,
-                    ignore_encrypted=True,
                     agent_path=agent,
-                    agent_identities=None,
-                    agent_forwarding=False,
-                    config=None,
-                    preferred_auth=("publickey",),
-                    gss_host=None,
-                    x509_trusted_certs=None,
-                    send_env=None,
-                    server_host_key_algs=HOST_KEYS,
-                    encryption_algs=CIPHERS,
-                    compression_algs=None,
                     keepalive_interval=route.keep_alive,
-                    keepalive_count_max=4,
+                    **_LOGIN_OPTIONS,
                 )
         except TimeoutError as error:
             raise Unreachable(
                 f"{route} timed out after {route.patience:g} s while logging in"
             ) from error
-        except asyncssh.PermissionDenied as error:
-            raise NotLetIn(_not_let_in(route)) from error
-        except asyncssh.HostKeyNotVerifiable as error:
-            raise Denied(_explain_unverified(route, greeter.shown, trusted, str(error))) from error
-        except asyncssh.KeyExchangeFailed as error:
-            # A host key of a type that is not in known_hosts ends the key exchange.
-            if "host key" in str(error).lower():
-                why = _explain_unverified(route, greeter.shown, trusted, str(error))
-                raise Denied(why) from error
-            if "matching" in str(error):
-                raise Denied(
-                    f"{route} and recipe have no cipher or key exchange in common: {error}"
-                ) from error
-            raise Unreachable(f"{route}: the key exchange failed ({error})") from error
         except (asyncssh.Error, OSError, ValueError) as error:
-            raise _foreign(error, route) from error
+            raise _explain_login_error(error, route, greeter.shown, trusted) from error
 
     # --- channels
 
@@ -716,25 +706,33 @@ class _Keys:
             yield [asyncssh.import_private_key(route.login)]
         elif not route.identity:
             yield ()
-        elif not route.agent or (route.identities_only and not self._of_agent):
-            yield self._files or None
         else:
-            try:
-                agent = await asyncssh.connect_agent(route.agent)
-            except (OSError, asyncssh.Error):
-                agent = None  # like ssh, fall back to the files
+            agent = await self._connect_agent()
             if agent is None:
                 yield self._files or None
                 return
             try:
-                held = await agent.get_keys()
-                named = [key for key in held if key.public_data in self._of_agent]
-                others: list[Any] = []
-                if not route.identities_only:
-                    others = [key for key in held if key not in named]
-                yield [*named, *others, *self._files] or None
+                of_agent = self._choose_agent_keys(await agent.get_keys())
+                yield [*of_agent, *self._files] or None
             finally:
                 agent.close()
+
+    async def _connect_agent(self) -> asyncssh.SSHAgentClient | None:
+        """Connect to the agent if its keys are to be offered.  None if it cannot be reached."""
+        route = self._route
+        if not route.agent or (route.identities_only and not self._of_agent):
+            return None
+        try:
+            return await asyncssh.connect_agent(route.agent)
+        except (OSError, asyncssh.Error):
+            return None  # like ssh, fall back to the files
+
+    def _choose_agent_keys(self, held: Sequence[Any]) -> list[Any]:
+        """Return the agent's keys to offer: first the named ones."""
+        named = [key for key in held if key.public_data in self._of_agent]
+        if self._route.identities_only:
+            return named
+        return [*named, *(key for key in held if key not in named)]
 
     def _add_named_key(self, path: Path) -> None:
         """Read a named key file: a private key, or a public key held by an SSH agent."""
@@ -911,6 +909,29 @@ def _not_let_in(route: Route) -> str:
         if route.agent:
             tried += " and the keys of the agent"
     return f"{route} rejected {tried}: add the public key to ~/.ssh/authorized_keys on that host, or set `identity` to another key"
+
+
+def _explain_login_error(
+    error: Exception, route: Route, shown: asyncssh.SSHKey | None, trusted: _Trusted
+) -> DriverError:
+    """Convert an error of a login to a driver error with a remedy.
+
+    `shown` is the server's host key if it is not among the `trusted` keys.
+    """
+    match error:
+        case asyncssh.PermissionDenied():
+            return NotLetIn(_not_let_in(route))
+        case asyncssh.HostKeyNotVerifiable():
+            return Denied(_explain_unverified(route, shown, trusted, str(error)))
+        # A host key of a type that is not in known_hosts ends the key exchange.
+        case asyncssh.KeyExchangeFailed() if "host key" in str(error).lower():
+            return Denied(_explain_unverified(route, shown, trusted, str(error)))
+        case asyncssh.KeyExchangeFailed() if "matching" in str(error):
+            return Denied(f"{route} and recipe have no cipher or key exchange in common: {error}")
+        case asyncssh.KeyExchangeFailed():
+            return Unreachable(f"{route}: the key exchange failed ({error})")
+        case _:
+            return _foreign(error, route)
 
 
 def _foreign(error: Exception, route: Route) -> DriverError:

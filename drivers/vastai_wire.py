@@ -14,7 +14,19 @@ from typing import Final, NamedTuple
 from . import web
 from .base import Charge, Denied, Rejected, Resources, Throttled, Unreachable, Unsure
 from .cloud import About
-from .web import Answer, Fields, Web, inner, next_page, number, parse_charge, price, rows, wait
+from .web import (
+    Answer,
+    Fields,
+    Web,
+    inner,
+    next_page,
+    number,
+    parse_charge,
+    parse_port,
+    price,
+    rows,
+    wait,
+)
 
 PAGE: Final = 25
 BROKEN: Final = ("error", "failed", "exception", "oci runtime", "permission denied")
@@ -224,11 +236,7 @@ def _check_answer(answer: Answer) -> Answer:
     """Return a valid API reply. Raises Throttled, Denied or Unsure for other replies."""
     if answer.status == 429:
         if answer.code == "search_quota_exceeded":
-            at = answer.headers.get("x-ratelimit-reset", "")
-            when = "midnight UTC"
-            if at.isdigit():
-                when = f"{datetime.fromtimestamp(int(at), UTC):%Y-%m-%d %H:%M} UTC"
-            raise Denied(f"Vast.ai allows no more searches until {when}")
+            raise Denied(f"Vast.ai allows no more searches until {_describe_reset(answer)}")
         told = answer.headers.get("retry-after") or answer.words.rpartition("threshold=")[2]
         raise Throttled(f"too many requests to Vast.ai: {answer.words}", after=wait(told))
     if answer.status in (401, 403) or answer.code == "auth_error":
@@ -236,6 +244,17 @@ def _check_answer(answer: Answer) -> Answer:
     if answer.status >= 500:
         raise Unsure(f"server error at Vast.ai ({answer.status}): {answer.words}")
     return answer
+
+
+def _describe_reset(answer: Answer) -> str:
+    """Describe when Vast.ai allows searches again. Its quota lasts until midnight."""
+    at = number(answer.headers, "x-ratelimit-reset")
+    if not at:
+        return "midnight UTC"
+    try:
+        return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC"
+    except (ValueError, OverflowError, OSError):  # far beyond the years of a calendar
+        return "midnight UTC"
 
 
 def _good(answer: Answer, what: str) -> Fields:
@@ -304,7 +323,7 @@ def _parse_address(row: Fields) -> tuple[str, int] | None:
     mapped = ports.get("22/tcp") if isinstance(ports, dict) else None
     if not isinstance(mapped, list) or not mapped:
         return None
-    port = f"{inner(mapped[0], 'a port', 'Vast.ai').get('HostPort')}"
-    if not port.isdigit():
+    port = parse_port(inner(mapped[0], "a port", "Vast.ai").get("HostPort"))
+    if port is None:
         return None
-    return f"{row.get('public_ipaddr') or ''}".strip(), int(port)
+    return f"{row.get('public_ipaddr') or ''}".strip(), port

@@ -167,12 +167,27 @@ def number(row: Fields, *names: str) -> float:
     Otherwise 0.
     """
     for name in names:
-        value = row.get(name)
-        if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
-            value = float(value)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LIMIT:
-            return float(value)
+        found = _parse_number(row.get(name))
+        if found is not None:
+            return found
     return 0.0
+
+
+def _parse_number(value: object) -> float | None:
+    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        value = float(value)
+    # A bool is an int in Python, but no number of a reply.
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) < LIMIT else None
+
+
+def parse_port(value: object) -> int | None:
+    """Parse a TCP port, also if written as text.  None if it is no port."""
+    found = _parse_number(value)
+    if found is None or not found.is_integer():
+        return None
+    return int(found) if 0 < found < 65536 else None
 
 
 def price(value: object, hours: float = 1.0) -> float | None:

@@ -78,83 +78,101 @@ class Cut(Response):
                 pass
 
 
-def application(world: World[Any], clock: Clock, real: bool = False) -> Starlette:
-    """Return the ASGI application for a fake provider.
+class Handlers:
+    """Handlers of the HTTP requests to a fake provider: its API, and the controls of the fake."""
 
-    It adds `/_ledger`, `/_clock`, `/_faults`, `/_preempt` and `/_exit` to the provider's API.
-    If `real`, the machines are local processes while the application runs.
-    """
-    operations = sorted({route.operation for route in world.routes})
+    def __init__(self, world: World[Any], clock: Clock) -> None:
+        self._world = world
+        self._clock = clock
 
-    async def ledger(request: HttpRequest) -> Response:
-        world.account.advance(clock.now())
-        return PlainTextResponse(lines(world.account.settle()), media_type="application/x-ndjson")
+    async def show_ledger(self, request: HttpRequest) -> Response:
+        self._catch_up()
+        found = lines(self._world.account.settle())
+        return PlainTextResponse(found, media_type="application/x-ndjson")
 
-    async def move(request: HttpRequest) -> Response:
-        seconds = number((parse_body(await request.body()) or {}).get("advance"), -1.0)
+    async def advance_clock(self, request: HttpRequest) -> Response:
+        """Return the time, after a POST request advanced the clock."""
         if request.method == "POST":
+            fields = parse_body(await request.body()) or {}
+            seconds = number(fields.get("advance"), -1.0)
             if seconds < 0:
                 return JSONResponse({"error": 'send {"advance": SECONDS}, at least 0'}, 400)
-            clock.advance(seconds)
-        world.account.advance(clock.now())
-        return JSONResponse({"now": clock.now()})
+            self._clock.advance(seconds)
+        self._catch_up()
+        return JSONResponse({"now": self._clock.now()})
 
-    async def disturb(request: HttpRequest) -> Response:
+    async def replace_faults(self, request: HttpRequest) -> Response:
+        """Return the faults, after a POST request replaced them."""
+        operations = sorted({route.operation for route in self._world.routes})
         if request.method == "POST":
+            text = (await request.body()).decode("utf-8", "replace")
             try:
-                world.faults[:] = words.parse(
-                    (await request.body()).decode("utf-8", "replace"), operations
-                )
+                self._world.faults[:] = words.parse(text, operations)
             except ValueError as error:
                 return JSONResponse({"error": str(error)}, 400)
-        return JSONResponse({"faults": ",".join(map(str, world.faults)), "operations": operations})
+        faults = ",".join(map(str, self._world.faults))
+        return JSONResponse({"faults": faults, "operations": operations})
 
-    async def preempt(request: HttpRequest) -> Response:
-        world.account.advance(clock.now())
-        return JSONResponse({"preempted": world.account.preempt()})
+    async def preempt(self, request: HttpRequest) -> Response:
+        self._catch_up()
+        return JSONResponse({"preempted": self._world.account.preempt()})
 
-    async def leave(request: HttpRequest) -> Response:
-        world.account.advance(clock.now())
-        return JSONResponse({"exited": world.account.exit()})
+    async def exit(self, request: HttpRequest) -> Response:
+        self._catch_up()
+        return JSONResponse({"exited": self._world.account.exit()})
 
-    async def provider(request: HttpRequest) -> Response:
+    async def answer(self, request: HttpRequest) -> Response:
+        """Answer a request to the provider's own API."""
         if int(request.headers.get("content-length", "0") or 0) > MAX_BODY:
             return JSONResponse({"error": "too large"}, 413)
         headers = {name.lower(): value for name, value in request.headers.items()}
         asked = Request(
             request.method, request.url.path, request.url.query, headers, await request.body()
         )
-        reply = world.handle(asked, clock.now())
-        if reply.hold and not clock.virtual:
+        reply = self._world.handle(asked, self._clock.now())
+        if reply.hold and not self._clock.virtual:
             await asyncio.sleep(min(reply.hold, PATIENCE))
-            reply = world.handle(asked, clock.now())
+            reply = self._world.handle(asked, self._clock.now())
         return _response(reply)
 
     @asynccontextmanager
-    async def machines(app: Starlette) -> AsyncIterator[None]:
-        async def follow() -> None:
-            while True:
-                world.account.advance(clock.now())
-                await kept.follow()
-                await asyncio.sleep(GLANCE)
-
+    async def run_machines(self, app: Starlette) -> AsyncIterator[None]:
+        """Run a local process for each machine while the application runs."""
         with TemporaryDirectory(prefix="recipe-fake-", ignore_cleanup_errors=True) as root:
-            kept = Machines(world, Path(root))
-            following = asyncio.create_task(follow())
+            machines = Machines(self._world, Path(root))
+            following = asyncio.create_task(self._keep_following(machines))
             try:
                 yield
             finally:
                 following.cancel()
                 await asyncio.gather(following, return_exceptions=True)
-                await kept.end()
+                await machines.end()
 
-    return Starlette(lifespan=machines if real else None, routes=[
-        HttpRoute("/_ledger", ledger),
-        HttpRoute("/_clock", move, methods=["GET", "POST"]),
-        HttpRoute("/_faults", disturb, methods=["GET", "POST"]),
-        HttpRoute("/_preempt", preempt, methods=["POST"]),
-        HttpRoute("/_exit", leave, methods=["POST"]),
-        HttpRoute("/{path:path}", provider, methods=METHODS),
+    async def _keep_following(self, machines: Machines) -> None:
+        while True:
+            self._catch_up()
+            await machines.follow()
+            await asyncio.sleep(GLANCE)
+
+    def _catch_up(self) -> None:
+        """Let everything happen in the account that is due by now."""
+        self._world.account.advance(self._clock.now())
+
+
+def application(world: World[Any], clock: Clock, real: bool = False) -> Starlette:
+    """Return the ASGI application for a fake provider.
+
+    It adds `/_ledger`, `/_clock`, `/_faults`, `/_preempt` and `/_exit` to the provider's API.
+    If `real`, the machines are local processes while the application runs.
+    """
+    handlers = Handlers(world, clock)
+    return Starlette(lifespan=handlers.run_machines if real else None, routes=[
+        HttpRoute("/_ledger", handlers.show_ledger),
+        HttpRoute("/_clock", handlers.advance_clock, methods=["GET", "POST"]),
+        HttpRoute("/_faults", handlers.replace_faults, methods=["GET", "POST"]),
+        HttpRoute("/_preempt", handlers.preempt, methods=["POST"]),
+        HttpRoute("/_exit", handlers.exit, methods=["POST"]),
+        HttpRoute("/{path:path}", handlers.answer, methods=METHODS),
     ])  # fmt: skip
 
 

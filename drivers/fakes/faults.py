@@ -77,26 +77,38 @@ def parse(text: str, operations: Sequence[str] = ()) -> tuple[Fault, ...]:
 def _parse_fault(word: str, operations: Sequence[str]) -> Fault:
     left, equals, value = word.partition("=")
     name, _, operation = left.partition("@")
-    known = [*CHANCES, *AMOUNTS]
-    if name not in known:
-        raise ValueError(f'there is no fault "{name}"{suggest(name, known)}')
-    if operation and operations and operation not in operations:
-        raise ValueError(
-            f'there is no operation "{operation}" (known: {", ".join(sorted(operations))})'
-        )
-    if operation and name in AMOUNTS:
-        raise ValueError(f"{name} holds for the whole provider: write {name}=AMOUNT")
+    _check_names(name, operation, operations)
     if value == "once" and name in CHANCES:
         return Fault(name, 1.0, operation, once=True)
-    try:
-        number = float(value) if equals else 1.0
-    except ValueError:
-        number = math.nan
+    number = _parse_value(value) if equals else 1.0
     if name in CHANCES and not 0 <= number <= 1:
         raise ValueError(f"{word}: write a chance from 0 to 1, or `once`")
     if not 0 <= number < math.inf:
         raise ValueError(f"{word}: write a number of at least 0")
     return Fault(name, number, operation)
+
+
+def _check_names(name: str, operation: str, operations: Sequence[str]) -> None:
+    """Check that a fault and its operation exist.  Raises ValueError with a message for the user."""
+    known = [*CHANCES, *AMOUNTS]
+    if name not in known:
+        raise ValueError(f'there is no fault "{name}"{suggest(name, known)}')
+    if not operation:
+        return
+    if operations and operation not in operations:
+        raise ValueError(
+            f'there is no operation "{operation}" (known: {", ".join(sorted(operations))})'
+        )
+    if name in AMOUNTS:
+        raise ValueError(f"{name} holds for the whole provider: write {name}=AMOUNT")
+
+
+def _parse_value(text: str) -> float:
+    """Return a number, or NaN for any other text: NaN is in no range of allowed values."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def amount(faults: Sequence[Fault], name: str, default: float = 0.0) -> float:

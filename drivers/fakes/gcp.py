@@ -667,16 +667,7 @@ class Gcp(World[Instance]):
         if life and life != str(machine.life):
             return
         if word == "up" and machine.status in ("PROVISIONING", "STAGING"):
-            if machine.fails:
-                self._stop_machine(machine, "failed")
-                return
-            machine.status = "RUNNING"
-            machine.up = True
-            machine.began = self.account.now
-            machine.noticed = False
-            self._rates(machine)
-            self.account.note("started", machine)
-            self._end_at_limit(machine)
+            self._finish_boot(machine)
         elif word == "staging" and machine.status == "PROVISIONING":
             machine.status = "STAGING"
         elif word == "stopped" and machine.status == "STOPPING":
@@ -693,6 +684,18 @@ class Gcp(World[Instance]):
         elif word == "expired" and machine.up:
             self.asked.begin(machine.zone, "compute.instances.stop", machine, 0)
             self._end(machine)
+
+    def _finish_boot(self, machine: Instance) -> None:
+        if machine.fails:
+            self._stop_machine(machine, "failed")
+            return
+        machine.status = "RUNNING"
+        machine.up = True
+        machine.began = self.account.now
+        machine.noticed = False
+        self._rates(machine)
+        self.account.note("started", machine)
+        self._end_at_limit(machine)
 
     def _end_at_limit(self, machine: Instance) -> None:
         """Schedule the termination of an instance that has a `maxRunDuration`."""

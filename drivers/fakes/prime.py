@@ -351,34 +351,38 @@ class Prime(World[Pod]):
 
     def _show_pod(self, pod: Pod) -> Document:
         offer = pod.offer
-        known, port_of = self._addresses(pod)
-        addresses: list[str | None] = [*known] or [None]
-        logins: list[str | None] = [f"root@{address} -p {port_of}" for address in known] or [None]
-        # A pod of one node has a single address, but a list while it is starting.
-        is_list = offer.nodes > 1 or not pod.up
-        connection = logins if is_list else logins[0]
-        ip = addresses if is_list else addresses[0]
-        port = {
-            "internal": "22",
-            "external": str(port_of),
-            "protocol": "TCP",
-            "usedBy": "SSH",
-            "description": "SSH",
-        }
-        ports = [port] if pod.up else []
         return {
             "id": pod.id, "name": pod.mark or None, "gpuName": offer.gpu, "gpuCount": pod.count, "status": pod.status,
             "createdAt": date(pod.created), "updatedAt": date(self.account.now), "providerType": offer.provider, "installationFailure": pod.failure,
             "installationProgress": pod.progress,
             "installationStatus": _describe_installation(pod),
-            "teamId": None, "resources": {}, "attachedResources": [], "primePortMapping": ports,
-            "sshConnection": connection,
-            "ip": ip,
+            "teamId": None, "resources": {}, "attachedResources": [],
+            **self._show_ssh(pod),
             "priceHr": pod.price, "stoppedPriceHr": 0.0, "provisioningPriceHr": 0.0, "basePriceHr": pod.price, "baseCurrency": "USD",
             "environmentType": pod.body.get("image") or IMAGES[0], "socket": offer.socket, "type": "HOSTED",
             "userId": "user-1", "walletId": "wallet-1",
             "jupyterPassword": None, "customTemplateId": None, "isSpot": offer.spot, "autoRestart": False,
         }  # fmt: skip
+
+    def _show_ssh(self, pod: Pod) -> Document:
+        """Return a pod's fields about its SSH servers."""
+        known, port = self._addresses(pod)
+        addresses: list[str | None] = [*known] or [None]
+        logins: list[str | None] = [f"root@{address} -p {port}" for address in known] or [None]
+        mapped = {
+            "internal": "22",
+            "external": str(port),
+            "protocol": "TCP",
+            "usedBy": "SSH",
+            "description": "SSH",
+        }
+        # A pod of one node has a single address, but a list while it is starting.
+        is_list = pod.offer.nodes > 1 or not pod.up
+        return {
+            "primePortMapping": [mapped] if pod.up else [],
+            "sshConnection": logins if is_list else logins[0],
+            "ip": addresses if is_list else addresses[0],
+        }
 
     def history(self, call: Call) -> Reply:
         rows: list[Document] = []

@@ -419,12 +419,7 @@ class Runpod(World[Pod]):
             return self.unfit([f"gpu.id: {asked.get('id')!r} is no GPU type"])
         if gpu is not None and call.luck.strikes("dearer"):
             gpu = self.catalog.raise_price(gpu)
-        if gpu is None:
-            price = 0.08
-        elif call.fields.get("cloud") == "COMMUNITY":
-            price = gpu.community * count
-        else:
-            price = gpu.secure * count
+        price = _hourly_price(gpu, count, call.fields.get("cloud"))
         if self.account.credit < price:
             return self.problem(
                 402, "payment_required", "Your balance must cover at least one hour of this pod."
@@ -633,6 +628,14 @@ class Runpod(World[Pod]):
         return shown
 
 
+def _hourly_price(gpu: Gpu | None, count: int, cloud: object) -> float:
+    """Return the price of a pod in US dollars per hour. Without a GPU it is a CPU pod."""
+    if gpu is None:
+        return 0.08
+    each = gpu.community if cloud == "COMMUNITY" else gpu.secure
+    return each * count
+
+
 def _show_port(port: str, public: int | None, host: str) -> Document:
     """Return one of a pod's ports, which is written as in `22/tcp`."""
     private, _, kind = port.partition("/")
@@ -685,17 +688,11 @@ def _is_gpu(gpu: Document) -> bool:
 def _check_fields(body: Document, known: frozenset[str] | set[str]) -> list[str]:
     """Return the errors for unknown fields and for fields of the wrong type."""
     found = [f"{name}: is not known" for name in body if name not in known]
-    for name in ("name", "image", "args", "registry", "templateId"):
-        if not isinstance(body.get(name, ""), str):
-            found.append(f"{name}: must be text")
-    for name in ("name", "image", "templateId"):
-        if body.get(name) == "":
-            found.append(f"{name}: must not be empty")
+    found += _check_texts(body)
     for name in ("startSsh", "startJupyter", "globalNetworking", "locked"):
         if not isinstance(body.get(name, True), bool):
             found.append(f"{name}: must be true or false")
-    env = body.get("env", {})
-    if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
+    if not _is_environment(body.get("env", {})):
         found.append("env: must be an object of texts")
     if not _is_whole_number(body.get("disk", 1), 1):
         found.append("disk: must be a whole number of at least 1")
@@ -704,6 +701,22 @@ def _check_fields(body: Document, known: frozenset[str] | set[str]) -> list[str]
     if not isinstance(body.get("dataCenterIds", []), list):
         found.append("dataCenterIds: must be a list")
     return found + _check_mounts(body.get("mounts", {}))
+
+
+def _check_texts(body: Document) -> list[str]:
+    found: list[str] = []
+    for name in ("name", "image", "args", "registry", "templateId"):
+        if not isinstance(body.get(name, ""), str):
+            found.append(f"{name}: must be text")
+    for name in ("name", "image", "templateId"):
+        if body.get(name) == "":
+            found.append(f"{name}: must not be empty")
+    return found
+
+
+def _is_environment(value: object) -> bool:
+    """Return True for an object whose values are all texts."""
+    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 
 
 def _are_texts(value: object, pattern: re.Pattern[str]) -> bool:

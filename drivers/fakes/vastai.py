@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from types import NoneType
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 from .account import Entry, Machine
 from .vastai_offers import DAY, SEARCHED, Ask, draw, hardware, passes_all, row, search
@@ -124,6 +124,16 @@ class Keys(Part["Vastai"]):
         return Reply(200, {"success": True})
 
 
+class SshServer(NamedTuple):
+    """Where an instance's SSH server is reached, directly and through the provider's proxy."""
+
+    address: str
+    port: int
+    proxy: str
+    proxy_port: int
+    listens: bool
+
+
 class Lists(Part["Vastai"]):
     """Instances as JSON, singly or in paginated listings."""
 
@@ -145,10 +155,7 @@ class Lists(Part["Vastai"]):
         order = array(json_value(call.query.get("order_by", "")))
         down = bool(order) and document(order[0]).get("dir") == "desc"
         kept.sort(key=lambda row: number(row["id"]), reverse=down)
-        if "skip" in after:
-            rest = kept[int(number(after["skip"])) :]
-        else:
-            rest = [row for row in kept if _beyond(number(row["id"]), after.get("id"), down)]
+        rest = _skip_earlier(kept, after, down)
         page = rest[:size]
         token = None
         if len(rest) > size:
@@ -181,15 +188,7 @@ class Lists(Part["Vastai"]):
         return Reply(200, {"instances": {**shown, **named}})
 
     def show_instance(self, made: Instance) -> Document:
-        ask, direct = made.ask, "direc" in made.runtype
-        address = f"203.0.113.{int(made.id) % 250}"
-        proxy = f"ssh{int(made.id) % 9 + 1}.vast.example"
-        port = 20_000 + int(made.id) % 20_000
-        listens, beside = made.up, port - 1000
-        if self._world.ports is not None:
-            address = proxy = "127.0.0.1"
-            port = beside = self._world.ports.get(made.id, 0)
-            listens = made.id in self._world.ports
+        ask, ssh = made.ask, self._find_ssh_server(made)
         stored = ask.storage_price(made.disk)
         total = made.price + stored
         costs = {
@@ -205,8 +204,8 @@ class Lists(Part["Vastai"]):
             "totalHour": sum(made.rates.values()),
         }
         ports: dict[str, object] = {}
-        if listens and direct:
-            ports["22/tcp"] = [{"HostIp": "0.0.0.0", "HostPort": str(port)}]
+        if ssh.listens and "direc" in made.runtype:
+            ports["22/tcp"] = [{"HostIp": "0.0.0.0", "HostPort": str(ssh.port)}]
         uptime = None
         if made.started is not None:
             uptime = (self._world.account.now - made.started) / 60
@@ -217,9 +216,9 @@ class Lists(Part["Vastai"]):
             "image_uuid": made.image, "image_args": made.arguments, "image_runtype": made.runtype, "extra_env": made.env,
             "onstart": made.onstart or "",
             "jupyter_token": "", "status_msg": made.message, "local_ipaddrs": "10.0.0.7 172.17.0.1 \n",
-            "public_ipaddr": f"{address}\n",
-            "ssh_host": proxy, "ssh_idx": str(int(made.id) % 9 + 1), "ssh_port": beside,
-            "machine_dir_ssh_port": port - 2000, "start_date": made.created, "end_date": made.created + ask.longest, "duration": ask.longest,
+            "public_ipaddr": f"{ssh.address}\n",
+            "ssh_host": ssh.proxy, "ssh_idx": str(int(made.id) % 9 + 1), "ssh_port": ssh.proxy_port,
+            "machine_dir_ssh_port": ssh.port - 2000, "start_date": made.created, "end_date": made.created + ask.longest, "duration": ask.longest,
             "uptime_mins": uptime, "cpu_util": 0.0,
             "mem_limit": None, "mem_usage": None,
             "vmem_usage": None, "gpu_totalram": ask.vram * made.gpus, "gpu_util": use, "gpu_temp": heat,
@@ -230,6 +229,16 @@ class Lists(Part["Vastai"]):
             "storage_total_cost": stored, "credit_balance": None, "credit_discount": None, "client_run_time": 1.1, "host_run_time": 2_592_000.0,
             "external": False, "time_remaining": "", "time_remaining_isbid": "", "country_code": ask.place[-2:], "volume_info": [],
         }  # fmt: skip
+
+    def _find_ssh_server(self, made: Instance) -> SshServer:
+        ports = self._world.ports
+        if ports is not None:
+            port = ports.get(made.id, 0)
+            return SshServer("127.0.0.1", port, "127.0.0.1", port, made.id in ports)
+        id = int(made.id)
+        port = 20_000 + id % 20_000
+        proxy = f"ssh{id % 9 + 1}.vast.example"
+        return SshServer(f"203.0.113.{id % 250}", port, proxy, port - 1000, made.up)
 
 
 class Logs(Part["Vastai"]):
@@ -705,7 +714,13 @@ def _token(text: str) -> Document:
     return found
 
 
-def _beyond(name: float, after: object, down: bool) -> bool:
-    if after is None:
-        return True
-    return name < number(after) if down else name > number(after)
+def _skip_earlier(rows: list[Document], after: Document, down: bool) -> list[Document]:
+    """Return the sorted rows that come after the rows of a page token."""
+    if "skip" in after:
+        return rows[int(number(after["skip"])) :]
+    if after.get("id") is None:
+        return rows
+    last = number(after["id"])
+    if down:
+        return [row for row in rows if number(row["id"]) < last]
+    return [row for row in rows if number(row["id"]) > last]

@@ -23,7 +23,7 @@ from .tree_hash import hash_blocks, hash_file, kind_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from typing import TextIO
 
     from .request import AgentRequest
@@ -272,38 +272,70 @@ def write(
     if os.path.lexists(path):
         os.chmod(path, 0o600)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    hasher, view, at = hashlib.sha256(), memoryview(bytearray(trees.BLOCK)), 0
-    came: list[str] = []
     try:
-        for first, count in [*holes, (-(-size // grain), 0)]:
-            if not mode:
-                at = first * grain
-            while at < min(size, first * grain) and (
-                got := os.preadv(fd, [view[: first * grain - at]], at)
-            ):
-                hasher.update(view[:got])
-                at += got
-            end = min(size, (first + count) * grain)
-            os.lseek(fd, at, os.SEEK_SET)
-            while at < end and (
-                got := request.into(view[: min(end, (at // grain + 1) * grain) - at])
-            ):
-                sparse.write(fd, view[:got])
-                hasher.update(view[:got])
-                at += got
-                if at == end:
-                    sparse.extend(fd, end)
-                if not mode and (at == end or not at % grain):
-                    came.append(hasher.hexdigest())
-                    hasher = hashlib.sha256()
         if not mode:
-            return "", came
+            return "", _receive_blocks(request, fd, size, grain, holes)
+        digest = _receive_rest(request, fd, size, grain, holes)
         os.fchmod(fd, mode)
     finally:
         os.close(fd)
     if grains:
-        _save_block_digests(hasher.hexdigest(), grain, grains)
-    return hasher.hexdigest(), []
+        _save_block_digests(digest, grain, grains)
+    return digest, []
+
+
+def _receive_blocks(
+    request: AgentRequest, fd: int, size: int, grain: int, holes: Sequence[tuple[int, int]]
+) -> list[str]:
+    """Write received bytes into block ranges of a file. Return the digests of these blocks."""
+    view = memoryview(bytearray(trees.BLOCK))
+    digests: list[str] = []
+    for first, count in holes:
+        at, end = first * grain, min(size, (first + count) * grain)
+        hasher = hashlib.sha256()
+        for data in _store_received(request, fd, view, at, end, grain):
+            hasher.update(data)
+            at += len(data)
+            if at == end or not at % grain:
+                digests.append(hasher.hexdigest())
+                hasher = hashlib.sha256()
+    return digests
+
+
+def _receive_rest(
+    request: AgentRequest, fd: int, size: int, grain: int, holes: Sequence[tuple[int, int]]
+) -> str:
+    """Write received bytes into block ranges of a file. Return the digest of the whole file."""
+    view = memoryview(bytearray(trees.BLOCK))
+    hasher, at = hashlib.sha256(), 0
+    for first, count in [*holes, (-(-size // grain), 0)]:
+        # Up to the border of the block: bytes after the end of the file change its digest, too.
+        start, end = first * grain, min(size, (first + count) * grain)
+        while at < min(size, start) and (got := os.preadv(fd, [view[: start - at]], at)):
+            hasher.update(view[:got])
+            at += got
+        for data in _store_received(request, fd, view, at, end, grain):
+            hasher.update(data)
+            at += len(data)
+    return hasher.hexdigest()
+
+
+def _store_received(
+    request: AgentRequest, fd: int, view: memoryview, start: int, end: int, grain: int
+) -> Iterator[memoryview]:
+    """Write received bytes from `start` to `end` of a file, and yield them. None spans two blocks."""
+    os.lseek(fd, start, os.SEEK_SET)
+    at = start
+    while at < end:
+        border = min(end, (at // grain + 1) * grain)
+        got = request.into(view[: border - at])
+        if not got:
+            return
+        sparse.write(fd, view[:got])
+        at += got
+        if at == end:
+            sparse.extend(fd, end)
+        yield view[:got]
 
 
 def survey(request: AgentRequest, folder: str, names: Sequence[str]) -> list[list[str]]:
@@ -456,20 +488,8 @@ def sweep(request: AgentRequest, unused: int, every: int) -> int:
     if every and _age("swept") < every:
         return 0
     trees.touch("swept")
-    needed, count = set[str](), 0
     attempts = os.listdir("attempts")
-    for name in attempts:
-        if name.endswith(".in"):
-            try:
-                with open(f"attempts/{name}", encoding="utf-8", errors="surrogateescape") as file:
-                    needed |= {os.path.basename(path) for path in file.read().split("\0")}
-            except FileNotFoundError:
-                continue  # the attempt has ended
-    for name in os.listdir("used"):
-        if name not in needed and _age(f"used/{name}") > unused:
-            for path in (f"seals/{name}", f"used/{name}", place(name), f"{place(name)}.json"):
-                trees.remove(path)
-            count += 1
+    count = _delete_unused_objects(_inputs_of(attempts), unused)
     for name in os.listdir("pieces"):
         if _age(f"pieces/{name}") > unused:
             trees.remove(f"pieces/{name}")
@@ -479,7 +499,39 @@ def sweep(request: AgentRequest, unused: int, every: int) -> int:
     for sender in os.listdir("partial"):
         if 86400 < _age(f"partial/{sender}/.alive") < float("inf"):
             trees.remove(f"partial/{sender}")
-    for name in os.listdir("states") if not attempts else ():
+    if not attempts:
+        count += _delete_unused_states(unused)
+    return count
+
+
+def _inputs_of(attempts: Sequence[str]) -> set[str]:
+    """Return the names of the objects that the attempts use."""
+    found: set[str] = set()
+    for name in attempts:
+        if not name.endswith(".in"):
+            continue
+        try:
+            with open(f"attempts/{name}", encoding="utf-8", errors="surrogateescape") as file:
+                paths = file.read().split("\0")
+        except FileNotFoundError:
+            continue  # the attempt has ended
+        found.update(map(os.path.basename, paths))
+    return found
+
+
+def _delete_unused_objects(needed: set[str], unused: int) -> int:
+    count = 0
+    for name in os.listdir("used"):
+        if name not in needed and _age(f"used/{name}") > unused:
+            for path in (f"seals/{name}", f"used/{name}", place(name), f"{place(name)}.json"):
+                trees.remove(path)
+            count += 1
+    return count
+
+
+def _delete_unused_states(unused: int) -> int:
+    count = 0
+    for name in os.listdir("states"):
         if time.time() - trees.newest(f"states/{name}") / 1e9 > unused:
             trees.remove(f"states/{name}")
             count += 1

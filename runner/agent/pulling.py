@@ -20,7 +20,7 @@ from . import objects, sparse, trees
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from http.client import HTTPResponse
     from urllib.request import OpenerDirector
 
@@ -178,53 +178,98 @@ class PullState:
         try:
             # A cancelled request may still be writing to the file.
             fcntl.flock(fd, fcntl.LOCK_EX)
+            file = PartialFile(fd, size, self._count)
             if os.fstat(fd).st_size > size:
                 os.ftruncate(fd, 0)
-            hasher, have = hashlib.sha256(), 0
-            while not self.over.is_set() and (got := os.readv(fd, [view])):
-                hasher.update(view[:got])
-                have += got
-                self._count(got)
-            tries, most = 0, have
-            while have < size and not self.over.is_set():
-                words, answer = _request_object(opener, address, have, etag)
-                if answer is not None:
-                    with answer:
-                        if have and answer.status != 206:  # the server ignores ranges
-                            os.ftruncate(fd, 0)
-                            os.lseek(fd, 0, os.SEEK_SET)
-                            self._count(-have)
-                            hasher, have = hashlib.sha256(), 0
-                        if answer.length is not None and answer.length != size - have:
-                            raise PullRefused(
-                                f"the object has {have + answer.length} bytes in the bucket, but {size} were expected"
-                            )
-                        words, got = _read(answer, view)
-                        while got and not self.over.is_set():
-                            have += got
-                            if have > size:
-                                raise PullRefused(
-                                    f"the bucket sent more than the expected {size} bytes"
-                                )
-                            sparse.write(fd, view[:got])
-                            hasher.update(view[:got])
-                            self._count(got)
-                            words, got = _read(answer, view)
-                if have == size:
-                    sparse.extend(fd, size)
-                    break
-                tries, most = (0, have) if have > most else (tries + 1, most)
-                self._any = self._any or most > 0
-                if tries >= (TRIES if self._any else 2):
-                    raise PullRefused(words)
-                self.over.wait(min(5.0, 0.1 * 2**tries))
+            while not self.over.is_set() and file.hash_next(view):
+                pass
+            self._download_rest(file, opener, view, etag, address)
         finally:
             os.close(fd)
-        return hasher.hexdigest()
+        return file.hasher.hexdigest()
+
+    def _download_rest(
+        self, file: PartialFile, opener: OpenerDirector, view: memoryview, etag: str, address: str
+    ) -> None:
+        """Request the missing bytes of a file until it is complete.  Raises PullRefused."""
+        tries, most = 0, file.have
+        while file.have < file.size and not self.over.is_set():
+            words, answer = _request_object(opener, address, file.have, etag)
+            if answer is not None:
+                with answer:
+                    words = self._receive(file, answer, view)
+            if file.have == file.size:
+                file.extend()
+                break
+            if file.have > most:
+                tries, most = 0, file.have
+            else:
+                tries += 1
+            # Without a byte of any file so far, the bucket is probably out of reach: fail sooner.
+            self._any = self._any or most > 0
+            if tries >= (TRIES if self._any else 2):
+                raise PullRefused(words)
+            self.over.wait(min(5.0, 0.1 * 2**tries))
+
+    def _receive(self, file: PartialFile, answer: HTTPResponse, view: memoryview) -> str:
+        """Append the bytes of an answer to a file, and return why there are no more."""
+        if file.have and answer.status != 206:  # the server ignores ranges
+            file.restart()
+        if answer.length is not None and answer.length != file.size - file.have:
+            raise PullRefused(
+                f"the object has {file.have + answer.length} bytes in the bucket, but {file.size} were expected"
+            )
+        words, got = _read(answer, view)
+        while got and not self.over.is_set():
+            if file.have + got > file.size:
+                raise PullRefused(f"the bucket sent more than the expected {file.size} bytes")
+            file.append(view[:got])
+            words, got = _read(answer, view)
+        return words
 
     def _count(self, size: int) -> None:
         with self._lock:
             self._bytes += size
+
+
+class PartialFile:
+    """A file that is being downloaded, with the number and the hash of its bytes so far.
+
+    `count` is called with the number of added bytes.
+    """
+
+    def __init__(self, fd: int, size: int, count: Callable[[int], None]) -> None:
+        self.size = size
+        self.have = 0
+        self.hasher = hashlib.sha256()
+        self._fd = fd
+        self._count = count
+
+    def hash_next(self, view: memoryview) -> int:
+        """Hash the next bytes that an earlier download left, and return their number."""
+        got = os.readv(self._fd, [view])
+        self._add(view[:got])
+        return got
+
+    def append(self, data: memoryview) -> None:
+        sparse.write(self._fd, data)
+        self._add(data)
+
+    def restart(self) -> None:
+        """Delete all bytes."""
+        os.ftruncate(self._fd, 0)
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        self._count(-self.have)
+        self.hasher, self.have = hashlib.sha256(), 0
+
+    def extend(self) -> None:
+        """Extend the file to its size if it ends with a hole."""
+        sparse.extend(self._fd, self.size)
+
+    def _add(self, data: memoryview) -> None:
+        self.hasher.update(data)
+        self.have += len(data)
+        self._count(len(data))
 
 
 def _delete_stale(folder: str, boot: str) -> None:
@@ -275,7 +320,7 @@ def _request_object(
 
     Return the response, or a message if the request may be retried.
 
-    Raises Refused if a retry is useless.
+    Raises PullRefused if a retry is useless.
     """
     from http.client import HTTPException
     from urllib import error, request

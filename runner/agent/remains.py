@@ -110,18 +110,7 @@ class Remains:
         table = processes()
         for pid in self._left_behind(table):
             _, group, session = table[pid]
-            name = self.name_of(pid)
-            if name is None:
-                name = next(
-                    (
-                        job.name
-                        for job in [*self.running.values(), *self.ending]
-                        if job.session == session
-                    ),
-                    None,
-                )
-            if name is None and not self.running and self.ending:
-                name = self.ending[-1].name  # unknown owner, and no running job could be the owner
+            name = self._find_owner(pid, session)
             if name is None or (name in self._jobs and name not in ending):
                 self._tolerated[pid] = self._jobs[name] if name else None
             elif name in ending:
@@ -129,6 +118,22 @@ class Remains:
                 self._signal(ending[name], pid, group, now)
             else:
                 kill(pid, SIGKILL)
+        return self._remove_ended(haunted, now)
+
+    def _find_owner(self, pid: int, session: int) -> bytes | None:
+        """Return the name of the job that started a process, or None if it is unknown."""
+        name = self.name_of(pid)
+        if name is not None:
+            return name
+        for job in [*self.running.values(), *self.ending]:
+            if job.session == session:
+                return job.name
+        if not self.running and self.ending:
+            return self.ending[-1].name  # no running job could be the owner
+        return None
+
+    def _remove_ended(self, haunted: set[bytes], now: float) -> list[Job]:
+        """Remove the jobs that are not `haunted` by a process, or only by an unkillable one."""
         done = []
         for job in list(self.ending):
             late = job.kill_at is not None and now >= job.kill_at

@@ -337,24 +337,27 @@ class Agent:
                 self._end(job, b"timeout", GRACE)
             elif job.idle_at is not None and now >= job.idle_at:
                 self._look_idle(job, now)
-            if job.kill_at is not None and now >= job.kill_at:
-                if job.pid:
-                    kill_group(job.pid, SIGKILL)
-                    job.killed = True
-                    job.kill_at = now + HOPELESS
-                    continue
-                if job in self._orphans:
-                    if self._blind and self._lives(job):
-                        job.kill_at = (
-                            None  # the process cannot be signaled from here, so wait for its end
-                        )
-                        continue
-                    self._finish_orphan(job)
-                    job.killed = True
-                    job.kill_at = now + HOPELESS
+            if job.kill_at is not None and now >= job.kill_at and self._kill(job, now):
                 sweep = True
         if sweep:
             self._finish(self._remains.sweep())
+
+    def _kill(self, job: Job, now: float) -> bool:
+        """Kill a job whose grace period is over. Return True if its leftovers can be swept now."""
+        if job.pid:
+            kill_group(job.pid, SIGKILL)
+            job.killed = True
+            job.kill_at = now + HOPELESS
+            return False
+        if job in self._orphans:
+            if self._blind and self._lives(job):
+                # The process cannot be signaled from here, so wait for its end.
+                job.kill_at = None
+                return False
+            self._finish_orphan(job)
+            job.killed = True
+            job.kill_at = now + HOPELESS
+        return True
 
     def _look_idle(self, job: Job, now: float) -> None:
         assert job.idle is not None
@@ -440,28 +443,33 @@ class Agent:
             if job.slot >= 0:
                 self._slots.keep(job.slot)
                 job.outlives, job.started = True, noted["began"]
-                self._jobs[name] = job
-                self._orphans.append(job)
+                self._add_orphan(job)
                 self._sample_at = now + SAMPLED
                 self._set_limits(job, noted["timeout"], noted["idle"], job.started - time.time())
-                continue
-            if self._blind and name not in cookies and self._slots.any_alive():
-                self._jobs[name] = job
-                self._orphans.append(job)
-                continue
-            job.reason, job.ended = b"lost", time.time()
-            if name in cookies:
-                job.kill_at = now + GRACE
-                self._jobs[name] = job
-                self._timed.add(job)
-                self._remains.ending.append(job)
+            elif self._blind and name not in cookies and self._slots.any_alive():
+                self._add_orphan(job)
             else:
-                self._finish([job])
+                self._give_up(job, now, is_alive=name in cookies)
         if self._remains.ending:
             self._finish(self._remains.sweep())
         if self._orphans:
             self._check_orphans()  # before reading requests, so that no client stops an ended job
         self._ends.write(b"")
+
+    def _add_orphan(self, job: Job) -> None:
+        self._jobs[job.name] = job
+        self._orphans.append(job)
+
+    def _give_up(self, job: Job, now: float, *, is_alive: bool) -> None:
+        """Record a killed agent's job as lost, after its living processes have ended."""
+        job.reason, job.ended = b"lost", time.time()
+        if not is_alive:
+            self._finish([job])
+            return
+        job.kill_at = now + GRACE
+        self._jobs[job.name] = job
+        self._timed.add(job)
+        self._remains.ending.append(job)
 
     def _check_orphans(self) -> None:
         """Check which jobs of a killed agent have ended."""

@@ -448,7 +448,7 @@ def gpu() -> Gpu:
     except (OSError, subprocess.SubprocessError, IndexError):
         return Gpu(available=False, name=None, cuda_version=None, device_count=0, memory=None)
     version = re.search(r"CUDA Version: ([0-9.]+)", head)
-    bytes_ = int(memory) << 20 if memory.isdigit() else None
+    bytes_ = int(memory) << 20 if memory.isdecimal() else None
     return Gpu(
         available=True,
         name=name,

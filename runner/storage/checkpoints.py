@@ -203,7 +203,8 @@ def _generations(root: Path) -> list[int]:
     """Return the numbers of a step's checkpoint directories, highest first."""
     if not root.is_dir():
         return []
-    numbers = [int(path.name) for path in root.iterdir() if path.name.isdigit()]
+    names = [path.name for path in root.iterdir()]
+    numbers = [int(name) for name in names if name.isascii() and name.isdecimal()]
     return sorted(numbers, reverse=True)
 
 

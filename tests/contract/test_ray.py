@@ -25,7 +25,7 @@ pytest.importorskip("ray", reason="ray is not installed")
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from drivers.ray import Ray, translate_error
+from drivers.ray import Ray, _check_address, translate_error
 
 RENTS = (
     "test_what_is_offered_can_be_rented_is_listed_and_given_back",
@@ -237,3 +237,7 @@ def test_a_cluster_of_another_version_is_refused_in_a_sentence() -> None:
         and "another Ray or Python version" in str(refused)
         and "2.9.0" in str(refused)
     )
+
+
+def test_an_address_whose_port_is_no_number_is_left_to_ray() -> None:
+    _check_address("ray://127.0.0.1:²")

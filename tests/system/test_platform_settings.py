@@ -239,3 +239,18 @@ def test_a_training_is_told_of_how_many_steps_it_is_unless_epochs_decide_that(sp
     for epochs, total in (("0", "500"), ("2", "unknown")):
         assert space.command("run", f"epochs={epochs}")[0] == 0
         assert (space.root / "o").read_text().split()[0] == total
+
+
+def test_a_memory_of_a_gpu_that_is_no_number_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA H100, 8²'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    platform.gpu.cache_clear()
+    try:
+        found = platform.gpu()
+    finally:
+        platform.gpu.cache_clear()
+    assert found.available and found.name == "NVIDIA H100" and found.memory is None

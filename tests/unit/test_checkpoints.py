@@ -413,3 +413,9 @@ def test_the_size_of_a_shard_is_read_from_its_numbers_alone(tmp_path: Path) -> N
     path = tmp_path / ".metadata"
     path.write_bytes(pickle.dumps([*many, shape, shard, other], protocol=2))
     assert read_shard_sizes(path) == {"__0_0.distcp": 72}
+
+
+@pytest.mark.parametrize("name", ["²", "٣", "3²", "notes"])
+def test_a_folder_without_a_number_as_its_name_is_no_generation(name: str, tmp_path: Path) -> None:
+    made(tmp_path, "1", name)
+    assert choose(tmp_path, {}).path == tmp_path / "1"

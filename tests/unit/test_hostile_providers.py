@@ -208,6 +208,77 @@ def test_a_reply_with_other_values_than_documented_ends_in_a_sentence(
     )
 
 
+@pytest.mark.parametrize("written", ["²", "2²", "٢٢", "0", "-22", "22.5", "70000", "9" * 5000])
+@pytest.mark.parametrize("name", ["vastai", "runpod", "prime"])
+def test_a_machine_whose_port_is_no_port_has_no_address_yet(
+    name: str, written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance = {
+        "id": 7,
+        "actual_status": "running",
+        "intended_status": "running",
+        "public_ipaddr": "127.0.0.1",
+        "ports": {"22/tcp": [{"HostPort": written}]},
+    }
+    pod = {
+        "id": "p1",
+        "status": "ACTIVE" if name == "prime" else "RUNNING",
+        "installationStatus": "FINISHED",
+        "sshConnection": f"root@127.0.0.1 -p {written}",
+        "ssh": {"direct": {"host": "127.0.0.1", "port": written}},
+    }
+    reply = {"instances": instance, "data": [pod], **pod}
+    client = httpx.AsyncClient(
+        transport=httpx.MockTransport(lambda _: httpx.Response(200, json=reply))
+    )
+    driver = made(name, tmp_path, monkeypatch)
+    monkeypatch.setattr(web.Web, "_of_loop", lambda self: client)
+    assert asyncio.run(outcome(acts(name)["hosts"], driver)) is None
+
+
+@pytest.mark.parametrize("written", ["²", "12.²", "١٢.٨", "1.2.3", ""])
+def test_a_cuda_version_that_cannot_be_read_is_none(
+    written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = {
+        "id": "NVIDIA L40S",
+        "memory": 48,
+        "secure": True,
+        "price": {"secure": 0.9},
+        "maxCount": {"secure": 8},
+        "availability": "HIGH",
+        "dataCenters": [],
+        "cudaVersions": [{"version": written, "available": True}],
+    }
+    client = httpx.AsyncClient(
+        transport=httpx.MockTransport(lambda _: httpx.Response(200, json={"gpus": [gpu]}))
+    )
+    driver = made("runpod", tmp_path, monkeypatch)
+    monkeypatch.setattr(web.Web, "_of_loop", lambda self: client)
+    assert len(asyncio.run(driver.offers(Wish()))) == 1
+    assert asyncio.run(driver.offers(Wish(filters={"cuda": "1.0"}))) == []
+    assert driver.excluded == {"CUDA version too old": 1}
+
+
+@pytest.mark.parametrize("written", ["²", "٣", "9" * 30, "9" * 5000, "soon", ""])
+def test_a_limit_of_searches_without_a_readable_end_ends_at_midnight(
+    written: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = httpx.AsyncClient(
+        transport=httpx.MockTransport(
+            lambda _: httpx.Response(
+                429,
+                json={"error": "search_quota_exceeded"},
+                headers={b"x-ratelimit-reset": written.encode()},
+            )
+        )
+    )
+    driver = made("vastai", tmp_path, monkeypatch)
+    monkeypatch.setattr(web.Web, "_of_loop", lambda self: client)
+    found = asyncio.run(outcome(acts("vastai")["offers"], driver))
+    assert str(found) == "Vast.ai allows no more searches until midnight UTC"
+
+
 @pytest.mark.parametrize("name", ORDERS)
 def test_a_listing_without_end_is_no_listing(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

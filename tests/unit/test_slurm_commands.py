@@ -91,6 +91,11 @@ def test_nodes_that_are_down_are_not_offered_and_the_default_partition_comes_fir
     assert commands.count_gpus("gpu:2,gpu:h100:4,shard:8") == 6 and commands.count_gpus("gpu") == 1
 
 
+def test_a_gpu_model_with_a_digit_that_counts_nothing_is_a_model() -> None:
+    assert commands.count_gpus("gpu:a²,gpu:²") == 2
+    assert commands.find_gpu_model("gpu:²") == "²"
+
+
 def test_a_node_that_lacks_something_is_a_persons_affair_and_another_end_is_a_lost_host() -> None:
     assert isinstance(
         commands.why_ended("7", "JobId=7 JobState=FAILED Reason=NonZeroExitCode ExitCode=93:0"),
