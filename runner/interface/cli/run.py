@@ -362,7 +362,8 @@ def _rental_lines(ws: Workspace, found: Survey, args: argparse.Namespace) -> lis
     from ..shelves import describe_choice
 
     try:
-        shelves = _shelves(ws, found, args)
+        drivers = _renting_drivers(ws, args)
+        shelves = _shelves(ws, found, args, drivers)
         rented: list[int] = []
         if shelves:
             rented = [n for n in found.todo if found.plan.specs()[n].resources.gpus]
@@ -371,7 +372,7 @@ def _rental_lines(ws: Workspace, found: Survey, args: argparse.Namespace) -> lis
         notice = data_notice(ws.config, args.driver)
         if notice:
             lines.append(notice)
-        lines += _describe_worker_groups(ws, found, args)
+        lines += _describe_worker_groups(ws, found, args, drivers)
         if secrets:
             lines.append(f"secrets sent to {args.driver} machines: {', '.join(sorted(secrets))}")
         return lines
@@ -395,17 +396,17 @@ def _head_of_stack(ws: Workspace, args: argparse.Namespace) -> Head | None:
     return ws.config.stack(args.stack).head if args.stack else None
 
 
-def _describe_worker_groups(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
+def _describe_worker_groups(
+    ws: Workspace, found: Survey, args: argparse.Namespace, drivers: Mapping[str, Driver]
+) -> list[str]:
     """Return plan lines with the number of machines of each multi-node step.
 
     If the stack has a head, they list the head and the number of rented workers instead. Empty if
     the machines cannot work together.
     """
     head = _head_of_stack(ws, args)
-    if head is None:
-        drivers = _renting_drivers(ws, args).values()
-        if not any(driver.traits.joins for driver in drivers):
-            return []
+    if head is None and not any(driver.traits.joins for driver in drivers.values()):
+        return []
     lines = [] if head is None else [f"head: {head}"]
     for n in found.todo:
         count = found.plan.specs()[n].node_count
@@ -467,7 +468,9 @@ def _renting_drivers(ws: Workspace, args: argparse.Namespace) -> dict[str, Drive
     return drivers
 
 
-def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str, list[Shelf]]:
+def _shelves(
+    ws: Workspace, found: Survey, args: argparse.Namespace, drivers: Mapping[str, Driver]
+) -> dict[str, list[Shelf]]:
     """Return the drivers' offers by step, for the steps that need a rented machine.
 
     Raises CannotRun if the machines cannot serve a multi-node step.
@@ -477,7 +480,6 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
     from ...hosts.renting import offering
     from ..shelves import on_market_of, pricing_of, wishes
 
-    drivers = _renting_drivers(ws, args)
     where = filters(args.where)
     if not drivers:
         return {}
@@ -554,7 +556,8 @@ def _cost_above_limit(
     machine_count = 1
     if head_count or any(driver.traits.joins for driver in drivers.values()):
         machine_count = max(found.plan.specs()[n].node_count - head_count for n in found.todo)
-    ranked = [rank_offers(shelves) for shelves in _shelves(ws, found, args).values()]
+    by_step = _shelves(ws, found, args, drivers)
+    ranked = [rank_offers(shelves) for shelves in by_step.values()]
     best = [offers[0][0] for offers in ranked if offers]
     return offering.cost_to_confirm(ws, best, limits.cost, max(1, machine_count), [*drivers])
 
