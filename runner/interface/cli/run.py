@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from ...storage.workspace import Workspace
     from ...survey.request import Request
     from ...survey.survey import Survey
+    from ..shelves import OfferRequest
 
 
 LINES = 20
@@ -489,9 +490,7 @@ def _shelves(
     asking = {}
     steps: list[str] = []  # the step of each wish, in the order of the answers
     for name, driver in drivers.items():
-        served = asked
-        if len(drivers) > 1 and not driver.traits.images:
-            served = {step: each for step, each in asked.items() if not each.wish.need.image}
+        served = _select_served(driver, asked, is_only=len(drivers) == 1)
         own = [on_market_of(ws, name, each.wish) for each in served.values()]
         asking[name] = (driver, [wish._replace(filters=where) for wish in own])
         steps += served
@@ -500,6 +499,15 @@ def _shelves(
     for step, shelf in zip(steps, shelves, strict=True):
         by_step[step].append(shelf)
     return {step: each for step, each in by_step.items() if each}
+
+
+def _select_served(
+    driver: Driver, asked: dict[str, OfferRequest], *, is_only: bool
+) -> dict[str, OfferRequest]:
+    """Return the wishes to ask a driver for; one of several is not asked for images it cannot run."""
+    if is_only or driver.traits.images:
+        return asked
+    return {step: each for step, each in asked.items() if not each.wish.need.image}
 
 
 def _confirm_cost(
