@@ -75,6 +75,12 @@ def test_a_hostile_recipe_ends_in_an_exit_code_of_ours(space: Path, file: Path) 
             assert said
 
 
+def test_a_format_without_its_value_leaves_the_errors_of_a_recipe_as_text(space: Path) -> None:
+    code, said = ending("show", "-C", str(space), "./every.yaml", "--", "--format")
+    assert code == 3
+    assert '"--format" is not INPUT=VALUE' in said
+
+
 @pytest.mark.parametrize("name", "sinbclofdmk")
 def test_a_hostile_value_of_any_type_ends_in_an_exit_code_of_ours(space: Path, name: str) -> None:
     for value in VALUES:

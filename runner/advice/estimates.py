@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import Invalid, NotFound
 from ..language import document
 from ..language.addresses import kind_of
-from ..language.units import money
+from ..language.units import count_text, money
 from ..language.values import is_number
 from ..paths import config_folder, shipped
 from ..planning.step import ResourceSpec
@@ -737,7 +737,7 @@ def _calibrate(
 def _describe_measurement(sizes: Sequence[float], kind: str) -> str:
     low, high = min(sizes), max(sizes)
     held = f"{low:.1f}" if high - low < 0.05 else f"{low:.1f}-{high:.1f}"
-    return f"measured {held} GB on {kind} in {_count_runs(len(sizes))}"
+    return f"measured {held} GB on {kind} in {count_text(len(sizes), 'run')}"
 
 
 def _work_per_sample(ws: Workspace, recipe: str, inputs: Mapping[str, Any]) -> float | None:
@@ -776,11 +776,7 @@ def _estimate_seconds(
     low = work / devices / max(speeds)
     high = work / devices / min(speeds)
     seconds = (low * (1 - SPREAD), high * (1 + SPREAD))
-    return seconds, f"by {_count_runs(len(speeds))} on {past[-1].kind}"
-
-
-def _count_runs(count: int) -> str:
-    return f"{count} runs" if count > 1 else f"{count} run"
+    return seconds, f"by {count_text(len(speeds), 'run')} on {past[-1].kind}"
 
 
 def _is_same_gpu(kind: str, gpu: GpuModel) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from ..digest import of_value
 from ..errors import Infrastructure, RecipeError
-from ..language.units import about
+from ..language.units import about, count_text
 from ..paths import temporary_name
 from ..planning.judge import StepResult
 from ..planning.plan import Plan
@@ -98,7 +98,7 @@ def upload(
         if run:
             files += _collect_run_files(ws, run, beside, listener)
         total = sum(file.size for file in files)
-        number = "1 file" if len(files) == 1 else f"{len(files)} files"
+        number = count_text(len(files), "file")
         listener.say(f"uploading results to {shown}: {number}, {about(total)}")
         began = time.monotonic()
         sent = _retry(

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from ..digest import of_value
 from ..errors import CannotRun
-from ..language.units import about, duration_text
+from ..language.units import about, count_text, duration_text
 from ..paths import cache_folder
 from ..reading import whole
 from ..storage.locks import Lock
@@ -193,7 +193,7 @@ async def _build(
 
 
 def _describe_build(done: Mapping[str, Any]) -> str:
-    packages = "1 package" if done["packages"] == 1 else f"{done['packages']} packages"
+    packages = count_text(done["packages"], "package")
     duration = duration_text(round(done["seconds"]))
     return f"{packages}, {about(done['bytes'])}, installed in {duration}"
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
 
+from ..language.units import count_text
 from ..planning.run_view import WEIGHED, Progress, ProgressInput, TrainingReport, progress_of
 from ..planning.schedule import FINAL, State
 from ..secrets import Masker
@@ -704,7 +705,7 @@ class _RunText:
         """
         counts = summary.counts
         total = sum(counts.values()) or self.run.total
-        steps = "1 step" if total == 1 else f"{total} steps"
+        steps = count_text(total, "step")
         lines: list[Line] = [(f"warning: {safe_ids(each)}", "odd") for each in summary.warnings]
         if summary.left_running:
             left = ", ".join(map(safe_ids, islice(summary.left_running, _REPORTS)))

@@ -14,7 +14,7 @@ from typing import Any, Final
 from ..language.inputs import leaves
 from ..language.recipe import GitCode, Input, Limits, Output, Preset, Recipe, Resources, Step
 from ..language.template import TemplateError, references
-from ..language.units import duration_text, money_text, size_text
+from ..language.units import count_text, duration_text, money_text, size_text
 from ..language.values import Tree
 from .tail import span
 
@@ -405,8 +405,7 @@ def _resource_parts(wants: Resources) -> list[str]:
     if gpus:
         parts.append(gpus)
     if wants.cpus:
-        plural = "s" if wants.cpus != 1 else ""
-        parts.append(f"{wants.cpus:g} CPU{plural}")
+        parts.append(count_text(wants.cpus, "CPU", form="g"))
     if wants.memory:
         parts.append(f"{size_text(wants.memory)} memory")
     if wants.disk:

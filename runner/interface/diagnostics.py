@@ -15,6 +15,7 @@ from typing import Literal
 from urllib.parse import quote
 
 from runner.errors import Location, Problem
+from runner.language.units import count_text
 from runner.planning.ids import readable
 
 from .tail import width
@@ -132,8 +133,7 @@ def _count(problems: Sequence[Problem]) -> str:
     for severity in ("error", "warning", "note"):
         number = sum(problem.severity == severity for problem in problems)
         if number:
-            plural = "s" if number > 1 else ""
-            counts.append(f"{number} {severity}{plural}")
+            counts.append(count_text(number, severity))
     return ", ".join(counts)
 
 

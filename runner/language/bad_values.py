@@ -45,8 +45,3 @@ def shorten(value: object) -> str:
 def join_or(words: Sequence[str]) -> str:
     """Join words as `a, b or c`."""
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
-
-
-def count(number: int, noun: str) -> str:
-    """Format a count with its noun, such as `1 item` or `2 items`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

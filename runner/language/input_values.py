@@ -18,9 +18,10 @@ from runner.errors import did_you_mean
 
 from . import addresses
 from .addresses import AddressType
-from .bad_values import BadValue, count, join_or, show, text_of
+from .bad_values import BadValue, join_or, show, text_of
 from .recipe import Input, InputType
 from .spelling import plain_number, takes_text, written_of
+from .units import count_text
 from .values import Tree, is_finite, is_number
 
 _INTEGER = re.compile(r"[-+]?[0-9]{1,40}")
@@ -333,10 +334,10 @@ def _check_text(limits: Mapping[str, Any], value: str) -> None:
 
 def _check_length(limits: Mapping[str, Any], least: str, most: str, length: int, noun: str) -> None:
     if least in limits and length < limits[least]:
-        message = f"must have at least {count(limits[least], noun)}, not {length}"
+        message = f"must have at least {count_text(limits[least], noun)}, not {length}"
         raise BadValue("too-short", message)
     if most in limits and length > limits[most]:
-        message = f"must have at most {count(limits[most], noun)}, not {length}"
+        message = f"must have at most {count_text(limits[most], noun)}, not {length}"
         raise BadValue("too-long", message)
 
 

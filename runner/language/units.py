@@ -1,4 +1,4 @@
-"""Parse and format sizes, durations and money.
+"""Parse and format sizes, durations and money, and format counts with their noun.
 
 `GB` is 10⁹ bytes and `GiB` is 2³⁰. A number without a unit is refused, because its meaning is
 ambiguous.
@@ -107,6 +107,16 @@ def about(size: float) -> str:
             return f"{size:.0f} {unit}" if is_whole else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:,.1f} PB"
+
+
+def count_text(number: float, noun: str, plural: str = "", *, form: str = "") -> str:
+    """Format a count with its noun, such as `1 step` or `2 steps`.
+
+    `plural` is the plural of a noun that does not take an s, `form` the format of the number.
+    """
+    if number != 1:
+        noun = plural or f"{noun}s"
+    return f"{number:{form}} {noun}"
 
 
 def duration_text(seconds: float) -> str:

@@ -55,6 +55,12 @@ def reported_metrics(ws: Workspace, attempts: Sequence[AttemptRow]) -> list[Step
     return found
 
 
+def peak_memory(attempts: Iterable[AttemptRow]) -> int | None:
+    """Return the largest measured memory of the attempts in bytes; None without a measurement."""
+    peaks = [attempt.exit.get("peak_memory") for attempt in attempts]
+    return max((peak for peak in peaks if isinstance(peak, int)), default=None)
+
+
 def group_by_step(attempts: Iterable[AttemptRow]) -> dict[str, list[AttemptRow]]:
     """Return the attempts of each step, in order."""
     by_step: dict[str, list[AttemptRow]] = {}

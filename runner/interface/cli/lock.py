@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...errors import CannotRun, NotFound
 from ...language.source import other_lock
+from ...language.units import count_text
 from ...survey import locks
 
 _NAMES = ("requirements.in", "requirements.txt", "pyproject.toml")
@@ -58,9 +59,8 @@ def run(args: argparse.Namespace) -> int:
             fix="update it with `uv lock`, and write `python: {lock: uv.lock}` in the recipe",
         )
     made = locks.make_lock(path, os.environ, python=args.python, upgrade=args.upgrade)
-    many = len(re.findall(r"^[A-Za-z0-9][^\n]*==", made.read_text(encoding="utf-8"), re.MULTILINE))
-    packages = "1 package" if many == 1 else f"{many} packages"
-    print(f"{Path(name).with_name(made.name)}: {packages}")
+    pins = re.findall(r"^[A-Za-z0-9][^\n]*==", made.read_text(encoding="utf-8"), re.MULTILINE)
+    print(f"{Path(name).with_name(made.name)}: {count_text(len(pins), 'package')}")
     return 0
 
 

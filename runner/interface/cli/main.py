@@ -8,6 +8,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 from ...errors import Invalid, RecipeError
@@ -130,9 +131,12 @@ def explain(error: Exception, words: Sequence[str] = ()) -> int:
 
 def _requested_format(words: Sequence[str]) -> str:
     """Return the value of `--format` on the command line, otherwise `text`."""
-    for n, word in enumerate(words):
-        if word.startswith("--format"):
-            return word.partition("=")[2] or words[n + 1]
+    # After `--`, `recipe show` takes `--format` for an input, so that no value may follow it.
+    for word, following in pairwise([*words, "text"]):
+        if word == "--format":
+            return following
+        if word.startswith("--format="):
+            return word.removeprefix("--format=")
     return "text"
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from ...errors import NotFound
 from ...language.inputs import BadValue, convert, kind_of, split_secrets
 from ...language.recipe import Input
-from ...language.units import about
+from ...language.units import about, count_text
 from ...retry import backoff, retry
 from ...storage.content import packed
 from ...storage.content.files import Changed, Content, Entry, entries, scan
@@ -233,10 +233,8 @@ def _file_sizes(pack: _Pack) -> list[int]:
     return [entry.size for entry in pack.manifest if entry.kind in "fx"]
 
 
-def _format_count(count: int, word: str, plural: str = "") -> str:
-    if count == 1:
-        return f"1 {word}"
-    return f"{count:,} {plural or word + 's'}"
+def _format_count(count: int, noun: str, plural: str = "") -> str:
+    return count_text(count, noun, plural, form=",")
 
 
 # -- checking --------------------------------------------------------------------------------------

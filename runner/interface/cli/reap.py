@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from drivers.base import DriverError, Lease
+from drivers.base import Driver, DriverError, Lease
 
 from ... import settings
 from ...api.leases import OpenLease, end_leases, find_endable_lease, open_leases
@@ -189,12 +189,9 @@ async def _find_untracked(
     Only machines tagged by this installation, or by `installation` if given, are listed.
     """
     config = settings.load(root, os.environ)
-    with Ledger.open(of_user(os.environ), read_only=True) as ledger:
-        paid = {row.driver for row in ledger.living_leases() if row.price}
-    names = {*paid, *config.drivers} if only is None else {only}
     found: list[Lease] = []
     silent: list[str] = []
-    for name in sorted(names):
+    for name in _list_providers(config, only):
         try:
             driver = create_driver(name, config.driver(name), (), str(home(root, os.environ)))
         except CannotRun:
@@ -202,18 +199,39 @@ async def _find_untracked(
         except Invalid as error:
             # The user's own servers have no tags, and may have no hosts except a stack's head.
             if rents(name):
-                silent.append(f"cannot list the machines of this installation at {name}: {error}")
+                silent.append(_describe_silent(name, error))
             continue
         try:
-            has_marks = installation is None or driver.look_for(installation)
-            if driver.traits.priced and has_marks:
-                with Ledger.open(of_user(os.environ)) as ledger:
-                    found += await Leases(driver, name, ledger, "", str(root)).find_strangers()
+            found += await _find_untracked_of(driver, name, root, installation)
         except DriverError as error:
-            silent.append(f"cannot list the machines of this installation at {name}: {error}")
+            silent.append(_describe_silent(name, error))
         finally:
             await driver.aclose()
     return found, silent
+
+
+def _list_providers(config: settings.Config, only: str | None) -> list[str]:
+    """Return the names of the drivers with settings or paid leases, or only `only`."""
+    with Ledger.open(of_user(os.environ), read_only=True) as ledger:
+        paid = {row.driver for row in ledger.living_leases() if row.price}
+    if only is not None:
+        return [only]
+    return sorted({*paid, *config.drivers})
+
+
+async def _find_untracked_of(
+    driver: Driver, name: str, root: Path, installation: str | None
+) -> list[Lease]:
+    """Return the machines of a driver that are missing in the ledger.  Raises DriverError."""
+    has_marks = installation is None or driver.look_for(installation)
+    if not driver.traits.priced or not has_marks:
+        return []
+    with Ledger.open(of_user(os.environ)) as ledger:
+        return await Leases(driver, name, ledger, "", str(root)).find_strangers()
+
+
+def _describe_silent(name: str, error: Exception) -> str:
+    return f"cannot list the machines of this installation at {name}: {error}"
 
 
 def _enter_in_ledger(args: argparse.Namespace, untracked: Sequence[Lease]) -> list[Lease]:

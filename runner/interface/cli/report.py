@@ -18,7 +18,7 @@ from ...api.logs import AttemptLog as Attempt
 from ...api.logs import list_attempt_logs
 from ...api.metrics import list_links
 from ...errors import CannotRun, NotFound
-from ...language.units import about
+from ...language.units import about, count_text
 from ...language.values import is_number
 from ...paths import temporary_name
 from ...planning import causes
@@ -26,7 +26,7 @@ from ...planning.ids import bare, names, stored_form
 from ...storage import metrics
 from ...survey import rows, samples
 from ...survey.comparison import is_outcome, lower_is_better
-from ...survey.results import Metric, reported_metrics, summarize_points
+from ...survey.results import Metric, peak_memory, reported_metrics, summarize_points
 from .. import costs as told
 from ..page import of_run
 from ..tables import align
@@ -34,7 +34,7 @@ from ..tail import safe_ids, safe_line, span
 from .flags import JSON_HELP, RUN_HELP
 from .history import describe_producer
 from .overview import ProgressOverview
-from .targets import find_producers, format_time, open_for_reading, peak_memory, suggest_step
+from .targets import find_producers, format_time, open_for_reading, suggest_step
 
 if TYPE_CHECKING:
     from ...planning.run_view import RunView, StepView
@@ -486,10 +486,9 @@ def _summary_lines(run: RunReport) -> list[str]:
     text = [f"{run['id']}  {run['recipe']}  {began}  {run['state']}{took}{reason}"]
     if run["failure"] in causes.REMEDIES:
         text.append(causes.REMEDIES[run["failure"]])
-    if run["fresh"] == 1:
-        text.append("1 step was up to date")
-    elif run["fresh"]:
-        text.append(f"{run['fresh']} steps were up to date")
+    if run["fresh"]:
+        verb = "was" if run["fresh"] == 1 else "were"
+        text.append(f"{count_text(run['fresh'], 'step')} {verb} up to date")
     return text
 
 
@@ -607,7 +606,7 @@ def _training(id: str, training: TrainingStatistics) -> list[str]:
 
 def _training_facts(training: TrainingStatistics) -> list[str]:
     """Describe the steps, speed, loss and peak memory of a training."""
-    steps = "1 step" if training["steps"] == 1 else f"{training['steps']} steps"
+    steps = count_text(training["steps"], "step")
     if training["step_seconds"]:
         steps += f" of {_short(training['step_seconds'])}"
     facts = [steps]

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Final
 
 from ...errors import NotFound, did_you_mean
+from ...language.units import count_text
 from ...planning.ids import bare, inner_names, names, stored_form
 from ...survey import comparison
 from ...survey.comparison import OWN, Cell, Comparison, Result
@@ -245,13 +246,9 @@ def as_text(
 
 def _title(table: Comparison, recipe: str) -> str:
     step = safe_ids(bare(table.results[0].step))
-    results = _count(len(table.results), "result")
-    runs = _count(len({result.run for result in table.results}), "run")
+    results = count_text(len(table.results), "result")
+    runs = count_text(len({result.run for result in table.results}), "run")
     return f"{step} of {recipe}: {results} of {runs}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _table_cells(

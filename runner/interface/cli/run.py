@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from ...storage.workspace import Workspace
     from ...survey.request import Request
     from ...survey.survey import Survey
+    from ..shelves import OfferRequest
 
 
 LINES = 20
@@ -362,7 +363,8 @@ def _rental_lines(ws: Workspace, found: Survey, args: argparse.Namespace) -> lis
     from ..shelves import describe_choice
 
     try:
-        shelves = _shelves(ws, found, args)
+        drivers = _renting_drivers(ws, args)
+        shelves = _shelves(ws, found, args, drivers)
         rented: list[int] = []
         if shelves:
             rented = [n for n in found.todo if found.plan.specs()[n].resources.gpus]
@@ -371,7 +373,7 @@ def _rental_lines(ws: Workspace, found: Survey, args: argparse.Namespace) -> lis
         notice = data_notice(ws.config, args.driver)
         if notice:
             lines.append(notice)
-        lines += _describe_worker_groups(ws, found, args)
+        lines += _describe_worker_groups(ws, found, args, drivers)
         if secrets:
             lines.append(f"secrets sent to {args.driver} machines: {', '.join(sorted(secrets))}")
         return lines
@@ -395,17 +397,17 @@ def _head_of_stack(ws: Workspace, args: argparse.Namespace) -> Head | None:
     return ws.config.stack(args.stack).head if args.stack else None
 
 
-def _describe_worker_groups(ws: Workspace, found: Survey, args: argparse.Namespace) -> list[str]:
+def _describe_worker_groups(
+    ws: Workspace, found: Survey, args: argparse.Namespace, drivers: Mapping[str, Driver]
+) -> list[str]:
     """Return plan lines with the number of machines of each multi-node step.
 
     If the stack has a head, they list the head and the number of rented workers instead. Empty if
     the machines cannot work together.
     """
     head = _head_of_stack(ws, args)
-    if head is None:
-        drivers = _renting_drivers(ws, args).values()
-        if not any(driver.traits.joins for driver in drivers):
-            return []
+    if head is None and not any(driver.traits.joins for driver in drivers.values()):
+        return []
     lines = [] if head is None else [f"head: {head}"]
     for n in found.todo:
         count = found.plan.specs()[n].node_count
@@ -467,7 +469,9 @@ def _renting_drivers(ws: Workspace, args: argparse.Namespace) -> dict[str, Drive
     return drivers
 
 
-def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str, list[Shelf]]:
+def _shelves(
+    ws: Workspace, found: Survey, args: argparse.Namespace, drivers: Mapping[str, Driver]
+) -> dict[str, list[Shelf]]:
     """Return the drivers' offers by step, for the steps that need a rented machine.
 
     Raises CannotRun if the machines cannot serve a multi-node step.
@@ -477,7 +481,6 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
     from ...hosts.renting import offering
     from ..shelves import on_market_of, pricing_of, wishes
 
-    drivers = _renting_drivers(ws, args)
     where = filters(args.where)
     if not drivers:
         return {}
@@ -487,9 +490,7 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
     asking = {}
     steps: list[str] = []  # the step of each wish, in the order of the answers
     for name, driver in drivers.items():
-        served = asked
-        if len(drivers) > 1 and not driver.traits.images:
-            served = {step: each for step, each in asked.items() if not each.wish.need.image}
+        served = _select_served(driver, asked, is_only=len(drivers) == 1)
         own = [on_market_of(ws, name, each.wish) for each in served.values()]
         asking[name] = (driver, [wish._replace(filters=where) for wish in own])
         steps += served
@@ -498,6 +499,15 @@ def _shelves(ws: Workspace, found: Survey, args: argparse.Namespace) -> dict[str
     for step, shelf in zip(steps, shelves, strict=True):
         by_step[step].append(shelf)
     return {step: each for step, each in by_step.items() if each}
+
+
+def _select_served(
+    driver: Driver, asked: dict[str, OfferRequest], *, is_only: bool
+) -> dict[str, OfferRequest]:
+    """Return the wishes to ask a driver for; one of several is not asked for images it cannot run."""
+    if is_only or driver.traits.images:
+        return asked
+    return {step: each for step, each in asked.items() if not each.wish.need.image}
 
 
 def _confirm_cost(
@@ -554,7 +564,8 @@ def _cost_above_limit(
     machine_count = 1
     if head_count or any(driver.traits.joins for driver in drivers.values()):
         machine_count = max(found.plan.specs()[n].node_count - head_count for n in found.todo)
-    ranked = [rank_offers(shelves) for shelves in _shelves(ws, found, args).values()]
+    by_step = _shelves(ws, found, args, drivers)
+    ranked = [rank_offers(shelves) for shelves in by_step.values()]
     best = [offers[0][0] for offers in ranked if offers]
     return offering.cost_to_confirm(ws, best, limits.cost, max(1, machine_count), [*drivers])
 

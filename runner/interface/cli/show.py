@@ -187,8 +187,9 @@ def _show_value(value: Tree) -> str:
 
 def took(root: Path, recipe: str) -> dict[str | None, RunDurations]:
     """Return durations and peak memory of complete runs by preset, without runs with cached steps."""
+    from ...survey.results import peak_memory
     from ..datasheet import RunDurations
-    from .targets import open_for_reading, peak_memory
+    from .targets import open_for_reading
 
     seconds: dict[str | None, list[float]] = {}
     memory: dict[str | None, int] = {}
@@ -201,7 +202,7 @@ def took(root: Path, recipe: str) -> dict[str | None, RunDurations]:
                 preset = asked.get("preset")
                 seconds.setdefault(preset, []).append(row.ended - row.created)
                 peak = peak_memory(ws.store.runs.attempts(row.id))
-                memory[preset] = max(memory.get(preset, 0), peak)
+                memory[preset] = max(memory.get(preset, 0), peak or 0)
     except (RecipeError, OSError):
         return {}  # the recipe is shown even if the store cannot be read
     return {preset: RunDurations(tuple(times), memory[preset]) for preset, times in seconds.items()}

@@ -19,7 +19,7 @@ from ...errors import CannotRun, NotFound
 from ...execution.results import collect
 from ...execution.session import preview
 from ...execution.terms import request_of_run
-from ...language.units import about
+from ...language.units import about, count_text
 from ...paths import is_path, settings_files
 from ...settings import list_settings
 from ...storage.records.runs import FINAL
@@ -224,8 +224,8 @@ def _summary(
         for problem in problems:
             print(f"recipe: {problem}", file=sys.stderr)
         if not args.quiet:
-            steps = "1 step" if tally.steps == 1 else f"{tally.steps} steps"
-            outputs = "1 output" if tally.contents == 1 else f"{tally.contents} outputs"
+            steps = count_text(tally.steps, "step")
+            outputs = count_text(tally.contents, "output")
             size = about(tally.bytes)
             print(f"{did} {size} {where} {remote_cache.name}: {steps}, {outputs}")
     return 5 if problems else 0

@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
     with Workspace.open(args.workspace) as ws:
         ws.share(args.store)
         if args.tpe is not None:
-            return _search(ws, asked)
+            return _Search(ws, asked).run()
         return _try_combinations(ws, asked)
 
 
@@ -191,48 +191,98 @@ def _is_silent(args: argparse.Namespace) -> bool:
     return bool(args.dry_run or args.json) or args.quiet > 1
 
 
-def _search(ws: Workspace, asked: _SweepRequest) -> int:
-    """Run trials in rounds, proposed from the results of earlier rounds; return the exit code.
+class _Search:
+    """A search of `--tpe`: rounds of trials, proposed from the results of earlier rounds.
 
     The generated recipe lists all trials, so that a later call with the same search continues them.
     """
-    args, metric = asked.args, str(asked.metric)
-    least = args.min is not None
-    search.library()  # raises an error if Optuna is missing, before any step runs
-    where = sweeps.search_space(
-        asked.recipe, asked.given, preset=args.preset, origins=asked.origins, metric=metric
-    )
-    fixed = {name: str(each) for name, each in where.fixed.items()}
-    space = {**where._asdict(), "fixed": fixed}
-    study = of_value("search", [asked.uses, space, args.preset, metric, least, args.seed])
-    path = asked.folder / f"{asked.name}-tpe-{study[:8]}.yaml"
-    request = asked.request(path, where.fixed)
-    code = 0
-    drawn = sweeps.read_trials(document.read(path).value, where.axes) if path.exists() else []
-    while True:
-        if drawn and not args.dry_run:
-            code = _round(ws, request, args, more=len(drawn) < args.tpe)
-            may_continue = code == 0 or (code == 1 and args.keep_going)
-            if not may_continue:
-                break
-        results = _results(ws, preview(ws, request), metric) if drawn else {}
-        lacks_metric = bool(drawn) and not results
-        is_complete = code == 0 and not args.dry_run
-        if lacks_metric and is_complete:
-            break  # `_print` reports the available metrics
-        tried = [search.Trial(values, results.get(n)) for n, values in enumerate(drawn)]
-        count = min(args.tpe - len(drawn), args.jobs or ROUND)
-        new = search.propose(where, tried, count, least=least, seed=args.seed)
-        if not new or args.dry_run:
-            _announce(where, len(drawn), new)
-            break
-        drawn += new
-        text = sweeps.write_search(asked.recipe, asked.uses, where, drawn, args.preset)
-        ws.write(path, text.encode())
-    has_results = bool(drawn) and code in (0, 1)
-    if has_results and not _is_silent(args):
-        _print(ws, request, metric, least=least)
-    return code
+
+    def __init__(self, ws: Workspace, asked: _SweepRequest) -> None:
+        args = asked.args
+        search.library()  # raises an error if Optuna is missing, before any step runs
+        self._ws = ws
+        self._asked = asked
+        self._args = args
+        self._metric = str(asked.metric)
+        self._least = args.min is not None
+        self._space = sweeps.search_space(
+            asked.recipe,
+            asked.given,
+            preset=args.preset,
+            origins=asked.origins,
+            metric=self._metric,
+        )
+        self._path = asked.folder / f"{asked.name}-tpe-{self._digest()[:8]}.yaml"
+        self._request = asked.request(self._path, self._space.fixed)
+        self._drawn: list[list[Tree]] = []
+        if self._path.exists():
+            written = document.read(self._path).value
+            self._drawn = sweeps.read_trials(written, self._space.axes)
+
+    def _digest(self) -> str:
+        """Return the digest of all that the trials depend on."""
+        fixed = {name: str(each) for name, each in self._space.fixed.items()}
+        space = {**self._space._asdict(), "fixed": fixed}
+        uses, preset, seed = self._asked.uses, self._args.preset, self._args.seed
+        return of_value("search", [uses, space, preset, self._metric, self._least, seed])
+
+    def run(self) -> int:
+        """Run the trials, and print the results; return the exit code."""
+        if self._args.dry_run:
+            new = self._propose(self._read_results())
+            _announce(self._space, len(self._drawn), new)
+            return 0
+        code = self._run_rounds()
+        has_results = bool(self._drawn) and code in (0, 1)
+        if has_results and not _is_silent(self._args):
+            _print(self._ws, self._request, self._metric, least=self._least)
+        return code
+
+    def _run_rounds(self) -> int:
+        """Run rounds until one fails or no trial is left, and return the last one's exit code."""
+        code = 0
+        has_work = bool(self._drawn) or self._draw({})
+        while has_work:
+            is_last = len(self._drawn) >= self._args.tpe
+            code = _round(self._ws, self._request, self._args, more=not is_last)
+            has_work = self._may_continue(code) and self._draw_after(code)
+        return code
+
+    def _may_continue(self, code: int) -> bool:
+        return code == 0 or (code == 1 and self._args.keep_going)
+
+    def _draw_after(self, code: int) -> bool:
+        """Add the trials of the round after one with exit code `code`; return False for none."""
+        results = self._read_results()
+        if code == 0 and not results:
+            return False  # `_print` reports the available metrics
+        return self._draw(results)
+
+    def _read_results(self) -> dict[int, float]:
+        """Return the metric by trial number; empty without trials."""
+        if not self._drawn:
+            return {}
+        return _results(self._ws, preview(self._ws, self._request), self._metric)
+
+    def _propose(self, results: Mapping[int, float]) -> list[list[Tree]]:
+        """Return the values of the next round's trials."""
+        args = self._args
+        tried = [search.Trial(values, results.get(n)) for n, values in enumerate(self._drawn)]
+        count = min(args.tpe - len(self._drawn), args.jobs or ROUND)
+        return search.propose(self._space, tried, count, least=self._least, seed=args.seed)
+
+    def _draw(self, results: Mapping[int, float]) -> bool:
+        """Add the trials of the next round to the recipe; return False if there are none."""
+        new = self._propose(results)
+        if not new:
+            return False
+        self._drawn += new
+        asked = self._asked
+        text = sweeps.write_search(
+            asked.recipe, asked.uses, self._space, self._drawn, self._args.preset
+        )
+        self._ws.write(self._path, text.encode())
+        return True
 
 
 def _round(ws: Workspace, request: Request, args: argparse.Namespace, *, more: bool = False) -> int:
@@ -287,17 +337,25 @@ def _print(ws: Workspace, request: Request, metric: str | None, *, least: bool) 
     found = preview(ws, request)
     keys = {verdict.key for verdict in found.verdicts if verdict.key is not None}
     results = comparison.collect_results(ws, found.plan.recipe, keys)
-    if metric is None:
-        tables = comparison.compare(results, {})
-    else:
-        tables = comparison.compare(results, {}, sort=metric, least=least)
-        tables = [table for table in tables if _is_by(metric, table)]
-        if not tables and any(result.state == "DONE" for result in results):
-            raise _no_metric(metric, results)
+    tables = _compare(results, metric, least=least)
     if found.plan.publish and tables:
         print()  # separate the table from the published paths
     texts = [as_text(table, found.plan.recipe, None, in_markdown=False) for table in tables]
     print("\n\n".join("\n".join(lines) for lines in texts))
+
+
+def _compare(results: Sequence[Result], metric: str | None, *, least: bool) -> list[Comparison]:
+    """Return a table per step; with a metric, only those of steps that report it.
+
+    Raises NotFound if instances finished and none reported the metric.
+    """
+    if metric is None:
+        return comparison.compare(results, {})
+    tables = comparison.compare(results, {}, sort=metric, least=least)
+    tables = [table for table in tables if _is_by(metric, table)]
+    if not tables and any(result.state == "DONE" for result in results):
+        raise _no_metric(metric, results)
+    return tables
 
 
 def _is_by(metric: str, table: Comparison) -> bool:

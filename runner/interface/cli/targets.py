@@ -279,12 +279,6 @@ def suggest_step(word: str, ids: list[str]) -> str:
     return near or f"its steps: {', '.join(steps[:10])}{more}"
 
 
-def peak_memory(attempts: Sequence[AttemptRow]) -> int:
-    """Return the largest measured memory of the attempts in bytes, 0 without a measurement."""
-    peaks = [attempt.exit.get("peak_memory") for attempt in attempts]
-    return max((peak for peak in peaks if isinstance(peak, int)), default=0)
-
-
 def format_time(at: float) -> str:
     """Format a time in the local time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

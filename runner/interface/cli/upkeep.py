@@ -12,7 +12,7 @@ from ...api.finding import find_run
 from ...errors import CannotRun
 from ...execution.session import preview
 from ...language.library import find
-from ...language.units import about
+from ...language.units import about, count_text
 from ...paths import from_here
 from ...planning.ids import stored_form
 from ...storage.garbage import Garbage, collect, find_garbage
@@ -296,8 +296,8 @@ def _describe_counts_of_garbage(counts: Mapping[str, int]) -> str:
     for kind, count in counts.items():
         if not count or kind == "agent":  # every agent leaves an empty directory
             continue
-        plural = "" if count == 1 or kind == "logs" else "s"
-        words.append(f"{count} {_CALLED.get(kind, kind)}{plural}")
+        plural = "logs" if kind == "logs" else ""
+        words.append(count_text(count, _CALLED.get(kind, kind), plural))
     return ", ".join(words)
 
 

@@ -297,19 +297,22 @@ def _describe_origin(trace: Trace, metrics: Mapping[str, object]) -> list[str]:
     who = "adopted with `recipe adopt`" if is_adopted else f"created by run {trace.run}"
     lines = [f"  key {trace.key[:16]}…, {who}, {format_time(trace.made_at)}"]
     words = [span(trace.seconds)] if trace.seconds else []
-    for name, value in facts.items():
-        if name == "peak_memory" and isinstance(value, int):
-            if value:
-                words.append(f"{about(value)} peak memory")
-        elif name == "cpu" and isinstance(value, (int, float)):
-            words.append(f"{span(value)} CPU time")
-        elif name == "checkpoint_bytes" and isinstance(value, int):
-            words.append(f"{about(value)} of checkpoints copied here")
-        else:
-            words.append(f"{name} {text(name, value)}")
-    if words:
-        lines.append(f"  {', '.join(words)}")
+    words += [_describe_fact(name, value) for name, value in facts.items()]
+    known = [each for each in words if each]
+    if known:
+        lines.append(f"  {', '.join(known)}")
     if metrics:
         shown = [f"{safe_line(name)} {text(name, value)}" for name, value in metrics.items()]
         lines.append(f"  {', '.join(shown)}")
     return lines
+
+
+def _describe_fact(name: str, value: object) -> str:
+    """Return the words for a stored fact of an attempt; empty for a memory that was not measured."""
+    if name == "peak_memory" and isinstance(value, int):
+        return f"{about(value)} peak memory" if value else ""
+    if name == "cpu" and isinstance(value, (int, float)):
+        return f"{span(value)} CPU time"
+    if name == "checkpoint_bytes" and isinstance(value, int):
+        return f"{about(value)} of checkpoints copied here"
+    return f"{name} {text(name, value)}"

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypedDict
 
+from ...language.units import count_text
 from ...paths import VERSION
 from ...planning.halving import STOPPED
 from ...planning.ids import bare, readable
@@ -24,6 +25,7 @@ from ...storage.records.runs import AttemptRow
 from ...storage.workspace import Workspace
 from ...survey import comparison, run_story
 from ...survey.comparison import Cell, Comparison, Result, is_comparable
+from ...survey.results import peak_memory
 from ...survey.run_story import IMAGES, StepInstance, Story
 from .. import drawing
 from ..tables import cell
@@ -756,10 +758,8 @@ def _row_values(
 
 
 def _peak_megabytes(each: StepInstance) -> float | None:
-    """Return the peak memory of the attempts; None if no attempt measured it."""
-    peaks = [attempt.exit.get("peak_memory") for attempt in each.attempts]
-    known = [peak for peak in peaks if isinstance(peak, int)]
-    return round(max(known) / 1e6, 1) if known else None
+    peak = peak_memory(each.attempts)
+    return None if peak is None else round(peak / 1e6, 1)
 
 
 def _last_value(result: Result, metric: str) -> Cell:
@@ -817,8 +817,4 @@ def _count_steps_by_place(story: Story) -> Counter[str]:
 
 
 def _count_words(counts: Mapping[str, int]) -> str:
-    texts = []
-    for name, count in counts.items():
-        plural = "s" if count != 1 else ""
-        texts.append(f"{name} ({count} step{plural})")
-    return ", ".join(texts)
+    return ", ".join(f"{name} ({count_text(count, 'step')})" for name, count in counts.items())

@@ -114,3 +114,25 @@ def test_texts_are_the_shortest_that_are_exact() -> None:
         "1m1s",
     ]
     assert [units.money_text(d) for d in (5, 0.5, 0.0012)] == ["5 USD", "0.50 USD", "0.0012 USD"]
+
+
+@pytest.mark.parametrize(
+    ("number", "words", "shown"),
+    [
+        (0, ("step",), "0 steps"),
+        (1, ("step",), "1 step"),
+        (2, ("step",), "2 steps"),
+        (1, ("entry", "entries"), "1 entry"),
+        (2, ("entry", "entries"), "2 entries"),
+    ],
+)
+def test_a_count_takes_the_number_of_its_noun(
+    number: int, words: tuple[str, ...], shown: str
+) -> None:
+    assert units.count_text(number, *words) == shown
+
+
+def test_a_count_is_formatted_as_asked() -> None:
+    assert units.count_text(1234, "file", form=",") == "1,234 files"
+    assert units.count_text(1.0, "CPU", form="g") == "1 CPU"
+    assert units.count_text(0.5, "CPU", form="g") == "0.5 CPUs"
