@@ -607,6 +607,7 @@ def _report_too_small_hosts(
         if name in pools:
             most = pools[name]
         else:
+            # There is at least one: `HostPool.open` raises if it has found no place.
             sizes = sorted((place.capacity.total_of(name) for place in places), reverse=True)
             most = sizes[min(workers, len(sizes)) - 1]
         if asked > most:
