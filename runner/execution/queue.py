@@ -24,6 +24,7 @@ from ..storage.records.runs import ALONE, ClaimCriteria, RunRow, RunState, Stale
 from ..storage.records.store import hold_inode
 from ..storage.workspace import Workspace
 from ..survey import bundles, run_graph
+from ..survey.request import Request
 from ..survey.skipped_steps import add_skipped_steps, list_skipped_steps
 from ..survey.survey import Survey
 from . import presence, uploading
@@ -224,9 +225,7 @@ def _execute(
 
     since = Since(time.monotonic(), ws.store.database.version())
     if row.bundle:
-        bound = row.data.get("bound")
-        inputs = {**request.inputs, **(bound if isinstance(bound, dict) else {})}
-        request = replace(request, inputs=inputs, out=ws.own / "out" / row.id)
+        request = _bind_bundle(ws, row, request)
     else:
         ws.share(settings.store or None)
         request = bundles.fetch_packed_inputs(ws, request)
@@ -241,13 +240,29 @@ def _execute(
         uploading.check(ws, found.plan, settings.upload)
     stood = recover(ws, found, row, fence) if row.fence > 1 else ClaimedRun(row.id, fence)
     if stood is None:
-        if (failed := find_failed_step(ws, found, row.id)) is not None:
-            _store_end(ws, row, fence, RunState("FAILED", failed.detail, of_step(failed.reason)))
-            return True
-        words = f"cannot resume run {row.id}: its recipe has changed"
-        raise Infrastructure(words, fix=f"run it again with `recipe retry {row.id}`")
+        _end_unresumable(ws, row, fence, found)
+        return True
     assignment = Assignment(ws, local, found, stood, settings, listener, since, handover=handover)
     return work(assignment) is not None
+
+
+def _bind_bundle(ws: Workspace, row: RunRow, request: Request) -> Request:
+    """Return the request of a bundle with the inputs and the output directory of its run."""
+    bound = row.data.get("bound")
+    inputs = {**request.inputs, **(bound if isinstance(bound, dict) else {})}
+    return replace(request, inputs=inputs, out=ws.own / "out" / row.id)
+
+
+def _end_unresumable(ws: Workspace, row: RunRow, fence: int, found: Survey) -> None:
+    """End a run that cannot resume with the failure of its step.
+
+    Raises Infrastructure if no step failed, because then the recipe has changed.
+    """
+    failed = find_failed_step(ws, found, row.id)
+    if failed is None:
+        words = f"cannot resume run {row.id}: its recipe has changed"
+        raise Infrastructure(words, fix=f"run it again with `recipe retry {row.id}`")
+    _store_end(ws, row, fence, RunState("FAILED", failed.detail, of_step(failed.reason)))
 
 
 def _complete_cached(

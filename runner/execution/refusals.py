@@ -547,31 +547,44 @@ def refuse_too_large(
 
     `offered` are the needs for which machines are on offer. Raises CannotRun, Invalid, NoHost.
     """
-    wrong, uneven, unmet = list[str](), list[Problem](), list[str]()
+    faults = _SizeFaults()
     nodes, specs = found.plan.nodes, found.plan.specs()
     for n in _list_command_nodes(found):
         id, spec = nodes[n].id, specs[n]
         is_local = bool(nodes[n].flags & LOCAL) or host_pool.runs_locally(spec)
         if spec.node_count > 1:
-            wrong += _report_too_few_hosts(id, spec, host_pool)
+            faults.wrong += _report_too_few_hosts(id, spec, host_pool)
         if host_pool.is_priced and not is_local:
             if host_pool.need(spec) not in offered:
-                unmet.append(_report_no_offer(id, spec, host_pool))
+                faults.unmet.append(_report_no_offer(id, spec, host_pool))
             continue
         if spec.node_count > 1:
-            uneven += _report_uneven_hosts(id, spec, host_pool)
+            faults.uneven += _report_uneven_hosts(id, spec, host_pool)
         places = [host_pool.local_place] if is_local else host_pool.places
-        wrong += _report_too_small_hosts(id, spec, host_pool, places, settings.pools)
-    if unmet and not wrong:
-        raise NoHost(
-            "\n".join(dict.fromkeys(unmet[:20])),
-            fix=f"{_suggest_filters(ws, found, host_pool)}; list the offers with `recipe offers --driver {host_pool.name}`",
-        )
-    if wrong or unmet:
-        shown = "\n".join(dict.fromkeys([*wrong, *unmet][:20]))
-        raise CannotRun(shown, fix=f"{_suggest_less(ws, found)}, or use another machine")
-    if uneven:
-        raise Invalid(uneven)
+        faults.wrong += _report_too_small_hosts(id, spec, host_pool, places, settings.pools)
+    faults.refuse(ws, found, host_pool)
+
+
+@dataclass
+class _SizeFaults:
+    """Reasons for which no host fits some steps of a run."""
+
+    wrong: list[str] = field(default_factory=list)  # steps too large for the hosts
+    unmet: list[str] = field(default_factory=list)  # steps for which no machine is on offer
+    uneven: list[Problem] = field(default_factory=list)
+
+    def refuse(self, ws: Workspace, found: Survey, host_pool: HostPool) -> None:
+        """Refuse the run if there is a reason.  Raises CannotRun, Invalid, NoHost."""
+        if self.unmet and not self.wrong:
+            raise NoHost(
+                "\n".join(dict.fromkeys(self.unmet[:20])),
+                fix=f"{_suggest_filters(ws, found, host_pool)}; list the offers with `recipe offers --driver {host_pool.name}`",
+            )
+        if self.wrong:
+            shown = "\n".join(dict.fromkeys([*self.wrong, *self.unmet][:20]))
+            raise CannotRun(shown, fix=f"{_suggest_less(ws, found)}, or use another machine")
+        if self.uneven:
+            raise Invalid(self.uneven)
 
 
 def _report_no_offer(id: str, spec: StepSpec, host_pool: HostPool) -> str:
@@ -607,6 +620,7 @@ def _report_too_small_hosts(
         if name in pools:
             most = pools[name]
         else:
+            # There is at least one: `HostPool.open` raises if it has found no place.
             sizes = sorted((place.capacity.total_of(name) for place in places), reverse=True)
             most = sizes[min(workers, len(sizes)) - 1]
         if asked > most:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from ..errors import CannotRun, Corrupt, Infrastructure
@@ -113,12 +113,8 @@ def collect(ws: Workspace, row: RunRow, out: Path, *, overwrite: bool) -> list[P
     places = {each: str(target).removeprefix(head) for each, target in targets.items()}
     if not overwrite:
         for each, place in places.items():
-            there = ws.cache.content_of(place) if os.path.lexists(targets[each]) else None
-            if there not in (None, each.content, ours.get(place)):
-                raise CannotRun(
-                    f"{place} already exists and was not created by recipe",
-                    fix="move the file away, or pass `--overwrite` or `--out DIR`",
-                )
+            if os.path.lexists(targets[each]):
+                _refuse_foreign(ws, place, (each.content, ours.get(place)))
     if lost := cache.bring([Content(each.content) for each in row.outputs]):
         names = ", ".join(each.name for each in row.outputs if each.content in lost)
         raise Infrastructure(
@@ -136,6 +132,16 @@ def collect(ws: Workspace, row: RunRow, out: Path, *, overwrite: bool) -> list[P
         ws.store.index.write(db, Changes(published=published))
     ws.save_cache()
     return list(targets.values())
+
+
+def _refuse_foreign(ws: Workspace, place: str, known: Collection[str | None]) -> None:
+    """Refuse to replace a file whose content is not `known`.  Raises CannotRun."""
+    there = ws.cache.content_of(place)
+    if there is not None and there not in known:
+        raise CannotRun(
+            f"{place} already exists and was not created by recipe",
+            fix="move the file away, or pass `--overwrite` or `--out DIR`",
+        )
 
 
 def point_latest(ws: Workspace, found: Survey) -> None:

@@ -72,24 +72,18 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
     for row in ws.store.runs.latest(recipe=found.plan.recipe, last=LOOKED_AT):
         if row.id != wanted and row.data.get("source") != str(found.source):
             continue
-        asked = row.id == wanted or (
-            not wanted and row.data.get("digest") == digest and row.request != "cancel"
-        )
-        if row.due is not None and not asked:  # the run is queued for a worker
-            continue
-        if (
-            not row.fence
-            or row.state not in ("QUEUED", "ACTIVE", "PAUSED")
-            or (row.state == "PAUSED" and not asked)
-        ):
+        asked = _is_asked(row, digest, wanted)
+        if not _may_take_over(row, asked=asked):
             continue
         fence = ws.store.runs.claim(row.id, f"process {os.getpid()}")
         if fence is None:
             continue
         if fail_if_poisoned(ws, ws.store.runs.get(row.id), fence):
             continue
-        if taken is None and asked and (taken := recover(ws, found, row, fence)) is not None:
-            continue
+        if taken is None and asked:
+            taken = recover(ws, found, row, fence)
+            if taken is not None:
+                continue
         words = "its worker is gone"
         settle(ws.store.runs, row.id, fence, "FAILED", words, failure=RunFailure.WORKER_GONE)
     if wanted and (taken is None or taken.id != wanted):
@@ -98,6 +92,24 @@ def take_over(ws: Workspace, found: Survey, digest: str, wanted: str = "") -> Cl
             fix="start a new run with `recipe retry`",
         )
     return taken
+
+
+def _is_asked(row: RunRow, digest: str, wanted: str) -> bool:
+    """Return True for the run `wanted`, or without one for each run of this request."""
+    if wanted:
+        return row.id == wanted
+    return row.data.get("digest") == digest and row.request != "cancel"
+
+
+def _may_take_over(row: RunRow, *, asked: bool) -> bool:
+    """Return True if a run has begun and its worker may have died.
+
+    A paused run, or one that is queued for a worker, must be `asked` for.
+    """
+    is_waiting = row.due is not None or row.state == "PAUSED"
+    if is_waiting and not asked:
+        return False
+    return bool(row.fence) and row.state in ("QUEUED", "ACTIVE", "PAUSED")
 
 
 def close_finished(ws: Workspace, found: Survey, left: Sequence[RunRow]) -> None:

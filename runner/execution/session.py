@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Final
@@ -99,43 +99,41 @@ def require_outputs(ws: Workspace, found: Survey) -> None:
     Only outputs that a running step needs count. Steps are checked from last to first. Outputs in
     the shared store are restored.
     """
-    nodes = found.plan.nodes
     expected = []
     for n, verdict in enumerate(found.verdicts):
-        if verdict.answer not in (RUN, MAYBE):
-            continue
-        for producer, output, _name, _below in nodes[n].upstream:
-            content = found.made[producer].outputs.get(output) if producer in found.made else None
-            if content is not None:
-                expected.append(Content(content))
+        if verdict.answer in (RUN, MAYBE):
+            expected += [content for _, _, content in _list_known_inputs(found, n)]
     ws.objects.tiny.expect(expected)
-    for n in range(len(nodes) - 1, -1, -1):
-        if found.verdicts[n].answer not in (RUN, MAYBE):
-            continue
-        for producer, output, _name, _below in nodes[n].upstream:
-            verdict = found.verdicts[producer]
-            content = found.made[producer].outputs.get(output) if producer in found.made else None
-            if (
-                verdict.answer not in (FRESH, RESTORE)
-                or content is None
-                or ws.objects.intact(Content(content))
-            ):
-                continue
-            if _restore_published(ws, found, producer, content):
-                continue
-            if content in ws.stored:
-                if verdict.answer == FRESH:
-                    found.verdicts[producer] = verdict._replace(
-                        answer=RESTORE, reasons=(*verdict.reasons, f"{nodes[n].id} needs it here")
-                    )
-            else:
-                found.verdicts[producer] = Verdict(
-                    RUN,
-                    verdict.key,
-                    (f"its output {output} is no longer stored, and {nodes[n].id} requires it",),
-                    None,
-                )
-                found.made.pop(producer)
+    for n in range(len(found.verdicts) - 1, -1, -1):
+        if found.verdicts[n].answer in (RUN, MAYBE):
+            for producer, output, content in _list_known_inputs(found, n):
+                _require_output(ws, found, n, producer, output, content)
+
+
+def _list_known_inputs(found: Survey, n: int) -> Iterator[tuple[int, str, Content]]:
+    """Yield the known outputs of other steps that a step reads: producer, output, content."""
+    for producer, output, _name, _below in found.plan.nodes[n].upstream:
+        content = found.made[producer].outputs.get(output) if producer in found.made else None
+        if content is not None:
+            yield producer, output, Content(content)
+
+
+def _require_output(
+    ws: Workspace, found: Survey, reader: int, producer: int, output: str, content: Content
+) -> None:
+    """Change the verdict of an up-to-date step if its output is missing."""
+    verdict, name = found.verdicts[producer], found.plan.nodes[reader].id
+    if verdict.answer not in (FRESH, RESTORE) or ws.objects.intact(content):
+        return
+    if _restore_published(ws, found, producer, content):
+        return
+    if content not in ws.stored:
+        why = f"its output {output} is no longer stored, and {name} requires it"
+        found.verdicts[producer] = Verdict(RUN, verdict.key, (why,), None)
+        found.made.pop(producer)
+    elif verdict.answer == FRESH:
+        reasons = (*verdict.reasons, f"{name} needs it here")
+        found.verdicts[producer] = verdict._replace(answer=RESTORE, reasons=reasons)
 
 
 def run(

@@ -227,24 +227,7 @@ async def _execute(ours: Assignment) -> tuple[Loop, Report]:
     ws, found, settings = ours.ws, ours.found, ours.settings
     host_pool = _compose_pool(ours)
     try:
-        counts = [found.plan.specs()[n].node_count for n in found.todo]
-        with _cancel_on_signals(host_pool) if ours.handover is None else contextlib.nullcontext():
-            await host_pool.open(
-                want=settings.jobs or sum(counts),
-                wish=lambda: compose_wish(found, host_pool.runs_locally, settings.jobs),
-            )
-        if host_pool.is_priced:
-            refuse_denied_secrets(ws, found, host_pool)
-        needs = find_rental_needs(found, host_pool) if host_pool.is_priced else {}
-        refuse_too_large(
-            ws,
-            found,
-            host_pool,
-            settings,
-            await host_pool.find_offered(estimate_takes(ws, found, needs)),
-        )
-        if found.request.current_python:
-            await check_same_packages([*host_pool.head.places, *host_pool.places])
+        await _open_hosts(ours, host_pool)
         jobs = settings.jobs or default_jobs(found, host_pool)
         begins = (
             ours.claimed._replace(fence=ours.submit()) if ours.submit is not None else ours.claimed
@@ -279,6 +262,24 @@ async def _execute(ours: Assignment) -> tuple[Loop, Report]:
     if report.state == "COMPLETED":
         deliver(ws, begins.id, begins.fence, working.owners.steps.plan, working.owners.steps.made)
     return working, report
+
+
+async def _open_hosts(ours: Assignment, host_pool: HostPool) -> None:
+    """Open the hosts of a run, and refuse steps that they cannot run."""
+    ws, found, settings = ours.ws, ours.found, ours.settings
+    counts = [found.plan.specs()[n].node_count for n in found.todo]
+    with _cancel_on_signals(host_pool) if ours.handover is None else contextlib.nullcontext():
+        await host_pool.open(
+            want=settings.jobs or sum(counts),
+            wish=lambda: compose_wish(found, host_pool.runs_locally, settings.jobs),
+        )
+    if host_pool.is_priced:
+        refuse_denied_secrets(ws, found, host_pool)
+    needs = find_rental_needs(found, host_pool) if host_pool.is_priced else {}
+    offered = await host_pool.find_offered(estimate_takes(ws, found, needs))
+    refuse_too_large(ws, found, host_pool, settings, offered)
+    if found.request.current_python:
+        await check_same_packages([*host_pool.head.places, *host_pool.places])
 
 
 def _note_environment(ours: Assignment, begins: ClaimedRun) -> threading.Thread:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from drivers.base import Command
 from drivers.devices import device_variables
@@ -79,40 +79,67 @@ def wrap(
     mounts: Sequence[Mount],
     gpus: Sequence[Device] | None,
 ) -> Command:
-    """Return `command`, changed to run in a container: see `containers.wrap`.  Raises CannotRun.
+    """Return `command`, changed to run in a container as a child process.  Raises CannotRun.
 
     `image` is the path of an Apptainer image file, or a name of Enroot.
     """
     box = f"{command.cwd}.box"
-    program = engine.program.rpartition("/")[2]
-    ordered = sorted(mounts, key=lambda mount: mount.target)  # parent directories first
     env = dict(command.env) | {"RECIPE_CONTAINER": posixpath.basename(box)}
+    inside = replace(command, env=env)
+    ordered = sorted(mounts, key=lambda mount: mount.target)  # parent directories first
     if engine.kind == "enroot":
-        given = _enroot_variables(engine, gpus)
-        words = ["start", "--conf", f"{box}/conf"]
-        for mount in ordered:
-            words += ["--mount", _fstab_mount(mount)]
-        env, secrets = _add_prefix(env, _HIDDEN), _add_prefix(command.secrets, _HIDDEN)
+        call = _call_enroot(inside, engine, ordered, gpus)
     else:
-        if gpus:
-            env |= device_variables(gpus, env)
-        given = {name: value for name, value in engine.env.items() if name in _FINDS}
-        apart = "SINGULARITYENV_" if program == "singularity" else "APPTAINERENV_"
-        words = ["exec", "--home", box, "--pwd", command.cwd]
-        sees_gpus = gpus is None or bool(gpus)
-        if engine.gpus and sees_gpus:
-            words.append("--nv")
-        for mount in ordered:
-            words += ["--mount", _csv_mount(mount)]
-        env.pop("HOME", None)  # `--home` sets it
-        env, secrets = _escape_own(env, apart), _escape_own(command.secrets, apart)
-    argv = (*engine.words, *words, *engine.args, image, *command.argv)
+        call = _call_apptainer(inside, engine, ordered, gpus)
+    argv = (*engine.words, *call.words, *engine.args, image, *command.argv)
     return replace(
         command,
         argv=("sh", "-c", _RUN, "recipe-container", engine.kind, box, command.cwd, _CONF, *argv),
-        env={**given, **env},
-        secrets=secrets,
+        env=call.env,
+        secrets=call.secrets,
     )
+
+
+class _EngineCall(NamedTuple):
+    """The call of an engine for one command."""
+
+    words: Sequence[str]
+    """The verb and its flags."""
+    env: dict[str, str]
+    """The client's variables, and those of the step in the form in which the client passes them on."""
+    secrets: dict[str, str]
+    """The step's secret variables in the same form."""
+
+
+def _call_enroot(
+    inside: Command, engine: Engine, mounts: Sequence[Mount], gpus: Sequence[Device] | None
+) -> _EngineCall:
+    client = _enroot_variables(engine, gpus)
+    words = ["start", "--conf", f"{inside.cwd}.box/conf"]
+    for mount in mounts:
+        words += ["--mount", _fstab_mount(mount)]
+    env = {**client, **_add_prefix(inside.env, _HIDDEN)}
+    return _EngineCall(words, env, _add_prefix(inside.secrets, _HIDDEN))
+
+
+def _call_apptainer(
+    inside: Command, engine: Engine, mounts: Sequence[Mount], gpus: Sequence[Device] | None
+) -> _EngineCall:
+    env = dict(inside.env)
+    if gpus:
+        env |= device_variables(gpus, env)
+    words = ["exec", "--home", f"{inside.cwd}.box", "--pwd", inside.cwd]
+    sees_gpus = gpus is None or bool(gpus)
+    if engine.gpus and sees_gpus:
+        words.append("--nv")
+    for mount in mounts:
+        words += ["--mount", _csv_mount(mount)]
+    env.pop("HOME", None)  # `--home` sets it
+    client = {name: value for name, value in engine.env.items() if name in _FINDS}
+    is_singularity = posixpath.basename(engine.program) == "singularity"
+    apart = "SINGULARITYENV_" if is_singularity else "APPTAINERENV_"
+    passed = {**client, **_escape_own(env, apart)}
+    return _EngineCall(words, passed, _escape_own(inside.secrets, apart))
 
 
 def _enroot_variables(engine: Engine, gpus: Sequence[Device] | None) -> dict[str, str]:

@@ -604,13 +604,26 @@ def wrap(
     """
     if gpus and needed and not engine.gpus:
         raise _no_gpus_error(engine, len(gpus))
-    if engine.kind in cluster_containers.KINDS:
-        if not network:
-            raise CannotRun(
-                f"{engine.kind} on the host cannot run a sandbox with the network disabled",
-                fix="set `sandbox: {network: true}`, or use a host with podman or docker",
-            )
-        return cluster_containers.wrap(command, image.id, engine, mounts, gpus)
+    if engine.kind not in cluster_containers.KINDS:
+        return _wrap_with_guard(command, image, engine, mounts, gpus, network=network)
+    if not network:
+        raise CannotRun(
+            f"{engine.kind} on the host cannot run a sandbox with the network disabled",
+            fix="set `sandbox: {network: true}`, or use a host with podman or docker",
+        )
+    return cluster_containers.wrap(command, image.id, engine, mounts, gpus)
+
+
+def _wrap_with_guard(
+    command: Command,
+    image: Image,
+    engine: Engine,
+    mounts: Sequence[Mount],
+    gpus: Sequence[Device] | None,
+    *,
+    network: bool,
+) -> Command:
+    """Return `command`, changed to run in a container that outlives its client: see `_GUARD`."""
     name, box = _container_name(command.cwd), f"{command.cwd}.box"
     words = [
         *_base_flags(command, engine, name),

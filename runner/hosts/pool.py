@@ -466,20 +466,12 @@ class HostPool:
         """
         leases = self._require_leases()
         await leases.check_denial()
-        requested: set[tuple[str, str]] = set()
-        failures: list[str] = []  # machines that were rented but failed, with the reasons
-        last = ""
-        while len(failures) < BOOTS:
-            offers = await self._untried_offers(need, requested)
-            offer = self._prefer_healthy(offers)
+        tried = _TriedOffers()
+        while not tried.is_enough:
+            offer = await self._choose_offer(need, tried.keys)
             if offer is None:
-                if need in self.together and self._leave_zone(need):
-                    continue
                 break
-            if need in self.together:
-                self.zones.choose(need, offer)
-            requested.add((offer.driver, offer.id))
-            self._announce(need, offer, offers)
+            tried.keys.add((offer.driver, offer.id))
             try:
                 place = await self._start_machine(need, offer, ready)
             except Full as error:  # another run was faster: try again when there is room
@@ -487,29 +479,33 @@ class HostPool:
                 return None
             if place is not None:
                 return place
-            row = leases.ledger.of_run(self.run)[-1]
-            last = row.reason
-            if row.lease:
-                name = self._offer_name(offer) if self._connectors else offer.id
-                failures.append(f"{name}: {last}")
-        if len(failures) < BOOTS:
-            why = f"{self.name} has no other matching machine"
-        else:
-            why = f"{len(failures)} machines of {self.name} failed to start"
-        if not failures and last:
-            failures = [f"last request: {last}"]
-        self.refuse(need, "; ".join([why, *failures]))
+            name = self._offer_name(offer) if self._connectors else offer.id
+            tried.note_failure(name, leases.ledger.of_run(self.run)[-1])
+        self.refuse(need, tried.explain(self.name))
         return None
 
+    async def _choose_offer(self, need: Need, tried: Container[tuple[str, str]]) -> Offer | None:
+        """Return the offer to rent next, and announce it; None if there is none in any zone."""
+        while True:
+            offers = await self._untried_offers(need, tried)
+            offer = self._prefer_healthy(offers)
+            if offer is not None:
+                if need in self.together:
+                    self.zones.choose(need, offer)
+                self._announce(need, offer, offers)
+                return offer
+            if need not in self.together or not self._leave_zone(need):
+                return None
+
     async def _untried_offers(
-        self, need: Need, requested: Container[tuple[str, str]]
+        self, need: Need, tried: Container[tuple[str, str]]
     ) -> Sequence[Offer]:
         """Return the present offers that were not requested yet.
 
         Earlier offers may be gone, or more expensive.
         """
         present = await self._offers(wish_for(need, self.step_totals, self.where))
-        offers = [offer for offer in present if (offer.driver, offer.id) not in requested]
+        offers = [offer for offer in present if (offer.driver, offer.id) not in tried]
         if need in self.together:
             return self.zones.filter_offers(need, offers, self._zones_of(need))
         return offers
@@ -940,6 +936,38 @@ class HostPool:
             self.spot.add(place)
             if traits.notice:
                 self._upkeep.watch(place, host, leases.driver)
+
+
+@dataclass
+class _TriedOffers:
+    """The offers that were requested for one need, and why their machines failed."""
+
+    keys: set[tuple[str, str]] = field(default_factory=set)
+    """Driver and id of each offer."""
+    failures: list[str] = field(default_factory=list)
+    """Machines that were rented but failed, with the reasons."""
+    last_reason: str = ""
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether so many machines failed that no more are rented."""
+        return len(self.failures) >= BOOTS
+
+    def note_failure(self, name: str, row: LeaseRow) -> None:
+        """Note the failed lease of an offer.  Without a machine, only its reason counts."""
+        self.last_reason = row.reason
+        if row.lease:
+            self.failures.append(f"{name}: {row.reason}")
+
+    def explain(self, driver: str) -> str:
+        """Return why no machine is available."""
+        why = f"{driver} has no other matching machine"
+        if self.is_enough:
+            why = f"{len(self.failures)} machines of {driver} failed to start"
+        details = self.failures
+        if not details and self.last_reason:
+            details = [f"last request: {self.last_reason}"]
+        return "; ".join([why, *details])
 
 
 def _limit_error(short: str) -> Invalid:

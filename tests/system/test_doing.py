@@ -293,6 +293,23 @@ def test_a_step_that_changes_what_it_was_given_fails(space: Space, size: int) ->
     assert space.read("n.txt").strip() == str(size)
 
 
+def test_a_step_that_changes_its_input_fails_though_a_step_beside_it_gets_the_input_restored(
+    space: Space,
+) -> None:
+    space.write("data.bin", "x" * 100_000)
+    wait = "while [ ! -e {top}/{name} ]; do sleep 0.05; done"
+    changed, restored = (wait.format(top=space.root, name=name) for name in ("changed", "restored"))
+    space.recipe(
+        "steps:\n"
+        f"  spoil: {{deps: [data.bin], run: 'chmod u+w data.bin; echo y >> data.bin; touch {space.root}/changed; {restored}'}}\n"
+        f"  wait: {{run: '{changed}; touch w', outputs: {{w: w}}}}\n"
+        f"  read: {{deps: [data.bin], run: 'wc -c < data.bin > n; touch {space.root}/restored; : {{{{ steps.wait.w }}}}', outputs: {{n: n}}}}\n"
+    )
+    space.attempt(settings=Settings(jobs=3, keep_going=True))
+    assert "changed its input data.bin" in failure(space, "spoil")
+    assert space.read("n").strip() == "100000"
+
+
 def test_a_step_that_changes_a_file_deep_in_its_callers_dataset_fails(space: Space) -> None:
     space.write("set/a/b/c.txt", "one")
     space.recipe(

@@ -96,6 +96,34 @@ def test_a_file_of_the_recipe_takes_the_place_of_an_input_and_is_not_written_int
     assert (tmp_path / "in").read_bytes() == b"x" * (SMALL + 1)
 
 
+def test_an_input_that_a_step_changed_is_changed_though_another_staging_has_healed_it(
+    tmp_path: Path,
+) -> None:
+    for folder in ("objects", "partial"):
+        (tmp_path / ".recipe" / folder).mkdir(parents=True)
+    (tmp_path / "in").write_bytes(b"x" * (SMALL + 1))
+    objects, cache = Objects(tmp_path / ".recipe"), DigestCache(tmp_path)
+    inputs = StoredInputs(objects, cache)
+
+    def staged(name: str) -> AttemptDirectory:
+        attempt = AttemptDirectory(str(tmp_path / name))
+        attempt.folder.begin(None)
+        attempt.add_path(cache, "in", None, str(tmp_path / "in"), "in", inputs=inputs)
+        attempt.stage_queued_files(cache, inputs)
+        return attempt
+
+    spoiler, reader = staged("spoiler"), staged("reader")
+    given = Path(spoiler.path, "in")
+    given.chmod(0o644)
+    given.write_bytes(b"spoiled" * SMALL)
+    later = staged("later")
+    assert Path(later.path, "in").read_bytes() == b"x" * (SMALL + 1)
+    # The reader may have read what the spoiler wrote.
+    for attempt in (spoiler, reader):
+        assert attempt.find_changed_input(cache, objects) == "the step changed its input in"
+    assert later.find_changed_input(cache, objects) == ""
+
+
 def test_a_folder_of_very_many_files_says_what_it_costs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,24 +96,16 @@ class Diagnosis:
     async def _cause_of_exit(self, id: str, attempt: Attempt, exit: Exit) -> Cause:
         """Return the cause of a non-zero exit, from the log and the host."""
         tail = attempt_result.read_tail(attempt.last_log, self._masker)
-        image = self._environments.container_image(attempt.spec, attempt.place)
-        reason = attempt_result.reason_of(exit)
-        words = attempt_result.describe_exit(exit, attempt.spec, image, tail)
-        node = attempt.result.node if attempt.result is not None else 0
-        member = attempt.place.members[node]
+        words = self._describe_exit(attempt, exit, tail)
+        member = attempt.place.members[_node_of(attempt)]
         where = member.elsewhere
-        if len(attempt.place.members) > 1:
-            words += f" on node {node} ({where})"
-        if exit.reason == "lost" and where:
-            words += f" ({where} was restarted, or the process was killed there)"
-        elif exit.reason == "lost" and self._is_unwatched(id):
+        if exit.reason == "lost" and not where and self._is_unwatched(id):
             return Cause(
                 "unwatched",
                 f"the agent on this machine was killed {UNWATCHED} times during the step",
             )
+        reason = attempt_result.reason_of(exit)
         if reason == "exit":
-            if where and exit.code == 127 and not image:
-                words += f" on {where}; run `recipe doctor --driver {self._pool.name}` to see the installed programs"
             full = attempt_result.describe_full_disk(
                 tail, await member.folder.find_free_space(), where
             )
@@ -121,11 +113,25 @@ class Diagnosis:
                 return Cause("disk", f"{words}: {full}")
         if exit.signal == signal.SIGTERM and where and self._is_taken_away(attempt):
             return Cause("preempted", f"{words}: {where} is being preempted")
-        if reason in ("timeout", "idle"):
-            pace = metrics.pace(Path(attempt.metrics_file))
-            if causes.is_stalled(*pace):
-                reason = "stalled"
+        if reason in ("timeout", "idle") and _is_stalled(attempt):
+            reason = "stalled"
         return Cause(causes.find_exit_cause(reason, tail.decode(errors="replace")), words)
+
+    def _describe_exit(self, attempt: Attempt, exit: Exit, tail: bytes) -> str:
+        """Describe a non-zero exit, with its node and host."""
+        image = self._environments.container_image(attempt.spec, attempt.place)
+        words = attempt_result.describe_exit(exit, attempt.spec, image, tail)
+        node = _node_of(attempt)
+        where = attempt.place.members[node].elsewhere
+        if len(attempt.place.members) > 1:
+            words += f" on node {node} ({where})"
+        if not where:
+            return words
+        if exit.reason == "lost":
+            return f"{words} ({where} was restarted, or the process was killed there)"
+        if attempt_result.reason_of(exit) == "exit" and exit.code == 127 and not image:
+            return f"{words} on {where}; run `recipe doctor --driver {self._pool.name}` to see the installed programs"
+        return words
 
     def _is_unwatched(self, id: str) -> bool:
         """Return True if the agent of this machine was killed too often during a step.
@@ -138,6 +144,16 @@ class Diagnosis:
     def _is_taken_away(self, attempt: Attempt) -> bool:
         """Return True if a SIGTERM from outside may be the preemption of a spot machine."""
         return self._pool.spot.is_preemptible(attempt.place) and not attempt.stop_asked
+
+
+def _node_of(attempt: Attempt) -> int:
+    """Return the number of the node whose exit ended an attempt."""
+    return attempt.result.node if attempt.result is not None else 0
+
+
+def _is_stalled(attempt: Attempt) -> bool:
+    """Return True if an attempt had stopped to report progress before its time was over."""
+    return causes.is_stalled(*metrics.pace(Path(attempt.metrics_file)))
 
 
 def _cause_of_preemption(attempt: Attempt) -> Cause | None:

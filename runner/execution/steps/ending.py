@@ -63,26 +63,31 @@ class Ender:
         for words in attempt_result.remove_replaced(attempt.directory.path, attempt.logs):
             self._commits.say(f"{readable(id)}: {words}")
         try:
-            if isinstance(end, Exit):
-                await self._close_containers(attempt, end)
-            if isinstance(end, HostLost):
-                self._machines.lose(attempt.place, end)
-            if isinstance(end, Exit) and end.reason == BUSY:
-                self._failures.queue_again(id, attempt)
-                return
-            cause = await self._diagnosis.cause_of(id, attempt, end)
-            exit = end if isinstance(end, Exit) else None
-            if cause is not None and cause.reason == EARLY:
-                self._failures.stop_early(id, attempt, cause, exit)
-            elif cause is not None:
-                self._failures.fail(id, attempt, cause, exit)
-            elif exit is not None and attempt.result is not None:
-                self._successes.store(id, attempt, exit, attempt.result)
+            await self._record(id, attempt, end)
         finally:
             self._early_stops.forget(id)
             attempt.release_lock()
             if attempt.key is not None:
                 self._commits.release_after_flush(attempt.key)
+
+    async def _record(self, id: str, attempt: Attempt, end: End) -> None:
+        """Record an attempt as a success or a failure, or queue its step again."""
+        exit = None
+        if isinstance(end, Exit):
+            exit = end
+            await self._close_containers(attempt, exit)
+            if exit.reason == BUSY:
+                self._failures.queue_again(id, attempt)
+                return
+        elif isinstance(end, HostLost):
+            self._machines.lose(attempt.place, end)
+        cause = await self._diagnosis.cause_of(id, attempt, end)
+        if cause is not None and cause.reason == EARLY:
+            self._failures.stop_early(id, attempt, cause, exit)
+        elif cause is not None:
+            self._failures.fail(id, attempt, cause, exit)
+        elif exit is not None and attempt.result is not None:
+            self._successes.store(id, attempt, exit, attempt.result)
 
     async def _close_containers(self, attempt: Attempt, exit: Exit) -> None:
         if not self._environments.container_image(attempt.spec, attempt.place):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ...hosts.place.overlays import WORD, Overlays
 from ...hosts.place.place import Place
 from ...hosts.place.staging import AttemptDirectory
 from ...planning.plan import Node
-from ...planning.step import StepSpec
+from ...planning.step import Source, StepSpec, Upstream
 from ...storage.content.files import Content
 from ...storage.content.inputs import StoredInputs
 from ...storage.git_checkout import checkout, locate
@@ -45,7 +45,7 @@ class InputStager:
 
         An output that exists only on the step's host is added as a reference.
         """
-        cache, objects = self._ws.cache, self._ws.objects
+        cache = self._ws.cache
         directory.boxed = bool(self._environments.container_image(spec, place))
         is_closed = directory.boxed or bool(self._environments.sandbox(spec))
         if self._overlays is not None and not is_closed and not place.elsewhere:
@@ -55,56 +55,65 @@ class InputStager:
         for at, content, source, name, group in self._declared_inputs(node):
             add(at, content, source, name, copy=not group, group=group)
         for url, commit, at in spec.git:
-            checkout(
-                self._ws,
-                locate(url, self._steps.plan.homes[node.home]),
-                commit,
-                Path(directory.target_of(at)),
-            )
+            repository = locate(url, self._steps.plan.homes[node.home])
+            checkout(self._ws, repository, commit, Path(directory.target_of(at)))
         for taken in node.takes:
-            name, kind, address, only = taken
-            if kind == "path":
-                source = str(self._ws.absolute(address))
-                if only and os.path.isdir(source):
-                    identity, contents = identify_files(cache, source, only)
-                    for path in contents:
-                        each = f"{source}/{path}"
-                        add(each, contents[path], each, f"{name}/{path}", group=name)
-                    if identity != self._steps.facts.takes[taken.lookup_key]:
-                        directory.doubtful.append(
-                            source
-                        )  # a file changed after the key was computed
-                    continue
-                add(source, self._steps.facts.takes[taken.lookup_key], source, name)
-            elif (
-                kind != "stream" and name not in directory.objects
-            ):  # otherwise the host downloads the input from the bucket
-                source = str(
-                    fetch(
-                        self._ws,
-                        kind,
-                        address,
-                        str(self._steps.facts.takes[taken.lookup_key]),
-                        only,
-                    )
-                )
-                if address in self._ws.addresses:
-                    self._ws.store.runs.forget_opener(self._commits.run, address)
-                add(source, None, source, name)
-        for producer, output, name, below in node.upstream:
-            made = self._steps.made[producer].outputs.get(output)
-            if made is None:
-                continue  # a missing optional output
-            if below and place.own_disk:
-                source = f"{objects.path(Content(made))}/{below}"
-                add(source, None, source, name)
-            elif below:
-                directory.add_part(objects, made, below, name)
-            elif place.folder.holds(made) and not objects.has(Content(made)):
-                directory.objects[name] = made
-            else:
-                directory.add_object(objects, made, name, by_link=place.own_disk)
+            if taken.kind == "path":
+                self._stage_path(taken, directory, add)
+            # The host itself downloads an input that is an object already.
+            elif taken.kind != "stream" and taken.name not in directory.objects:
+                source = self._fetch(taken)
+                add(source, None, source, taken.name)
+        for upstream in node.upstream:
+            self._stage_output(upstream, directory, place, add)
         directory.stage_queued_files(cache, self._inputs)
+
+    def _stage_path(
+        self, taken: Source, directory: AttemptDirectory, add: Callable[..., None]
+    ) -> None:
+        """Stage a file or directory of the caller, or only some files of a directory."""
+        source = str(self._ws.absolute(taken.address))
+        known = self._steps.facts.takes[taken.lookup_key]
+        if not taken.only or not os.path.isdir(source):
+            add(source, known, source, taken.name)
+            return
+        identity, contents = identify_files(self._ws.cache, source, taken.only)
+        for path in contents:
+            each = f"{source}/{path}"
+            add(each, contents[path], each, f"{taken.name}/{path}", group=taken.name)
+        if identity != known:
+            directory.doubtful.append(source)  # a file changed after the key was computed
+
+    def _fetch(self, taken: Source) -> str:
+        """Download an input to this machine, and return its path."""
+        identity = str(self._steps.facts.takes[taken.lookup_key])
+        source = fetch(self._ws, taken.kind, taken.address, identity, taken.only)
+        if taken.address in self._ws.addresses:
+            self._ws.store.runs.forget_opener(self._commits.run, taken.address)
+        return str(source)
+
+    def _stage_output(
+        self,
+        upstream: Upstream,
+        directory: AttemptDirectory,
+        place: Place,
+        add: Callable[..., None],
+    ) -> None:
+        """Stage an output of an earlier step, or a file below it."""
+        producer, output, name, below = upstream
+        objects = self._ws.objects
+        made = self._steps.made[producer].outputs.get(output)
+        if made is None:
+            return  # a missing optional output
+        if below and place.own_disk:
+            source = f"{objects.path(Content(made))}/{below}"
+            add(source, None, source, name)
+        elif below:
+            directory.add_part(objects, made, below, name)
+        elif place.folder.holds(made) and not objects.has(Content(made)):
+            directory.objects[name] = made
+        else:
+            directory.add_object(objects, made, name, by_link=place.own_disk)
 
     def _usable_overlays(self) -> Overlays | None:
         """Return the overlay mounts for writable inputs; None, with a message, if they fail."""

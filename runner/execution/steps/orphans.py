@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+from collections.abc import Sequence
 from datetime import timedelta
 from glob import glob
 from pathlib import Path
@@ -181,37 +182,44 @@ class Orphans:
         Jobs that still run are only reported. Files of hosts that do not answer stay for the next
         run.
         """
-        folder, own = self._attempts, (self.commits.run, str(self.commits.fence))
+        for run, names in self._find_left_files().items():
+            if run == self.commits.run or self._is_abandoned(run):
+                await self._sweep_run(run, names)
+
+    def _find_left_files(self) -> dict[str, list[str]]:
+        """Return the names of the files of other workers' attempts, by run."""
+        own = (self.commits.run, str(self.commits.fence))
         left: dict[str, list[str]] = {}
-        for name in os.listdir(folder):
+        for name in os.listdir(self._attempts):
             tag = _LEFT.fullmatch(name)
             if tag is not None and (tag[1], tag[2]) != own:
                 left.setdefault(tag[1], []).append(name)
-        for run, names in left.items():
-            if run != self.commits.run and not self._is_abandoned(run):
-                continue
-            begun = {
-                name.removesuffix(".site")
-                for name in names
-                if "." not in name or name.endswith(".site")
-            }
-            going, unseen = list[str](), set[str]()
-            for name in sorted(begun):
-                try:
-                    if await self.is_running(name):
-                        going.append(name)
-                except DriverError:
-                    unseen.add(name)
-            for name in going:
-                place = self.place_of(name)
-                where = (place.elsewhere if place is not None else "") or "this machine"
-                self.commits.say(
-                    f"{where} still runs a job of {run}, whose worker exited; this run does not need "
-                    "the job; to take over the job, start that run again"
-                )
-            for name in names:
-                if name.partition(".")[0] not in unseen.union(going):
-                    await asyncio.to_thread(delete_whole, Path(folder, name))
+        return left
+
+    async def _sweep_run(self, run: str, names: Sequence[str]) -> None:
+        """Delete these files of a run, except those of attempts that may still run."""
+        begun: set[str] = set()
+        for name in names:
+            if "." not in name or name.endswith(".site"):
+                begun.add(name.removesuffix(".site"))
+        running, unseen = list[str](), set[str]()
+        for name in sorted(begun):
+            try:
+                if await self.is_running(name):
+                    running.append(name)
+            except DriverError:
+                unseen.add(name)
+        for name in running:
+            place = self.place_of(name)
+            where = (place.elsewhere if place is not None else "") or "this machine"
+            self.commits.say(
+                f"{where} still runs a job of {run}, whose worker exited; this run does not need "
+                "the job; to take over the job, start that run again"
+            )
+        remaining = unseen.union(running)
+        for name in names:
+            if name.partition(".")[0] not in remaining:
+                await asyncio.to_thread(delete_whole, Path(self._attempts, name))
 
     def _is_abandoned(self, run: str) -> bool:
         """Return True if a run of this recipe has no worker and is not queued."""

@@ -217,8 +217,7 @@ class Place:
             return TaskResult(exit)
         crashpoint("job-over")
         is_slow = task.attempt.is_slow_to_collect(task.outputs)
-        # Before the next step starts, because its staging restores an object that this step
-        # changed.
+        # Before the next step starts, whose staging restores an object that this step changed.
         check = partial(task.attempt.find_changed_input, self.ws.cache, self.ws.objects)
         changed_input = await asyncio.to_thread(check) if is_slow else check()
         if changed_input:

@@ -226,6 +226,9 @@ class AttemptDirectory:
     _taken: dict[str, Content] = field(
         default_factory=dict
     )  # outputs whose files are now links to stored objects
+    _damages: dict[str, int] = field(
+        default_factory=dict
+    )  # name -> how often its object had been found damaged before it was staged
     folder: Workdir = field(init=False)
     """The directory while it is filled."""
 
@@ -332,6 +335,7 @@ class AttemptDirectory:
         self._add_files(inputs.objects, known, name)
 
     def _add_files(self, objects: Objects, content: Content, name: str, below: str = "") -> None:
+        self._damages[name] = objects.count_damages(content)
         why = objects.give(content, f"{self.path}/{name}", below)
         if why:
             self.notices[name] = why if why == FULL else LINKS.format(why)
@@ -397,6 +401,7 @@ class AttemptDirectory:
             return
         objects.demand(known)
         if by_link:
+            self._damages[name] = objects.count_damages(known)
             os.symlink(objects.path(known), target)
             self.objects[name] = content
         else:
@@ -513,13 +518,22 @@ class AttemptDirectory:
         other processes.
         """
         changed = find_changed_copies(self.staged, self.path) if self.overlays is None else []
-        changed += [name for name, content in self.objects.items() if _is_damaged(objects, content)]
+        changed += [name for name in self.objects if self._is_damaged(objects, name)]
         if changed:
             return f"the step changed its input {changed[0]}"
         changed = [name for name, link in self.links.items() if _has_changed(cache, *link)]
         if changed:
             return f"the step or another process changed its input {changed[0]}"
         return ""
+
+    def _is_damaged(self, objects: Objects, name: str) -> bool:
+        """Return whether the stored object of an input has changed since it was staged."""
+        known = Content(self.objects[name])
+        # The staging of another step may have replaced a damaged object by an intact one.
+        if objects.count_damages(known) > self._damages.get(name, 0):
+            return True
+        # An object may exist on its host only, or may be deleted by `gc`.
+        return objects.has(known) and not objects.intact(known)
 
     def find_stale_sources(self, cache: DigestCache) -> list[str]:
         """Return the sources with another content than in the key, so that the step may have read
@@ -686,13 +700,6 @@ def _is_declared(name: str, declared: set[str]) -> bool:
         return True
     # A program may use the last name of its input: inputs/dataset/rows.csv appears as rows.csv.
     return any(name.startswith(f"{path}/") or posixpath.basename(path) == name for path in declared)
-
-
-def _is_damaged(objects: Objects, content: str) -> bool:
-    """Return whether the stored object of an input has changed."""
-    known = Content(content)
-    # An object may exist on its host only, or may be deleted by `gc`.
-    return objects.has(known) and not objects.intact(known)
 
 
 def _has_changed(cache: DigestCache, at: str, content: str) -> bool:

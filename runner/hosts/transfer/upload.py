@@ -493,24 +493,18 @@ class Uploader:
             return large_jobs + self._batch_jobs(upload, small, meter, has_large=bool(large))
         if not upload.lacks_manifest:
             return large_jobs
-        send_manifest = partial(
-            self._send_batch, upload, [], meter, with_manifest=True, is_only=not large
-        )
-        return [send_manifest, *large_jobs]
+        batch = _Batch([], with_manifest=True, is_only=not large)
+        return [partial(self._send_batch, upload, batch, meter), *large_jobs]
 
     def _batch_jobs(
         self, upload: Upload, small: Sequence[Entry], meter: Meter, *, has_large: bool
     ) -> list[Callable[[], Awaitable[None]]]:
         """Return the jobs that upload small files, one per batch."""
-        *batches, last = _split_batches(small, self._batch_bytes(small))
-        is_only = not batches and not has_large
-        jobs: list[Callable[[], Awaitable[None]]] = []
-        for batch in batches:
-            send = partial(self._send_batch, upload, batch, meter)
-            jobs.append(partial(send, with_manifest=False, is_only=False))
-        send = partial(self._send_batch, upload, last, meter)
-        jobs.append(partial(send, with_manifest=upload.lacks_manifest, is_only=is_only))
-        return jobs
+        *parts, last = _split_batches(small, self._batch_bytes(small))
+        batches = [_Batch(part) for part in parts]
+        is_only = not parts and not has_large
+        batches.append(_Batch(last, with_manifest=upload.lacks_manifest, is_only=is_only))
+        return [partial(self._send_batch, upload, batch, meter) for batch in batches]
 
     def _batch_bytes(self, small: Sequence[Entry]) -> int:
         """Return the maximum bytes of a batch.  On a far host, several streams share the files."""
@@ -519,24 +513,17 @@ class Uploader:
         total = sum(entry.size for entry in small)
         return min(BATCH_BYTES, max(LANE, total // MOST))
 
-    async def _send_batch(
-        self,
-        upload: Upload,
-        batch: Sequence[Entry],
-        meter: Meter,
-        *,
-        with_manifest: bool,
-        is_only: bool,
-    ) -> None:
+    async def _send_batch(self, upload: Upload, batch: _Batch, meter: Meter) -> None:
         """Upload small files in one tar.
 
-        With the manifest, the tar includes the links too.  If the tar is the only job of the round,
-        the host names the objects at once.
+        If the tar is the only job of the round, the host names the objects at once.
         """
-        manifest = _manifest_file(upload) if with_manifest else None
-        sent_files = [manifest.entry, *batch] if manifest is not None else batch
+        manifest = _manifest_file(upload) if batch.with_manifest else None
+        sent_files = batch.files
+        if manifest is not None:
+            sent_files = [manifest.entry, *sent_files]
         expected = _joint_digest(sent_files)
-        may_name = is_only and not upload.had_data
+        may_name = batch.is_only and not upload.had_data
         stamp = upload.describe_tree()[1] if may_name and upload.root else ""
         folder = upload.name if upload.root else ""
         files_to_name = list(upload.files) if may_name else []
@@ -546,13 +533,13 @@ class Uploader:
             "batch",
             *arguments,
             read=lambda answer: (str(answer["digest"]), bool(answer["placed"])),
-            data=meter.count(_tar_pieces(upload, batch, manifest)),
+            data=meter.count(_tar_pieces(upload, batch.files, manifest)),
         )
         if arrived != expected:
             raise CorruptReply
-        for entry in batch:
+        for entry in batch.files:
             upload.missing.pop(entry.path, None)
-        if with_manifest:
+        if batch.with_manifest:
             upload.lacks_manifest = False
         upload.is_named = is_named
 
@@ -634,6 +621,16 @@ class Uploader:
         upload.holes.pop(entry.path, None)
 
 
+class _Batch(NamedTuple):
+    """Small files of an upload that are sent in one tar."""
+
+    files: Sequence[Entry]
+    with_manifest: bool = False
+    """Whether the tar includes the manifest and the links of a tree."""
+    is_only: bool = False
+    """Whether the tar is the only job of its round."""
+
+
 class _ManifestFile(NamedTuple):
     """The manifest of a tree, as a file of the upload."""
 
@@ -648,7 +645,7 @@ def _manifest_file(upload: Upload) -> _ManifestFile:
 
 
 def _tar_pieces(
-    upload: Upload, batch: Sequence[Entry], manifest: _ManifestFile | None
+    upload: Upload, small: Sequence[Entry], manifest: _ManifestFile | None
 ) -> Iterator[bytes]:
     """Yield a tar of small files, and with the manifest also of the links."""
     links: Sequence[Entry] = ()
@@ -656,9 +653,9 @@ def _tar_pieces(
         yield tar.member(manifest.entry, manifest.data)
         links = upload.links
     if upload.root:
-        yield from tar.tar_stream(upload.root, [*batch, *links])
+        yield from tar.tar_stream(upload.root, [*small, *links])
         return
-    for entry in batch:
+    for entry in small:
         yield tar.member(entry, _read_whole(upload.origin(entry), entry.size))
     yield tar.END
 

@@ -72,25 +72,16 @@ class BaseFinder:
         """
         older = await self._load_manifest(base)
         values = {entry.path: entry.value for entry in older}
-        wanted = {_identity(entry) for entry in upload.manifest}
-        common = {entry.path for entry in older if _identity(entry) in wanted}
-        superfluous = [entry.path for entry in older if entry.path not in common]
-        superfluous += sorted(set(list_folders(older)) - set(list_folders(upload.manifest)))
+        common, superfluous = _compare_trees(older, upload.manifest)
         large = {entry.path for entry in self._large_files(upload)}
         changed = [upload.missing[path] for path in superfluous if path in large]
         grain = grain_size(self._wire)
         to_compare = [(entry.path, values[entry.path]) for entry in changed]
         request = ("base", upload.name, base, superfluous, grain, to_compare)
-        hashing = asyncio.gather(
-            *(
-                asyncio.to_thread(hash_chunks, upload.origin(entry), entry.size, grain)
-                for entry in changed
-            )
-        )
         host_digests, _, local_digests = await asyncio.gather(
             self._wire.ask(*request, read=_parse_grains),
             asyncio.to_thread(upload.describe_tree),
-            hashing,
+            _hash_files(upload, changed, grain),
         )
         if host_digests is None:
             return  # the host no longer has the tree
@@ -158,6 +149,25 @@ class BaseFinder:
         self._manifests[content] = manifest
         if len(self._manifests) > _MANIFESTS:
             del self._manifests[next(iter(self._manifests))]
+
+
+def _compare_trees(older: Sequence[Entry], newer: Sequence[Entry]) -> tuple[set[str], list[str]]:
+    """Return the paths of an older tree that are equal in the newer tree, and all its others."""
+    wanted = {_identity(entry) for entry in newer}
+    common = {entry.path for entry in older if _identity(entry) in wanted}
+    superfluous = [entry.path for entry in older if entry.path not in common]
+    superfluous += sorted(set(list_folders(older)) - set(list_folders(newer)))
+    return common, superfluous
+
+
+async def _hash_files(
+    upload: Upload, entries: Sequence[Entry], grain: int
+) -> Sequence[Sequence[str]]:
+    """Return the grain digests of some local files of an upload."""
+    hashing = [
+        asyncio.to_thread(hash_chunks, upload.origin(entry), entry.size, grain) for entry in entries
+    ]
+    return await asyncio.gather(*hashing)
 
 
 def _identity(entry: Entry) -> tuple[str, str, str]:

@@ -22,6 +22,7 @@ import hashlib
 import math
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -75,6 +76,7 @@ class Objects:
         self.manifests = Manifests(self._root, self.disk)
         self.tiny = TinyContents(self._root, self.disk, table)
         self.seals = Seals(recall)
+        self._damages = Counter[Content]()
         # the umask can only be read by setting it, which is unsafe with threads
         if table is not None:
             mask = os.umask(0o22)
@@ -275,7 +277,13 @@ class Objects:
             good = self.verify(content)
         if good:
             self._seal(content, target, size)
+        else:
+            self._damages[content] += 1
         return good
+
+    def count_damages(self, content: Content) -> int:
+        """Return how often this process found a stored object damaged, also if it was replaced."""
+        return self._damages[content]
 
     def _is_on_disk(self, content: Content, seal: Seal, size: int) -> bool:
         """Return True if no restart can have lost data of a sealed object."""
