@@ -345,10 +345,9 @@ def find_gpus(asked: str | None, memory: int | None) -> list[GpuModel]:
     if asked:
         kind = load_hardware().find_requested(asked, memory)
         return [kind] if kind is not None else []
-    gpus = load_hardware().gpus
     if memory is None:
         return []
-    return [gpu for gpu in gpus if gpu.has_memory(memory)]
+    return [gpu for gpu in load_hardware().gpus if gpu.has_memory(memory)]
 
 
 @dataclass(frozen=True, slots=True)
