@@ -254,6 +254,8 @@ class _OptionCollector:
                 raise _Uncertain
             if name:
                 names.append(name)
+        if not names:
+            raise _Uncertain  # argparse refuses an empty name
         # A call in a loop adds an option in each turn; a call that is read twice adds one.
         self._options[id(node), tuple(names)] = _build_option(names, given, certain)
 
