@@ -81,8 +81,8 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """A checkpoint path of a step. Checkpoints may be incomplete when the step stops."""
+class StateDirectory:
+    """A checkpoint directory of a step. Checkpoints may be incomplete when the step stops."""
 
     name: str
     path: str  # a template; `state/<name>` unless the author says otherwise
@@ -224,7 +224,7 @@ class Step:
     code: tuple[str | Glob | GitCode | AutoCode, ...] | None = None  # None: the recipe's
     files: Mapping[str, Tree] = field(default_factory=dict)
     outputs: tuple[Output, ...] = ()
-    state: tuple[State, ...] = ()
+    state: tuple[StateDirectory, ...] = ()
     env: Mapping[str, Leaf] = field(default_factory=dict)
     pass_env: tuple[str, ...] = ()
     env_files: tuple[str, ...] = ()

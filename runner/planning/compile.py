@@ -37,7 +37,7 @@ from ..language.recipe import (
     Python,
     Recipe,
     Resources,
-    State,
+    StateDirectory,
     Step,
 )
 from ..language.template import TemplateError, evaluate
@@ -466,7 +466,9 @@ class _Compiler:
             self.sketch.reference_problem(scope, "late-name", message, where, ref)
         return bool(late)
 
-    def _state_path(self, scope: Scope, step: Step, state: State, places: Namespaces) -> str:
+    def _state_path(
+        self, scope: Scope, step: Step, state: StateDirectory, places: Namespaces
+    ) -> str:
         """Return the rendered path of a step's checkpoint directory."""
         where = (*step.origin, "state", state.name, "path")
         value, sound = self.sketch.try_render(scope, state.path, places, where)
