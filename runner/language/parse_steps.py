@@ -226,30 +226,36 @@ class StepsReader:
     def _outputs(self, id: str, raw: Any, path: Where) -> Iterator[Output]:
         """Yield the outputs of a step. Outputs in a plain list are named by their paths."""
         name_of_path: dict[str, str] = {}
-        for key, name, item in _outputs_in(raw):
+        for key, name, settings in _outputs_in(raw):
             where: Where = (*path, "outputs", key)
-            long = item if isinstance(item, dict) else {"path": item}
-            text = long["path"]
+            text = settings["path"]
             bare = text.rstrip("/")
             if not bare:
-                message = f'invalid output path "{text}"'
-                fix = "use a path below the attempt directory, such as models/ or report.json"
-                self._context.problem("bad-path", message, where, fix)
+                self._report_bad_path(text, where)
                 continue
             # A path with a template is compared when it is rendered, by the compiler.
             if bare in name_of_path and not has(bare):
                 self._report_same_path(id, text, name_of_path[bare], name, where)
             name_of_path[bare] = name
-            yield Output(
-                name=name,
-                path=bare,
-                directory=text.endswith("/"),
-                optional=long.get("optional", False),
-                nonempty=long.get("nonempty", False),
-                temporary=long.get("temporary", False),
-                sync=self._context.unit(units.duration, long, "sync", where),
-                doc=long.get("doc", ""),
-            )
+            yield self._output(name, settings, where)
+
+    def _output(self, name: str, settings: dict[str, Any], where: Where) -> Output:
+        path = settings["path"]
+        return Output(
+            name=name,
+            path=path.rstrip("/"),
+            directory=path.endswith("/"),
+            optional=settings.get("optional", False),
+            nonempty=settings.get("nonempty", False),
+            temporary=settings.get("temporary", False),
+            sync=self._context.unit(units.duration, settings, "sync", where),
+            doc=settings.get("doc", ""),
+        )
+
+    def _report_bad_path(self, path: str, where: Where) -> None:
+        message = f'invalid output path "{path}"'
+        fix = "use a path below the attempt directory, such as models/ or report.json"
+        self._context.problem("bad-path", message, where, fix)
 
     def _report_same_path(self, id: str, path: str, first: str, second: str, where: Where) -> None:
         names = f'"{first}" and "{second}"' if first != second else "two outputs"
@@ -300,14 +306,15 @@ class StepsReader:
         return Metrics(raw.get("file"), raw.get("pattern"))
 
 
-def _outputs_in(raw: Any) -> Iterator[tuple[str | int, str, Any]]:
-    """Yield the key, the name and the value of each output in a mapping or list."""
-    if isinstance(raw, dict):
-        for name, item in raw.items():
-            yield name, name, item
-    else:
-        for index, item in enumerate(raw):
-            yield index, item, item
+def _outputs_in(raw: Any) -> Iterator[tuple[str | int, str, dict[str, Any]]]:
+    """Yield the key, the name and the settings of each output in a mapping or list."""
+    if not isinstance(raw, dict):
+        for index, path in enumerate(raw):
+            yield index, path, {"path": path}
+        return
+    for name, item in raw.items():
+        settings = item if isinstance(item, dict) else {"path": item}
+        yield name, name, settings
 
 
 def _sandbox(raw: Any) -> str:
