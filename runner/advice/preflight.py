@@ -70,25 +70,29 @@ def check(
     if not numbers or "all" in allowed:
         return RuleFindings()
     library = rule_files.load(rule_files.find_homes(found))
-    known = {rule.id for rule in library.rules}
-    strange = sorted(allowed - known)
-    if strange:
-        fix = did_you_mean(strange[0], known) or "see the rules in docs/preflight.md"
-        raise NotFound(f'there is no rule "{strange[0]}"', fix=fix)
+    _check_allowed(allowed, {rule.id for rule in library.rules})
     applied = [rule for rule in library.rules if rule.id not in allowed]
-    looks = _FactGatherer(ws, found, library, driver, host, python)
+    gatherer = _FactGatherer(ws, found, library, driver, host, python)
     verdicts = []
     for n in numbers:
-        facts, trains = looks.gather(n)
+        facts, trains = gatherer.gather(n)
         about = ("training", "step") if trains else ("step",)
         of_step = [rule for rule in applied if rule.about in about]
         verdicts.append(rules.judge(of_step, facts, found.plan.nodes[n].id))
     of_recipe = [rule for rule in applied if rule.about == "recipe"]
     if of_recipe:
         # Every step knows the facts of its recipe.
-        facts, _ = looks.gather(numbers[0])
+        facts, _ = gatherer.gather(numbers[0])
         verdicts.append(rules.judge(of_recipe, facts))
     return rules.merge(verdicts)
+
+
+def _check_allowed(allowed: frozenset[str], known: set[str]) -> None:
+    """Raise NotFound for an allowed rule that does not exist."""
+    strange = sorted(allowed.difference(known))
+    if strange:
+        fix = did_you_mean(strange[0], known) or "see the rules in docs/preflight.md"
+        raise NotFound(f'there is no rule "{strange[0]}"', fix=fix)
 
 
 class _Command(NamedTuple):
