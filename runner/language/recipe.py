@@ -245,10 +245,11 @@ class Step:
     @property
     def reads(self) -> list[str]:
         """Paths and glob patterns in `deps`, without exclusion patterns."""
-        return [_pattern_of(dep) for dep in self.deps]
+        return [pattern_of(dep) for dep in self.deps]
 
 
-def _pattern_of(dep: str | Glob) -> str:
+def pattern_of(dep: str | Glob) -> str:
+    """Return the path or pattern of a `deps` or `code` entry as written."""
     return dep if isinstance(dep, str) else dep.pattern
 
 

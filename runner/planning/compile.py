@@ -39,6 +39,7 @@ from ..language.recipe import (
     Resources,
     StateDirectory,
     Step,
+    pattern_of,
 )
 from ..language.template import TemplateError, evaluate
 from ..language.unknowns import Unknown
@@ -640,7 +641,7 @@ class _Compiler:
                 continue
             if isinstance(value, Unknown):
                 continue
-            text = self.sketch.path_text(scope, _pattern_of(dep), value, where)
+            text = self.sketch.path_text(scope, pattern_of(dep), value, where)
             if text is None:
                 continue
             path = self._dep_path(scope, step, dep, text, where)
@@ -657,7 +658,7 @@ class _Compiler:
         """
         path = posixpath.normpath(value)
         if escapes(path):
-            raw = _pattern_of(dep)
+            raw = pattern_of(dep)
             if value != raw:  # find_misplaced_paths reports literal paths
                 message = f'"{value}", as "{raw}" is here, leaves the workspace'
                 self.sketch.problem(scope.recipe, "path-escape", message, where, fix=WORKSPACE)
@@ -720,7 +721,7 @@ class _Compiler:
     ) -> tuple[Any, list[str]]:
         """Return the rendered path or pattern of a `deps` entry, and its excluded patterns."""
         names: Mapping[str, Any] = {"inputs": draft.inputs, "matrix": _with_patterns(draft.matrix)}
-        text = _pattern_of(dep)
+        text = pattern_of(dep)
         if mentions_step(text):
             steps = results_of(scope, draft.matrix)
             choice = choose_branches(self.sketch, scope, text, {**names, "steps": steps})
@@ -884,11 +885,6 @@ def _flags_of(step: Step) -> int:
     if step.local:
         flags |= LOCAL
     return flags
-
-
-def _pattern_of(dep: str | Glob) -> str:
-    """Return the path or pattern of a `deps` entry as written."""
-    return dep if isinstance(dep, str) else dep.pattern
 
 
 def _is_step_output(dep: str | Glob, value: object) -> bool:

@@ -44,6 +44,8 @@ def explain_no_path(value: object) -> str:
 
     The text is the end of a sentence.
     """
+    if isinstance(value, str):
+        return ""  # nearly always, and faster than the other questions
     if value is None:
         return "is null"
     if isinstance(value, (list, tuple)):
