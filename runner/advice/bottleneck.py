@@ -43,6 +43,8 @@ TOOL, DATA, WORK = 0.50, 0.30, 0.80
 DATA-BOUND, generation plus training above WORK is THROUGHPUT-BOUND.
 """
 
+_LOCAL_EXECUTOR: Final = 'switch to a local executor if tools run on other machines (`executor_backend = "local"`, runtime `subprocess`)'
+
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
@@ -105,58 +107,84 @@ def judge(found: Breakdown, inputs: Mapping[str, Any], *, gpu: bool) -> Judgemen
 
     `inputs` are the recipe's inputs, which the advice names. `gpu`: the step ran on a GPU.
     """
-    if found.share("tool") > TOOL:
-        why = f"tools, rewards and environments take {found.share('tool'):.0%} of a step (more than {TOOL:.0%})"
-        advice = (
-            'switch to a local executor if tools run on other machines (`executor_backend = "local"`, runtime `subprocess`)',
-            "run the tool calls of a step in parallel",
-            "generate the next step's answers while this step's tools run (asynchronous rollouts)",
-            *_raise(inputs, "num_generations", "more answers per prompt share the waiting time"),
-            "a faster GPU would not help",
-        )
-        return Judgement("LATENCY-BOUND", why, advice)
-    if found.share("tool", "rollouts") > TOOL:
-        waits = found.share("tool", "rollouts")
-        why = f"the trainer waits {waits:.0%} of a step (more than {TOOL:.0%}) for rollouts"
-        advice = (
-            'switch to a local executor if tools run on other machines (`executor_backend = "local"`, runtime `subprocess`)',
-            "run more rollouts in parallel, so that tool calls and generation overlap",
-            *_raise(
-                inputs,
-                "infer_gpus",
-                "if the inference GPUs are busy, generation is the bottleneck",
-            ),
-            "a faster GPU for the trainer would not help",
-        )
-        return Judgement("LATENCY-BOUND", why, advice)
-    if found.share("data") > DATA:
-        why = f"the model waits for data {found.share('data'):.0%} of a step (more than {DATA:.0%})"
-        advice = (
-            *_raise(inputs, "workers", "more data-loading workers"),
-            "cache tokens, latents and text embeddings in a separate step that runs once",
-            "keep the data on a local disk of the training machine, in few large files",
-        )
-        return Judgement("DATA-BOUND", why, advice)
+    return (
+        _judge_tools(found, inputs)
+        or _judge_rollouts(found, inputs)
+        or _judge_data(found, inputs)
+        or _judge_work(found, inputs, gpu)
+        or _describe_balance(found, inputs)
+    )
+
+
+# -- rules, in the order in which they apply --
+
+
+def _judge_tools(found: Breakdown, inputs: Mapping[str, Any]) -> Judgement | None:
+    tools = found.share("tool")
+    if tools <= TOOL:
+        return None
+    why = f"tools, rewards and environments take {tools:.0%} of a step (more than {TOOL:.0%})"
+    advice = (
+        _LOCAL_EXECUTOR,
+        "run the tool calls of a step in parallel",
+        "generate the next step's answers while this step's tools run (asynchronous rollouts)",
+        *_raise(inputs, "num_generations", "more answers per prompt share the waiting time"),
+        "a faster GPU would not help",
+    )
+    return Judgement("LATENCY-BOUND", why, advice)
+
+
+def _judge_rollouts(found: Breakdown, inputs: Mapping[str, Any]) -> Judgement | None:
+    waits = found.share("tool", "rollouts")
+    if waits <= TOOL:
+        return None
+    why = f"the trainer waits {waits:.0%} of a step (more than {TOOL:.0%}) for rollouts"
+    busy = "if the inference GPUs are busy, generation is the bottleneck"
+    advice = (
+        _LOCAL_EXECUTOR,
+        "run more rollouts in parallel, so that tool calls and generation overlap",
+        *_raise(inputs, "infer_gpus", busy),
+        "a faster GPU for the trainer would not help",
+    )
+    return Judgement("LATENCY-BOUND", why, advice)
+
+
+def _judge_data(found: Breakdown, inputs: Mapping[str, Any]) -> Judgement | None:
+    data = found.share("data")
+    if data <= DATA:
+        return None
+    why = f"the model waits for data {data:.0%} of a step (more than {DATA:.0%})"
+    advice = (
+        *_raise(inputs, "workers", "more data-loading workers"),
+        "cache tokens, latents and text embeddings in a separate step that runs once",
+        "keep the data on a local disk of the training machine, in few large files",
+    )
+    return Judgement("DATA-BOUND", why, advice)
+
+
+def _judge_work(found: Breakdown, inputs: Mapping[str, Any], gpu: bool) -> Judgement | None:
     work = found.share("generation", *TRAINING)
-    if work > WORK:
-        return Judgement(
-            "THROUGHPUT-BOUND",
-            f"generation and training take {work:.0%} of a step (more than {WORK:.0%})",
-            _throughput(found, inputs, gpu),
-        )
+    if work <= WORK:
+        return None
+    why = f"generation and training take {work:.0%} of a step (more than {WORK:.0%})"
+    return Judgement("THROUGHPUT-BOUND", why, _throughput(found, inputs, gpu))
+
+
+def _describe_balance(found: Breakdown, inputs: Mapping[str, Any]) -> Judgement:
+    """Return the judgement of a step without a bottleneck, with advice for its large phases."""
     largest = max(found.parts, key=lambda name: found.parts[name])
-    advice = (f"the largest part is {PARTS[largest]}, {found.share(largest):.0%}",)
+    advice = [f"the largest part is {PARTS[largest]}, {found.share(largest):.0%}"]
     for part, limit, name, remedy in (
         ("checkpoint", 0.1, "save_every", "save less often"),
         ("evaluation", 0.2, "eval_every", "evaluate less often"),
     ):
-        if found.share(part) > limit:
-            advice += (
-                f"{PARTS[part]} takes {found.share(part):.0%}: {remedy}{_now(inputs, name)}",
-            )
-    if found.share("other") > 0.2:
-        advice += (f"the trainer did not report the phase of {found.share('other'):.0%} of a step",)
-    return Judgement("BALANCED", "no phase stands out", advice)
+        share = found.share(part)
+        if share > limit:
+            advice.append(f"{PARTS[part]} takes {share:.0%}: {remedy}{_now(inputs, name)}")
+    other = found.share("other")
+    if other > 0.2:
+        advice.append(f"the trainer did not report the phase of {other:.0%} of a step")
+    return Judgement("BALANCED", "no phase stands out", tuple(advice))
 
 
 def _throughput(found: Breakdown, inputs: Mapping[str, Any], gpu: bool) -> tuple[str, ...]:

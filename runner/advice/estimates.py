@@ -281,14 +281,20 @@ def estimate_step(
     prices = _read_prices(ws)
     if gpu is not None:
         return _add_price(found, prices, gpu, devices)
-    # If the resources set only a memory size, offer each GPU model with a price.
-    least = 0.97 * (wants.gpu_memory or 0)
+    return replace(found, choices=_estimate_choices(case, wants.gpu_memory or 0, prices))
+
+
+def _estimate_choices(
+    case: _Case, memory: int, prices: Mapping[str, float]
+) -> tuple[StepEstimate, ...]:
+    """Return the estimates on each GPU model that has a price and about `memory` bytes or more."""
+    least = 0.97 * memory
     choices: list[StepEstimate] = []
     for kind in load_hardware().gpus:
         if kind.name in prices and kind.memory * 1e9 >= least:
             estimated = _estimate(case.on(kind))
-            choices.append(_add_price(estimated, prices, kind, devices))
-    return replace(found, choices=tuple(choices))
+            choices.append(_add_price(estimated, prices, kind, case.devices))
+    return tuple(choices)
 
 
 def _read_toml_input(ws: Workspace, plan: Plan, n: int, name: str) -> Mapping[str, Any]:
@@ -345,10 +351,9 @@ def find_gpus(asked: str | None, memory: int | None) -> list[GpuModel]:
     if asked:
         kind = load_hardware().find_requested(asked, memory)
         return [kind] if kind is not None else []
-    gpus = load_hardware().gpus
     if memory is None:
         return []
-    return [gpu for gpu in gpus if gpu.has_memory(memory)]
+    return [gpu for gpu in load_hardware().gpus if gpu.has_memory(memory)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,12 +50,10 @@ def list_remedies(finding: Finding, found: Survey) -> tuple[dict[str, object], l
     written: list[str] = []
     step = _name_in_recipe(finding.step)
     names = rule_files.load(rule_files.find_homes(found)).names
-    file = next((origin for origin in finding.origins.values() if origin.kind == "file"), None)
     for name, value in finding.fix.get("settings", {}).items():
-        # An unset setting gets the tool's name for it, in the file of the other settings.
+        # An unset setting gets the tool's name for it.
         called = next(iter(names.get(name, ())), name)
-        unset = replace(file, name=called) if file else Origin("argument", f"--{called}")
-        origin = finding.origins.get(name) or unset
+        origin = finding.origins.get(name) or _origin_of_unset(finding, called)
         if origin.kind == "input" and "/" in finding.step:
             written.append(f"in step {step}: with: {{{origin.name}: {json.dumps(value)}}}")
         elif origin.kind == "input" and origin.name in found.plan.inputs:
@@ -72,6 +70,14 @@ def list_remedies(finding: Finding, found: Survey) -> tuple[dict[str, object], l
         pairs = [f"{name}: {value}" for name, value in resources.items()]
         written.append(f"in step {step}: resources: {{{', '.join(pairs)}}}")
     return typed, written
+
+
+def _origin_of_unset(finding: Finding, name: str) -> Origin:
+    """Return the place for a setting that is unset: the file of the others, or an argument."""
+    for origin in finding.origins.values():
+        if origin.kind == "file":
+            return replace(origin, name=name)
+    return Origin("argument", f"--{name}")
 
 
 def _describe_change(origin: Origin, step: str, key: str, value: object) -> str:

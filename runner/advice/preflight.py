@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..errors import NotFound, RecipeError, did_you_mean
 from ..hosts.interpreters import CURRENT, choose_python
@@ -70,25 +70,39 @@ def check(
     if not numbers or "all" in allowed:
         return RuleFindings()
     library = rule_files.load(rule_files.find_homes(found))
-    known = {rule.id for rule in library.rules}
-    strange = sorted(allowed - known)
-    if strange:
-        fix = did_you_mean(strange[0], known) or "see the rules in docs/preflight.md"
-        raise NotFound(f'there is no rule "{strange[0]}"', fix=fix)
+    _check_allowed(allowed, {rule.id for rule in library.rules})
     applied = [rule for rule in library.rules if rule.id not in allowed]
-    looks = _FactGatherer(ws, found, library, driver, host, python)
+    gatherer = _FactGatherer(ws, found, library, driver, host, python)
     verdicts = []
     for n in numbers:
-        facts, trains = looks.gather(n)
+        facts, trains = gatherer.gather(n)
         about = ("training", "step") if trains else ("step",)
         of_step = [rule for rule in applied if rule.about in about]
         verdicts.append(rules.judge(of_step, facts, found.plan.nodes[n].id))
     of_recipe = [rule for rule in applied if rule.about == "recipe"]
     if of_recipe:
         # Every step knows the facts of its recipe.
-        facts, _ = looks.gather(numbers[0])
+        facts, _ = gatherer.gather(numbers[0])
         verdicts.append(rules.judge(of_recipe, facts))
     return rules.merge(verdicts)
+
+
+def _check_allowed(allowed: frozenset[str], known: set[str]) -> None:
+    """Raise NotFound for an allowed rule that does not exist."""
+    strange = sorted(allowed.difference(known))
+    if strange:
+        fix = did_you_mean(strange[0], known) or "see the rules in docs/preflight.md"
+        raise NotFound(f'there is no rule "{strange[0]}"', fix=fix)
+
+
+class _Command(NamedTuple):
+    """The command of a step, and the settings that it passes to its program."""
+
+    texts: list[str]  # its words, without those that are unknown
+    inputs: dict[str, object]
+    given: list[Setting]  # from its words and its configuration files
+    configs: list[tuple[object, str, str]]  # content, name and path of each file
+    broken: list[str]  # errors of unreadable configuration files
 
 
 class _FactGatherer:
@@ -115,8 +129,23 @@ class _FactGatherer:
 
     def gather(self, n: int) -> tuple[dict[str, object], bool]:
         """Return the facts of a step in every namespace, and whether the step trains."""
-        plan = self._found.plan
-        node, spec = plan.nodes[n], plan.specs()[n]
+        node, spec = self._found.plan.nodes[n], self._found.plan.specs()[n]
+        command = self._read_command(n)
+        # Several rules read the code, and most steps none of it.
+        code = cache(partial(self._read_code, n))
+        named = program.is_named_training([node.id, *command.texts[:8]])
+        # The code of other steps is read only if a rule asks for it.
+        is_likely = named or bool(spec.accelerate or spec.state)
+        imports = code()["imports"] if is_likely else ()
+        tools = rules.find_tools(command.texts, imports, self._library.tools)
+        settings = self._merge_settings(self._declarations(spec, command, tools), command)
+        step = self._step_facts(n, command, tools, code)
+        facts = self._facts_by_namespace(n, command, settings, step)
+        return facts, _trains(spec, named, tools)
+
+    def _read_command(self, n: int) -> _Command:
+        """Read the command of a step, and the settings in its words and configuration files."""
+        node, spec = self._found.plan.nodes[n], self._found.plan.specs()[n]
         scope = _scope(spec, node.id)
         takes = self._input_addresses(node.prefix)
         line = [_resolve_word(word, takes) for word in words(spec, scope)]
@@ -127,54 +156,53 @@ class _FactGatherer:
         given = list(of_words(line))
         for tree, file, found_at in configs:
             given += of_tree(tree, scope, file, found_at)
+        texts = [word.text for word in line if word.text is not None]
+        return _Command(texts, inputs, given, configs, broken)
 
-        @cache
-        def code() -> dict[str, list[str]]:
-            imports, keywords = program.read_code(self._found, n)
-            return {"imports": imports, "keywords": keywords}
+    def _read_code(self, n: int) -> dict[str, list[str]]:
+        imports, keywords = program.read_code(self._found, n)
+        return {"imports": imports, "keywords": keywords}
 
-        plainly = [word.text for word in line if word.text is not None]
-        named = program.is_named_training([node.id, *plainly[:8]])
-        # The code of other steps is read only if a rule asks for it.
-        is_likely = named or bool(spec.accelerate or spec.state)
-        imports = code()["imports"] if is_likely else ()
-        tools = rules.find_tools(plainly, imports, self._library.tools)
-        tools_of_command = rules.find_tools(plainly, (), self._library.tools)
-        known = Declarations(
+    def _declarations(
+        self, spec: StepSpec, command: _Command, tools: Sequence[str]
+    ) -> Declarations:
+        """Return what the tools of a step and its recipe declare about settings."""
+        tools_of_command = rules.find_tools(command.texts, (), self._library.tools)
+        return Declarations(
             self._library.names,
             self._input_types_of(spec.recipe),
             tools,
             commanded=bool(tools_of_command),
             launched=spec.accelerate is not None,
         )
-        settings = self._merge_settings(known, given, inputs)
-        step = self._step_facts(n, plainly, tools, configs, broken, code)
+
+    def _facts_by_namespace(
+        self, n: int, command: _Command, settings: ToolSettings, step: RuleFacts
+    ) -> dict[str, object]:
         facts: dict[str, object] = {
             "recipe": RuleFacts(self._recipe_facts()),
-            "inputs": RuleFacts(inputs),
+            "inputs": RuleFacts(command.inputs),
             "settings": settings,
             "step": step,
             "model": self._model_facts(settings),
             "host": self._host,
             "environment": self._environment_facts(n),
-            "kept": RuleFacts({}, rules.NEEDS["kept"], partial(self._kept_facts, n)),
+            "kept": _facts_on_demand("kept", partial(self._kept_facts, n)),
+            "gpu": _facts_on_demand("gpu", partial(machine.gpu, step, self._host)),
+            "offer": _facts_on_demand("offer", partial(machine.offer, self._host)),
+            "data": self._data_facts(settings, step),
         }
-        facts["gpu"] = RuleFacts({}, rules.NEEDS["gpu"], partial(machine.gpu, step, self._host))
-        facts["offer"] = RuleFacts({}, rules.NEEDS["offer"], partial(machine.offer, self._host))
-        facts["data"] = self._data_facts(settings, step)
-        facts["memory"] = RuleFacts(
-            {}, rules.NEEDS["memory"], partial(_memory_facts, self._ws, self._found, n, facts)
-        )
-        return facts, _trains(spec, named, tools)
+        # The memory estimate reads the other facts.
+        estimate = partial(_memory_facts, self._ws, self._found, n, facts)
+        facts["memory"] = _facts_on_demand("memory", estimate)
+        return facts
 
-    def _merge_settings(
-        self, known: Declarations, given: Sequence[Setting], inputs: Mapping[str, object]
-    ) -> ToolSettings:
+    def _merge_settings(self, known: Declarations, command: _Command) -> ToolSettings:
         """Return the settings of the program and of the recipe's inputs, program first."""
-        own = list(of_inputs(inputs))
+        own = list(of_inputs(command.inputs))
         merged = [
-            *known.of_program(program.derive_settings(given)),
-            *known.of_program(given),
+            *known.of_program(program.derive_settings(command.given)),
+            *known.of_program(command.given),
             *known.of_inputs(own),
             *known.of_inputs(program.derive_settings(own)),
         ]
@@ -207,14 +235,12 @@ class _FactGatherer:
     def _step_facts(
         self,
         n: int,
-        line: Sequence[str],
+        command: _Command,
         tools: Sequence[str],
-        configs: Sequence[tuple[object, str, str]],
-        broken: Sequence[str],
         code: Callable[[], Mapping[str, object]],
     ) -> RuleFacts:
         spec, node = self._found.plan.specs()[n], self._found.plan.nodes[n]
-        launcher = program.find_launcher(line, tools)
+        launcher = program.find_launcher(command.texts, tools)
         secrets = {secret.source for secret in spec.secrets if self._ws.environ.get(secret.source)}
         is_here = self._driver in _HERE
         # The credentials of this machine are not in a container.
@@ -224,7 +250,7 @@ class _FactGatherer:
                 "id": node.id,
                 "tools": list(tools),
                 "launcher": launcher,
-                "method": program.find_method(line),
+                "method": program.find_method(command.texts),
                 "gpus": spec.resources.gpus,
                 "gpu": spec.resources.gpu,
                 "gpu_memory": _gpu_memory_in_gb(spec.resources),
@@ -239,7 +265,7 @@ class _FactGatherer:
                 "git": list(spec.git),
                 "to_fetch": self._find_unfetched(spec),
                 "remote": not is_here,
-                **_config_facts(configs, broken),
+                **_config_facts(command.configs, command.broken),
                 "missing": self._find_missing(n),
                 "members": self._find_members(n),
             },
@@ -461,6 +487,11 @@ def _scope(spec: StepSpec, id: str) -> dict[str, object]:
         "state": state,
         "step": {"id": id},
     }
+
+
+def _facts_on_demand(namespace: str, gather: Callable[[], Mapping[str, object]]) -> RuleFacts:
+    """Return facts that are gathered when a rule first reads them."""
+    return RuleFacts({}, rules.NEEDS[namespace], gather)
 
 
 def _resolve_word(word: Word, takes: Mapping[str, str]) -> Word:

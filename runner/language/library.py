@@ -115,9 +115,7 @@ def find(name: str, workspace: Path) -> Path:
     if bundled.is_file():
         return bundled
     word, at, version = name.partition("@")
-    files = {(found[1], int(found[2])): path for path, found in _files(shipped() / "recipes")}
-    if not any(other == word for other, _ in files):
-        files |= _find_package_files(word)
+    files = _files_for(word)
     versions = sorted(number for other, number in files if other == word)
     if not versions:
         names = {other for other, _ in files}
@@ -130,6 +128,17 @@ def find(name: str, workspace: Path) -> Path:
         there = ", ".join(f"{word}@{number}" for number in versions)
         raise NotFound(f'"{word}" has no version "{version}"', fix=f"there is {there}")
     return files[word, int(version)]
+
+
+def _files_for(name: str) -> dict[tuple[str, int], Path]:
+    """Return the files of the library, by name and version.
+
+    If it has no recipe called `name`, those of other packages with this name are included.
+    """
+    files = {(found[1], int(found[2])): path for path, found in _files(shipped() / "recipes")}
+    if not any(other == name for other, _ in files):
+        files |= _find_package_files(name)
+    return files
 
 
 def _find_package_files(name: str) -> dict[tuple[str, int], Path]:

@@ -16,10 +16,10 @@ from runner.errors import Invalid, Problem
 from . import document as documents
 from . import schema, units
 from .document import Document
+from .parse_context import ParseContext, code, env_files
 from .parse_inputs import InputsReader
 from .parse_steps import StepsReader
 from .recipe import Health, Recipe
-from .source import Source, code, env_files
 from .spelling import as_written
 from .values import Where
 
@@ -54,9 +54,9 @@ def try_parse(document: Document, *, sound: bool = False) -> tuple[Recipe, list[
     if found:
         value = _sound_part(value, found)
     raw = value if isinstance(value, dict) else {}
-    source = Source(document, raw)
-    result = _read(source)
-    problems += source.problems
+    context = ParseContext(document, raw)
+    result = _read(context)
+    problems += context.problems
     if problems:
         result = replace(result, partial=True)
     return result, sorted(problems, key=_position)
@@ -115,11 +115,11 @@ def _without(value: Any, paths: Iterable[Where]) -> Any:
     return kept if isinstance(value, dict) else list(kept.values())
 
 
-def _read(source: Source) -> Recipe:
-    raw = source.raw
-    inputs_reader, steps_reader = InputsReader(source), StepsReader(source)
+def _read(context: ParseContext) -> Recipe:
+    raw = context.raw
+    inputs_reader, steps_reader = InputsReader(context), StepsReader(context)
     name, _, version = str(raw.get("recipe", "unnamed@1")).partition("@")
-    _check_file_name(source, name, version)
+    _check_file_name(context, name, version)
     inputs = {id: inputs_reader.input(id, item) for id, item in raw.get("inputs", {}).items()}
     inputs_reader.check_defaults(inputs)
     raw_presets = raw.get("presets", {}).items()
@@ -129,41 +129,41 @@ def _read(source: Source) -> Recipe:
         name=name,
         version=int(version),
         summary=raw.get("summary", ""),
-        document=source.document,
+        document=context.document,
         doc=raw.get("doc", ""),
         inputs=inputs,
         presets=presets,
         steps=steps,
         outputs=raw.get("outputs"),
-        resources=source.resources(raw.get("resources", {}), ("resources",)),
-        limits=source.limits(raw.get("limits", {}), ("limits",)),
+        resources=context.resources(raw.get("resources", {}), ("resources",)),
+        limits=context.limits(raw.get("limits", {}), ("limits",)),
         image=raw.get("image"),
-        python=source.python(raw.get("python"), ("python",)),
+        python=context.python(raw.get("python"), ("python",)),
         tools=tuple(raw.get("tools", ())),
         setup=tuple(raw.get("setup", ())),
-        health=_health(source),
+        health=_health(context),
         cleanup=tuple(raw.get("cleanup", ())),
-        env=as_written(source.document, raw.get("env", {}), ("env",)),
+        env=as_written(context.document, raw.get("env", {}), ("env",)),
         pass_env=tuple(raw.get("pass_env", ())),
         env_files=env_files(raw),
-        secrets=source.secrets(raw, ()),
+        secrets=context.secrets(raw, ()),
         code=code(raw.get("code", ())),
     )
 
 
-def _check_file_name(source: Source, name: str, version: str) -> None:
-    if "recipe" not in source.raw:
+def _check_file_name(context: ParseContext, name: str, version: str) -> None:
+    if "recipe" not in context.raw:
         return
-    file = Path(source.document.name)
+    file = Path(context.document.name)
     # A file name without a version, such as train.yaml, need not be the recipe's name.
     if "@" in file.stem and file.stem != f"{name}@{version}":
         message = f'the recipe is named "{name}@{version}", but its file is {file.name}'
-        source.problem("wrong-name", message, ("recipe",), "use the same name and version in both")
+        context.problem("wrong-name", message, ("recipe",), "use the same name and version in both")
 
 
-def _health(source: Source) -> Health | None:
-    if "health" not in source.raw:
+def _health(context: ParseContext) -> Health | None:
+    if "health" not in context.raw:
         return None
-    raw = source.raw["health"]
-    every = source.unit(units.duration, raw, "every", ("health",))
+    raw = context.raw["health"]
+    every = context.unit(units.duration, raw, "every", ("health",))
     return Health(raw["run"]) if every is None else Health(raw["run"], every)

@@ -12,8 +12,8 @@ from typing import Any
 from .bad_values import BadValue
 from .input_references import leaves, sort_dependencies, template_problem
 from .input_values import convert
+from .parse_context import ParseContext
 from .recipe import Input, Preset
-from .source import Source
 from .spelling import as_written, value_as_written
 from .template import Reference, TemplateError, references
 from .values import Where
@@ -59,10 +59,10 @@ _RANGES = (("minimum", "maximum"), ("minLength", "maxLength"), ("minItems", "max
 
 
 class InputsReader:
-    """Parser of a document's inputs and presets. Problems are added to its source."""
+    """Parser of a document's inputs and presets. Problems are added to its context."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, context: ParseContext) -> None:
+        self._context = context
 
     # -- inputs --
 
@@ -79,8 +79,8 @@ class InputsReader:
         self._check_pattern(name, limits)
         secret = raw.get("secret")
         if secret is not None:
-            self._source.check_secret(secret, (*path, "secret"))
-        self._source.check_numbers(limits.get("choices"), (*path, "choices"))
+            self._context.check_secret(secret, (*path, "secret"))
+        self._context.check_numbers(limits.get("choices"), (*path, "choices"))
         is_null_by_default = "default" in raw and raw["default"] is None
         found = Input(
             name=name,
@@ -100,7 +100,7 @@ class InputsReader:
             member=raw.get("member", False),
         )
         where = (*path, "default")
-        default = value_as_written(self._source.document, found, found.default, where)
+        default = value_as_written(self._context.document, found, found.default, where)
         return replace(found, default=default)
 
     def _check_name(self, name: str, path: Where) -> None:
@@ -112,7 +112,7 @@ class InputsReader:
             return
         message = f'invalid input name "{name}": this is the name of {reason}'
         fix = f'rename the input, for example to "{name}_value"'
-        self._source.problem("reserved-name", message, path, fix, key=True)
+        self._context.problem("reserved-name", message, path, fix, key=True)
 
     def _check_limits_of_type(
         self, raw: Mapping[str, Any], limits: Mapping[str, Any], path: Where
@@ -135,7 +135,7 @@ class InputsReader:
     def _check_needed_keys(self, name: str, raw: Mapping[str, Any], path: Where) -> None:
         kind = raw["type"]
         # Check the document, not `raw`: an invalid key has been reported already.
-        written: Any = self._source.document.value
+        written: Any = self._context.document.value
         keys = written["inputs"][name]
         needs_choices = "choice" in (kind, raw.get("items"))
         if needs_choices and "choices" not in keys:
@@ -162,7 +162,7 @@ class InputsReader:
         if raw.get("continues") and raw.get("key") is False:
             message = f'input "{name}" cannot be both `key: false` and `continues: true`'
             fix = "remove `key: false`: the training length is part of the cache key"
-            self._source.problem("contradiction", message, (*path, "key"), fix, key=True)
+            self._context.problem("contradiction", message, (*path, "key"), fix, key=True)
         if raw["type"] == "secret":
             fix = "remove the key: a secret comes from the environment and is never part of a cache key"
             for word in ("default", "key"):
@@ -175,20 +175,20 @@ class InputsReader:
             if has_both and limits[least] > limits[most]:
                 bounds = f"at least {limits[least]} and at most {limits[most]}"
                 message = f'no value of "{name}" can be {bounds}'
-                self._source.problem("contradiction", message, ("inputs", name, most), key=True)
+                self._context.problem("contradiction", message, ("inputs", name, most), key=True)
 
     def _check_pattern(self, name: str, limits: dict[str, Any]) -> None:
         """Report and drop an invalid regex pattern, because defaults cannot be matched with it."""
         if "pattern" in limits:
             path = ("inputs", name, "pattern")
-            if self._source.expression(limits["pattern"], path) is None:
+            if self._context.expression(limits["pattern"], path) is None:
                 del limits["pattern"]
 
     def _report_useless(self, message: str, path: Where, fix: str = "") -> None:
-        self._source.problem("useless-key", message, path, fix, key=True)
+        self._context.problem("useless-key", message, path, fix, key=True)
 
     def _report_missing(self, message: str, path: Where, fix: str) -> None:
-        self._source.problem("missing-key", message, path, fix, key=True)
+        self._context.problem("missing-key", message, path, fix, key=True)
 
     # -- values --
 
@@ -204,7 +204,7 @@ class InputsReader:
         if circle:
             message = f"these defaults depend on each other: {' -> '.join(circle)}"
             path = ("inputs", circle[0], "default")
-            self._source.problem(
+            self._context.problem(
                 "cycle", message, path, "set one of these defaults to a fixed value"
             )
 
@@ -219,19 +219,19 @@ class InputsReader:
         except BadValue as wrong:
             fix = wrong.fix
             if spec.type == "string" and isinstance(value, bool):
-                fix = f"quote it: {quote(self._source.document.source_text(path))}"
-            self._source.problem(wrong.code, f'"{spec.name}" {wrong.message}', path, fix)
+                fix = f"quote it: {quote(self._context.document.source_text(path))}"
+            self._context.problem(wrong.code, f'"{spec.name}" {wrong.message}', path, fix)
 
     def _check_templates(self, tree: Any, path: Where) -> set[str]:
         """Return the inputs read by templates in `tree`, and report unavailable names."""
         found: set[str] = set()
-        document, problems = self._source.document, self._source.problems
+        document, problems = self._context.document, self._context.problems
         for leaf, below in leaves(tree):
             place = (*path, *below)
             try:
                 for reference in references(leaf):
                     name = _input_of(reference)
-                    if name is not None and name in self._source.inputs:
+                    if name is not None and name in self._context.inputs:
                         found.add(name)
                     self._check_reference(reference, place)
             except TemplateError as error:
@@ -245,7 +245,7 @@ class InputsReader:
         """
         message, fix = self._describe_reference(reference)
         if message:
-            problem = self._source.document.problem(
+            problem = self._context.document.problem(
                 "unknown-name",
                 message,
                 place,
@@ -253,7 +253,7 @@ class InputsReader:
                 offset=reference.offset,
                 length=reference.length,
             )
-            self._source.problems.append(problem)
+            self._context.problems.append(problem)
 
     def _describe_reference(self, reference: Reference) -> tuple[str, str]:
         """Return the message and the fix for an invalid reference, or two empty texts."""
@@ -261,16 +261,16 @@ class InputsReader:
         if root == "fixtures":
             return "", ""
         if root != "inputs":
-            fix = self._source.suggest(root, ("inputs", "fixtures"))
+            fix = self._context.suggest(root, ("inputs", "fixtures"))
             fix = fix or "use {{ inputs.NAME }} or {{ fixtures }}"
             return f'"{root}" is not available here', fix
         name = _input_of(reference)
         if name is None:
             fix = "name one input: {{ inputs.NAME }}"
             return "a value cannot depend on all inputs at once", fix
-        if name not in self._source.inputs:
-            return f'there is no input "{name}"', self._source.suggest(name, self._source.inputs)
-        if self._source.type(name) == "secret":
+        if name not in self._context.inputs:
+            return f'there is no input "{name}"', self._context.suggest(name, self._context.inputs)
+        if self._context.type(name) == "secret":
             message = f'the secret "{name}" cannot be part of a value'
             return message, "list the secret under `secrets`"
         return "", ""
@@ -280,7 +280,7 @@ class InputsReader:
     def preset(self, id: str, raw: dict[str, Any], inputs: Mapping[str, Input]) -> Preset:
         """Parse the preset `id`."""
         path: Where = ("presets", id)
-        source, document = self._source, self._source.document
+        context, document = self._context, self._context.document
         values: dict[str, Any] = {}
         for name, value in raw.items():
             if name in _REPLACED_BY_PRESETS:
@@ -292,31 +292,31 @@ class InputsReader:
             self._check_preset_value(name, value, inputs.get(name), (*path, name))
         resources = limits = None
         if "resources" in raw:
-            resources = source.resources(raw["resources"], (*path, "resources"))
+            resources = context.resources(raw["resources"], (*path, "resources"))
         if "limits" in raw:
-            limits = source.limits(raw["limits"], (*path, "limits"))
+            limits = context.limits(raw["limits"], (*path, "limits"))
         return Preset(
             name=id,
             inputs=values,
             resources=resources,
             limits=limits,
             image=raw.get("image"),
-            python=source.python(raw.get("python"), (*path, "python")),
+            python=context.python(raw.get("python"), (*path, "python")),
             env=as_written(document, raw.get("env"), (*path, "env")),
         )
 
     def _check_preset_value(self, name: str, value: Any, spec: Input | None, path: Where) -> None:
         """Check a value in a preset; `spec` is None for an unreadable input."""
-        if name not in self._source.inputs:
-            near = self._source.suggest(name, [*self._source.inputs, *_REPLACED_BY_PRESETS])
+        if name not in self._context.inputs:
+            near = self._context.suggest(name, [*self._context.inputs, *_REPLACED_BY_PRESETS])
             message = f'there is no input "{name}"'
-            self._source.problem("unknown-input", message, path, near, key=True)
+            self._context.problem("unknown-input", message, path, near, key=True)
         elif spec is None:
             return
         elif spec.type == "secret":
             message = f'a preset cannot set the secret "{name}"'
             fix = f"set the environment variable {spec.env}"
-            self._source.problem("secret-given", message, path, fix, key=True)
+            self._context.problem("secret-given", message, path, fix, key=True)
         else:
             self._check_templates(value, path)
             self._check_value(spec, value, path)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 from . import units
-from .recipe import Metrics, Output, Select, State, Step, Uses
-from .source import Source, code, env_files, path_or_glob
+from .parse_context import ParseContext, code, env_files, path_or_glob
+from .recipe import Metrics, Output, Select, StateDirectory, Step, Uses
 from .spelling import as_written
 from .step_options import DEFAULT_PREEMPTIONS, StepOptions
 from .template import has
@@ -26,22 +26,22 @@ class _Retries(NamedTuple):
 
 
 class StepsReader:
-    """Parser of a document's steps. Problems are added to its source."""
+    """Parser of a document's steps. Problems are added to its context."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, context: ParseContext) -> None:
+        self._context = context
 
     def step(self, id: str, raw: dict[str, Any]) -> Step:
         """Parse the step `id`."""
         path: Where = ("steps", id)
-        source, document = self._source, self._source.document
+        context, document = self._context, self._context.document
         for index, need in enumerate(raw.get("needs", ())):
             self._check_step_name(id, need, (*path, "needs", index))
         self._check_keys_of_kind(raw, path)
         self._check_program(raw.get("run"), path)
         self._check_shell(id, raw, path)
         self._check_allow_failure(raw, path)
-        source.check_numbers(raw.get("matrix"), (*path, "matrix"))
+        context.check_numbers(raw.get("matrix"), (*path, "matrix"))
         nodes = raw.get("nodes")
         if isinstance(nodes, float):
             nodes = int(nodes)
@@ -69,8 +69,8 @@ class StepsReader:
             secrets=self._own_secrets(raw, path),
             tools=own_tools,
             image=raw.get("image"),
-            python=source.python(raw.get("python"), (*path, "python")),
-            resources=source.resources(raw.get("resources", {}), (*path, "resources")),
+            python=context.python(raw.get("python"), (*path, "python")),
+            resources=context.resources(raw.get("resources", {}), (*path, "resources")),
             nodes=nodes,
             matrix=raw.get("matrix"),
             allow_failure=raw.get("allow_failure", False),
@@ -87,11 +87,11 @@ class StepsReader:
             retries=retries.failure,
             preemptions=retries.preemption,
             oom=retries.oom,
-            timeout=self._source.unit(units.duration, raw, "timeout", path),
-            idle_timeout=self._source.unit(units.duration, raw, "idle_timeout", path),
+            timeout=self._context.unit(units.duration, raw, "timeout", path),
+            idle_timeout=self._context.unit(units.duration, raw, "idle_timeout", path),
             ends_on_nan=self._ends_on_nan(raw, path),
             nice=int(raw.get("nice", 0)),
-            sandbox=_sandbox(raw.get("sandbox", self._source.raw.get("sandbox"))),
+            sandbox=_sandbox(raw.get("sandbox", self._context.raw.get("sandbox"))),
         )
 
     def _ends_on_nan(self, raw: dict[str, Any], path: Where) -> bool:
@@ -99,7 +99,7 @@ class StepsReader:
         if ends and not raw.get("metrics"):
             message = "`on_nan` checks the losses in `metrics`, but the step has no `metrics`"
             fix = "add `metrics: true`, or `metrics` with a file or a pattern"
-            self._source.problem("missing-key", message, (*path, "on_nan"), fix, key=True)
+            self._context.problem("missing-key", message, (*path, "on_nan"), fix, key=True)
         return ends
 
     # -- checks --
@@ -108,11 +108,11 @@ class StepsReader:
         """Report a dependency on an unknown step or on the step itself."""
         if name == id:
             message = f'step "{id}" depends on itself: {id} -> {id}'
-            self._source.problem("cycle", message, path, "remove this dependency")
-        elif name not in self._source.steps:
-            others = (other for other in self._source.steps if other != id)
-            fix = self._source.suggest(name, others)
-            self._source.problem("unknown-step", f'there is no step "{name}"', path, fix)
+            self._context.problem("cycle", message, path, "remove this dependency")
+        elif name not in self._context.steps:
+            others = (other for other in self._context.steps if other != id)
+            fix = self._context.suggest(name, others)
+            self._context.problem("unknown-step", f'there is no step "{name}"', path, fix)
 
     def _check_program(self, run: Any, path: Where) -> None:
         """Report a command that starts with a number or an option."""
@@ -125,7 +125,7 @@ class StepsReader:
         is_in_list = where[-1] != "run"  # a script may start with anything
         if is_in_list and (is_number or is_option):
             message = f"a command must start with a program, not with {run}"
-            self._source.problem("bad-command", message, where, "name the program to run")
+            self._context.problem("bad-command", message, where, "name the program to run")
 
     def _check_keys_of_kind(self, raw: dict[str, Any], path: Where) -> None:
         """Report keys that have no effect for this kind of step."""
@@ -166,7 +166,7 @@ class StepsReader:
             self._report_useless(message, (*path, "allow_failure"))
 
     def _report_useless(self, message: str, path: Where, fix: str = "") -> None:
-        self._source.problem("useless-key", message, path, fix, key=True)
+        self._context.problem("useless-key", message, path, fix, key=True)
 
     # -- parts of a step --
 
@@ -175,11 +175,11 @@ class StepsReader:
             return _Retries(int(raw), DEFAULT_PREEMPTIONS, {})
         oom = {str(name): int(text[1:]) for name, text in raw.get("oom", {}).items()}
         for name in oom:
-            if name not in self._source.inputs:
+            if name not in self._context.inputs:
                 message = f'there is no input "{name}"'
                 where = (*path, "retries", "oom", name)
-                fix = self._source.suggest(name, self._source.inputs)
-                self._source.problem("unknown-input", message, where, fix, key=True)
+                fix = self._context.suggest(name, self._context.inputs)
+                self._context.problem("unknown-input", message, where, fix, key=True)
         failure, preemption = raw.get("failure", 0), raw.get("preemption", DEFAULT_PREEMPTIONS)
         return _Retries(int(failure), int(preemption), oom)
 
@@ -188,7 +188,7 @@ class StepsReader:
         if block is None or "args" not in block:
             return block
         where = (*path, "accelerate", "args")
-        return {**block, "args": as_written(self._source.document, block["args"], where)}
+        return {**block, "args": as_written(self._context.document, block["args"], where)}
 
     def _select(self, id: str, raw: dict[str, Any], path: Where) -> Select | None:
         if "select" not in raw:
@@ -198,10 +198,10 @@ class StepsReader:
         if "min" not in raw and "max" not in raw:
             message = f'step "{id}" has neither "min" nor "max"'
             fix = "add `min: METRIC` for the lowest value or `max: METRIC` for the highest"
-            self._source.problem("missing-key", message, path, fix, key=True)
+            self._context.problem("missing-key", message, path, fix, key=True)
         elif "min" in raw and "max" in raw:
             message = f'step "{id}" has both "min" and "max"'
-            self._source.problem("one-of", message, path, "keep one", key=True)
+            self._context.problem("one-of", message, path, "keep one", key=True)
         best: Literal["min", "max"] = "min" if "min" in raw else "max"
         return Select(step=name, metric=raw.get(best, ""), best=best)
 
@@ -212,70 +212,76 @@ class StepsReader:
         """
         head, _, inside = name.partition("/")
         self._check_step_name(id, head, path)
-        source = self._source.raw.get("steps", {}).get(head)
+        source = self._context.raw.get("steps", {}).get(head)
         is_reported = head == id or source is None
         if is_reported or "uses" in source:
             return
         if inside:
             message = f'"{head}" contains no steps'
-            self._source.problem("unknown-step", message, path, f"select: {head}")
+            self._context.problem("unknown-step", message, path, f"select: {head}")
         elif "matrix" not in source:
             message = f'step "{name}" has no `matrix` to select from'
-            self._source.problem("not-a-matrix", message, path, "use the step's outputs directly")
+            self._context.problem("not-a-matrix", message, path, "use the step's outputs directly")
 
     def _outputs(self, id: str, raw: Any, path: Where) -> Iterator[Output]:
         """Yield the outputs of a step. Outputs in a plain list are named by their paths."""
         name_of_path: dict[str, str] = {}
-        for key, name, item in _outputs_in(raw):
+        for key, name, settings in _outputs_in(raw):
             where: Where = (*path, "outputs", key)
-            long = item if isinstance(item, dict) else {"path": item}
-            text = long["path"]
+            text = settings["path"]
             bare = text.rstrip("/")
             if not bare:
-                message = f'invalid output path "{text}"'
-                fix = "use a path below the attempt directory, such as models/ or report.json"
-                self._source.problem("bad-path", message, where, fix)
+                self._report_bad_path(text, where)
                 continue
             # A path with a template is compared when it is rendered, by the compiler.
             if bare in name_of_path and not has(bare):
                 self._report_same_path(id, text, name_of_path[bare], name, where)
             name_of_path[bare] = name
-            yield Output(
-                name=name,
-                path=bare,
-                directory=text.endswith("/"),
-                optional=long.get("optional", False),
-                nonempty=long.get("nonempty", False),
-                temporary=long.get("temporary", False),
-                sync=self._source.unit(units.duration, long, "sync", where),
-                doc=long.get("doc", ""),
-            )
+            yield self._output(name, settings, where)
+
+    def _output(self, name: str, settings: dict[str, Any], where: Where) -> Output:
+        path = settings["path"]
+        return Output(
+            name=name,
+            path=path.rstrip("/"),
+            directory=path.endswith("/"),
+            optional=settings.get("optional", False),
+            nonempty=settings.get("nonempty", False),
+            temporary=settings.get("temporary", False),
+            sync=self._context.unit(units.duration, settings, "sync", where),
+            doc=settings.get("doc", ""),
+        )
+
+    def _report_bad_path(self, path: str, where: Where) -> None:
+        message = f'invalid output path "{path}"'
+        fix = "use a path below the attempt directory, such as models/ or report.json"
+        self._context.problem("bad-path", message, where, fix)
 
     def _report_same_path(self, id: str, path: str, first: str, second: str, where: Where) -> None:
         names = f'"{first}" and "{second}"' if first != second else "two outputs"
         message = f'{names} of step "{id}" have the same path, {path}'
-        self._source.problem("same-path", message, where, "use a different path for each output")
+        self._context.problem("same-path", message, where, "use a different path for each output")
 
     def _own_secrets(self, raw: dict[str, Any], path: Where) -> tuple[str, ...] | None:
         if "secrets" not in raw:
             return None
-        return self._source.secrets(raw, path)
+        return self._context.secrets(raw, path)
 
-    def _states(self, raw: dict[str, Any], path: Where) -> Iterator[State]:
+    def _states(self, raw: dict[str, Any], path: Where) -> Iterator[StateDirectory]:
         for name, item in raw.items():
             # `state: {model: }` is a state with every setting at its default.
             yield self._state(name, item or {}, (*path, "state", name))
 
-    def _state(self, name: str, raw: dict[str, Any], path: Where) -> State:
+    def _state(self, name: str, raw: dict[str, Any], path: Where) -> StateDirectory:
         keep = raw.get("keep")
         if keep is not None and "checkpoint" not in raw:
             message = f'"keep" of state "{name}" counts checkpoints, but "checkpoint" is not set'
             fix = "add the name pattern of a checkpoint, for example `checkpoint: step-*`"
-            self._source.problem("missing-key", message, (*path, "keep"), fix, key=True)
+            self._context.problem("missing-key", message, (*path, "keep"), fix, key=True)
         if keep is not None:
             keep = int(keep)
-        every = self._source.unit(units.interval, raw, "every", path) or units.Interval()
-        return State(
+        every = self._context.unit(units.interval, raw, "every", path) or units.Interval()
+        return StateDirectory(
             name=name,
             path=raw.get("path", f"state/{name}").rstrip("/") or "/",
             checkpoint=raw.get("checkpoint"),
@@ -292,22 +298,23 @@ class StepsReader:
             return Metrics()
         if "pattern" in raw:
             where = (*path, "metrics", "pattern")
-            found = self._source.expression(raw["pattern"], where)
+            found = self._context.expression(raw["pattern"], where)
             if found is not None and not found.groupindex:
                 message = "the pattern has no named group, so it yields no metric"
                 fix = "name the group: loss (?P<loss>[0-9.]+)"
-                self._source.problem("bad-pattern", message, where, fix)
+                self._context.problem("bad-pattern", message, where, fix)
         return Metrics(raw.get("file"), raw.get("pattern"))
 
 
-def _outputs_in(raw: Any) -> Iterator[tuple[str | int, str, Any]]:
-    """Yield the key, the name and the value of each output in a mapping or list."""
-    if isinstance(raw, dict):
-        for name, item in raw.items():
-            yield name, name, item
-    else:
-        for index, item in enumerate(raw):
-            yield index, item, item
+def _outputs_in(raw: Any) -> Iterator[tuple[str | int, str, dict[str, Any]]]:
+    """Yield the key, the name and the settings of each output in a mapping or list."""
+    if not isinstance(raw, dict):
+        for index, path in enumerate(raw):
+            yield index, path, {"path": path}
+        return
+    for name, item in raw.items():
+        settings = item if isinstance(item, dict) else {"path": item}
+        yield name, name, settings
 
 
 def _sandbox(raw: Any) -> str:

@@ -81,8 +81,8 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """A checkpoint path of a step. Checkpoints may be incomplete when the step stops."""
+class StateDirectory:
+    """A checkpoint directory of a step. Checkpoints may be incomplete when the step stops."""
 
     name: str
     path: str  # a template; `state/<name>` unless the author says otherwise
@@ -224,7 +224,7 @@ class Step:
     code: tuple[str | Glob | GitCode | AutoCode, ...] | None = None  # None: the recipe's
     files: Mapping[str, Tree] = field(default_factory=dict)
     outputs: tuple[Output, ...] = ()
-    state: tuple[State, ...] = ()
+    state: tuple[StateDirectory, ...] = ()
     env: Mapping[str, Leaf] = field(default_factory=dict)
     pass_env: tuple[str, ...] = ()
     env_files: tuple[str, ...] = ()
@@ -245,10 +245,11 @@ class Step:
     @property
     def reads(self) -> list[str]:
         """Paths and glob patterns in `deps`, without exclusion patterns."""
-        return [_pattern_of(dep) for dep in self.deps]
+        return [pattern_of(dep) for dep in self.deps]
 
 
-def _pattern_of(dep: str | Glob) -> str:
+def pattern_of(dep: str | Glob) -> str:
+    """Return the path or pattern of a `deps` or `code` entry as written."""
     return dep if isinstance(dep, str) else dep.pattern
 
 

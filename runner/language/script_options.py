@@ -254,6 +254,8 @@ class _OptionCollector:
                 raise _Uncertain
             if name:
                 names.append(name)
+        if not names:
+            raise _Uncertain  # argparse refuses an empty name
         # A call in a loop adds an option in each turn; a call that is read twice adds one.
         self._options[id(node), tuple(names)] = _build_option(names, given, certain)
 
@@ -300,6 +302,7 @@ class _OptionCollector:
 
     def _visit(self, found: Sequence[ast.AST], certain: bool) -> None:
         for definition in found:
+            # A function is visited again only if this call is the first that is certain.
             known = self._seen.get(id(definition))
             if known or known is certain:
                 continue
@@ -308,8 +311,12 @@ class _OptionCollector:
                 methods = [each for each in definition.body if isinstance(each, ast.FunctionDef)]
                 self._visit(methods, False)
             elif isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                file = next(file for file in self._definitions if self._defines(file, definition))
+                file = self._file_of(definition)
                 self._waiting.append(_Scope(file, definition.body, certain))
+
+    def _file_of(self, definition: ast.AST) -> str:
+        """Return the first file with a function or class."""
+        return next(file for file in self._definitions if self._defines(file, definition))
 
     def _defines(self, file: str, definition: ast.AST) -> bool:
         return any(definition in each for each in self._definitions[file].values())

@@ -80,27 +80,11 @@ def words_of_script(
 
     The script must name the file once, after a program in `starters` or its `-m`, on one line.
     """
-    text = re.sub(r"\{\{.*?\}\}", _HOLE, run, flags=re.DOTALL).replace("\\\n", " ")
-    lines = [line for line in text.splitlines() if script in line]
-    if len(lines) != 1:
-        return None
-    # In a here-document the words may be text; after `cd` the file may be another one.
-    if "<<" in text or _CHANGES_DIRECTORY.search(text):
-        return None
-    lexer = shlex.shlex(lines[0], posix=True, punctuation_chars=True)
-    lexer.whitespace_split = True
-    try:
-        parts = list(lexer)
-    except ValueError:
-        return None  # a text of several lines
+    parts = _read_line(run, script)
     if parts.count(script) != 1:
         return None
     at = parts.index(script)
-    if at == 0:
-        return None
-    before = at - 2 if parts[at - 1] == "-m" else at - 1
-    program = parts[max(before, 0)]
-    if not starters.fullmatch(program):
+    if at == 0 or not starters.fullmatch(_program_before(parts, at)):
         return None
     words: list[GivenWord] = []
     for part in parts[at + 1 :]:
@@ -110,6 +94,29 @@ def words_of_script(
         is_free = _HOLE in part or _SHELL_SPECIAL.search(part) is not None
         words.append(GivenWord(part, where, is_free))
     return words
+
+
+def _read_line(run: str, script: str) -> list[str]:
+    """Return the words of the only line with a script, or none if they are uncertain."""
+    text = re.sub(r"\{\{.*?\}\}", _HOLE, run, flags=re.DOTALL).replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if script in line]
+    if len(lines) != 1:
+        return []
+    # In a here-document the words may be text; after `cd` the file may be another one.
+    if "<<" in text or _CHANGES_DIRECTORY.search(text):
+        return []
+    lexer = shlex.shlex(lines[0], posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    try:
+        return list(lexer)
+    except ValueError:
+        return []  # a text of several lines
+
+
+def _program_before(parts: Sequence[str], at: int) -> str:
+    """Return the word that starts the script at `at`: the one before it, or before its `-m`."""
+    before = at - 2 if parts[at - 1] == "-m" else at - 1
+    return parts[max(before, 0)]
 
 
 def _flatten(items: Sequence[Tree], where: Where) -> Iterator[GivenWord]:

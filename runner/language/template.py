@@ -45,6 +45,7 @@ __all__ = [
     "expressions",
     "has",
     "join_path",
+    "program",
     "references",
     "render",
     "text_of",
@@ -124,6 +125,15 @@ def argv(items: Sequence[Tree], scope: Scope, reads: Reads | None = None) -> lis
     for item in items:
         words += _words(item, scope, reads) or ()
     return words
+
+
+def program(item: Tree, scope: Scope) -> str:
+    """Return the program that a command names.  Raises TemplateError for null."""
+    value = evaluate(item, scope) if isinstance(item, str) else item
+    if value is None:
+        length = len(item) if isinstance(item, str) else 1
+        raise TemplateError("the program is null", 0, length, "name it, or add `| default(…)`")
+    return _argument(value, item)
 
 
 def _words(item: Tree, scope: Scope, reads: Reads | None) -> list[str] | None:

@@ -171,11 +171,11 @@ class Axes:
         """Return the paths that a glob axis matches, or None if they are not known yet."""
         names = {"inputs": scope.inputs, "steps": Results(scope)}
         excluded = written.get("exclude", [])
-        exclude = self.sketch.evaluate(scope, excluded, names, (*where, "exclude"))
+        exclude = self.sketch.exclusions(scope, excluded, names, (*where, "exclude"))
         where = (*where, "glob")
         value = self.sketch.evaluate(scope, written["glob"], names, where)
-        pattern = str(value) if value is not None else ""
-        axis = _GlobAxis(name, written, pattern, [str(each) for each in exclude], where)
+        pattern = self.sketch.path_text(scope, written["glob"], value, where) or ""
+        axis = _GlobAxis(name, written, pattern, exclude, where)
         output = next((path for path in heads(pattern)[1:] if path in scope.makers), None)
         if output is not None:
             return self._output_matches(scope, step, axis, output)

@@ -37,8 +37,9 @@ from ..language.recipe import (
     Python,
     Recipe,
     Resources,
-    State,
+    StateDirectory,
     Step,
+    pattern_of,
 )
 from ..language.template import TemplateError, evaluate
 from ..language.unknowns import Unknown
@@ -72,7 +73,7 @@ from .drafts import (
 )
 from .leaves import LeafReader, add_files
 from .mentions import is_template, mentions_step, templates
-from .path_rules import BELOW, WORKSPACE, explain_unfit, find_misplaced_paths
+from .path_rules import BELOW, WORKSPACE, explain_no_path, explain_unfit, find_misplaced_paths
 from .patterns import (
     MadePaths,
     as_pattern,
@@ -443,7 +444,7 @@ class _Compiler:
             return UNKNOWN_PATH
         if not sound:
             return None
-        wrong = "is null" if value is None else explain_unfit(str(value))
+        wrong = explain_no_path(value) or explain_unfit(str(value))
         if not wrong:
             return posixpath.normpath(str(value))
         if value != output.path:  # find_misplaced_paths reports literal paths
@@ -466,16 +467,17 @@ class _Compiler:
             self.sketch.reference_problem(scope, "late-name", message, where, ref)
         return bool(late)
 
-    def _state_path(self, scope: Scope, step: Step, state: State, places: Namespaces) -> str:
+    def _state_path(
+        self, scope: Scope, step: Step, state: StateDirectory, places: Namespaces
+    ) -> str:
         """Return the rendered path of a step's checkpoint directory."""
         where = (*step.origin, "state", state.name, "path")
-        value = self.sketch.evaluate(scope, state.path, places, where)
-        if isinstance(value, Unknown):
-            return state.path
+        value, sound = self.sketch.try_render(scope, state.path, places, where)
+        is_unknown = not sound or isinstance(value, Unknown)
         # find_misplaced_paths reports literal paths.
-        if value in (None, state.path):
-            return str(value)
-        wrong = explain_unfit(str(value))
+        if is_unknown or value == state.path:
+            return state.path
+        wrong = explain_no_path(value) or explain_unfit(str(value))
         if wrong:
             self.sketch.problem(
                 scope.recipe,
@@ -637,9 +639,12 @@ class _Compiler:
             if _is_step_output(dep, value):
                 add_files(draft, value)
                 continue
-            if value is None or isinstance(value, Unknown):
+            if isinstance(value, Unknown):
                 continue
-            path = self._dep_path(scope, step, dep, str(value), where)
+            text = self.sketch.path_text(scope, pattern_of(dep), value, where)
+            if text is None:
+                continue
+            path = self._dep_path(scope, step, dep, text, where)
             # A file of an axis is an edge already: the step reads that file, not the whole output.
             if path is not None and path not in given:
                 self._add_dep(scope, draft, made, _Dep(dep, path, exclude, where))
@@ -653,7 +658,7 @@ class _Compiler:
         """
         path = posixpath.normpath(value)
         if escapes(path):
-            raw = dep if isinstance(dep, str) else dep.pattern
+            raw = pattern_of(dep)
             if value != raw:  # find_misplaced_paths reports literal paths
                 message = f'"{value}", as "{raw}" is here, leaves the workspace'
                 self.sketch.problem(scope.recipe, "path-escape", message, where, fix=WORKSPACE)
@@ -716,7 +721,7 @@ class _Compiler:
     ) -> tuple[Any, list[str]]:
         """Return the rendered path or pattern of a `deps` entry, and its excluded patterns."""
         names: Mapping[str, Any] = {"inputs": draft.inputs, "matrix": _with_patterns(draft.matrix)}
-        text = dep if isinstance(dep, str) else dep.pattern
+        text = pattern_of(dep)
         if mentions_step(text):
             steps = results_of(scope, draft.matrix)
             choice = choose_branches(self.sketch, scope, text, {**names, "steps": steps})
@@ -725,9 +730,8 @@ class _Compiler:
             names = choice.names
         if isinstance(dep, str):
             return self.sketch.evaluate(scope, dep, names, where), []
-        exclude = self.sketch.evaluate(scope, list(dep.exclude), names, (*where, "exclude"))
-        pattern = self.sketch.evaluate(scope, dep.pattern, names, (*where, "glob"))
-        return pattern, [str(each) for each in exclude]
+        exclude = self.sketch.exclusions(scope, dep.exclude, names, (*where, "exclude"))
+        return self.sketch.evaluate(scope, dep.pattern, names, (*where, "glob")), exclude
 
     def _decide_when(self, scope: Scope, draft: NodeDraft, names: Mapping[str, Any]) -> None:
         """Evaluate `when`, or leave the decision to the run if it depends on step results."""

@@ -15,6 +15,7 @@ from ..language.template import Reference, TemplateError, evaluate, references
 from ..language.unknowns import BOOLEAN, Unknown, holds_unknown
 from .ids import bare
 from .mentions import steps_among, templates
+from .path_rules import explain_no_path
 from .plan import SKIP, PendingMatrix
 from .roots import shift_at
 from .step import (
@@ -356,6 +357,33 @@ class Sketch:
         except TemplateError as error:
             self.template_problem(scope, error, where)
             return None, False
+
+    def path_text(self, scope: Scope, leaf: str, value: object, where: Where) -> str | None:
+        """Return the text of a path or pattern that was rendered from `leaf`; None for null.
+
+        A list and a mapping are reported and have no text.
+        """
+        if value is None:
+            return None
+        wrong = explain_no_path(value)
+        if wrong:
+            fix = "use a template with text as its value"
+            self.problem(scope.recipe, "path-escape", f'"{leaf}" {wrong}', where, fix=fix)
+            return None
+        return str(value)
+
+    def exclusions(
+        self, scope: Scope, leaves: Sequence[str], names: Namespaces, where: Where
+    ) -> list[str]:
+        """Return the rendered patterns of an `exclude` list, without those that are null."""
+        found: list[str] = []
+        for n, leaf in enumerate(leaves):
+            place = (*where, n)
+            value = self.evaluate(scope, leaf, names, place)
+            text = self.path_text(scope, leaf, value, place)
+            if text is not None:
+                found.append(text)
+        return found
 
     def condition(self, scope: Scope, step: Step, names: Mapping[str, Any]) -> bool | None:
         """Return the value of a step's `when`, or None if it is unknown or invalid."""

@@ -172,13 +172,20 @@ def judge(
         return Verdict(RUN, key, reasons, None, _find_conflicts(own, facts), former)
     metrics = _metrics_of_trace(plan, n, key, trace, former, facts)
     if metrics is None:
-        for reader, metric in plan.readers(n):
-            words = f"{reader} reads its metric {metric} by a new rule, and the earlier metrics are no longer stored"
-            return Verdict(RUN, key, (words,), None, _find_conflicts(own, facts))
+        lost = _find_lost_metric(plan, n)
+        if lost:
+            return Verdict(RUN, key, (lost,), None, _find_conflicts(own, facts))
         metrics = {}
     outputs = {name: content for name, _, content in trace.outputs}
     result = StepResult(True, outputs, metrics)
     return _judge_targets(result, key, (), facts, own)._replace(former=former)
+
+
+def _find_lost_metric(plan: Plan, n: int) -> str:
+    """Return why a step whose metrics are no longer stored must run, or an empty string."""
+    for reader, metric in plan.readers(n):
+        return f"{reader} reads its metric {metric} by a new rule, and the earlier metrics are no longer stored"
+    return ""
 
 
 def _judge_dependencies(plan: Plan, n: int, made: Mapping[int, StepResult]) -> Verdict | None:
@@ -330,6 +337,8 @@ def world_of(
     node: Node, facts: Facts, made: Mapping[int, StepResult]
 ) -> tuple[fingerprint.World, list[str]]:
     """Return the content digests for the cache key, and the reasons why some are unknown."""
+    # One function for all parts: it is called for each step of a no-op, and a call per part would
+    # slow it down by a tenth and more.
     world: fingerprint.World = []
     missing: list[str] = []
     for dep in node.deps:

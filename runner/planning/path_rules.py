@@ -6,7 +6,7 @@ Works on text alone.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from ..errors import Problem
@@ -36,6 +36,22 @@ def explain_unfit(path: str, *, folder: bool = True) -> str:
         return f'is "{path}", which is in .recipe/, reserved for recipe'
     if path.endswith("/") and not folder:
         return f'is "{path}", which is a directory'
+    return ""
+
+
+def explain_no_path(value: object) -> str:
+    """Return why the value of a template is no path, or an empty string.
+
+    The text is the end of a sentence.
+    """
+    if isinstance(value, str):
+        return ""  # nearly always, and faster than the other questions
+    if value is None:
+        return "is null"
+    if isinstance(value, (list, tuple)):
+        return "is a list, not a path"
+    if isinstance(value, Mapping):
+        return "is a mapping, not a path"
     return ""
 
 

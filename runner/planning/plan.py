@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..language.values import Tree
 
 Rows: TypeAlias = "list[list[Any]]"
-COMPILER: Final = 17
+COMPILER: Final = 18
 """Version of the compiler, which is part of a cached plan's name.
 
 Raise the version if the same recipe and inputs now give another plan.  The fields of the plan's

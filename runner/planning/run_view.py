@@ -552,11 +552,7 @@ def _standing_of(
 ) -> ProgressInput:
     states = {id: str(step.state) for id, step in steps.items()}
     if not others:
-        # A single-instance step is counted by name before its first event.
-        for name, count in planned.instances.items():
-            is_counted = name in states or name in planned.fresh
-            if count == 1 and not is_counted:
-                states[name] = State.WAITING
+        _add_unbegun(states, planned)
     elapsed: dict[str, float] = {}
     trainings: dict[str, TrainingReport] = {}
     for id, step in steps.items():
@@ -565,13 +561,6 @@ def _standing_of(
             elapsed[id] = seconds
         if step.training is not None and step.state not in SUCCEEDED:
             trainings[id] = step.training
-    counted: dict[str, int] = {}
-    for (state, _), number in others.items():
-        counted[state] = counted.get(state, 0) + number
-    if planned.unnamed:
-        named = len(states) + sum(counted.values())
-        room = planned.unnamed if planned.total is None else max(0, planned.total - named)
-        counted[State.FRESH] = counted.get(State.FRESH, 0) + min(planned.unnamed, room)
     return ProgressInput(
         run.state,
         states,
@@ -580,9 +569,32 @@ def _standing_of(
         expected,
         elapsed,
         trainings,
-        counted,
+        _count_unlisted(others, planned, len(states)),
         bare(trains),
     )
+
+
+def _add_unbegun(states: dict[str, str], planned: PlannedSteps) -> None:
+    """Add each single-instance step without an event, which is counted by its name."""
+    for name, count in planned.instances.items():
+        is_counted = name in states or name in planned.fresh
+        if count == 1 and not is_counted:
+            states[name] = State.WAITING
+
+
+def _count_unlisted(
+    others: Mapping[tuple[str, str], int], planned: PlannedSteps, named: int
+) -> dict[str, int]:
+    """Return the number of steps without a name in each state, beside the `named` ones."""
+    counted: dict[str, int] = {}
+    for (state, _), number in others.items():
+        counted[state] = counted.get(state, 0) + number
+    if planned.unnamed:
+        room = planned.unnamed
+        if planned.total is not None:
+            room = max(0, planned.total - named - sum(counted.values()))
+        counted[State.FRESH] = counted.get(State.FRESH, 0) + min(planned.unnamed, room)
+    return counted
 
 
 def _elapsed_of(step: StepView, now: float) -> float | None:

@@ -12,7 +12,7 @@ from .plan import SELECT, SKIP
 from .step import SelectSpec, StepSpec
 
 if TYPE_CHECKING:
-    from ..language.recipe import Recipe, Step
+    from ..language.recipe import Recipe, Select, Step
 
 
 def add_select(sketch: Sketch, used: Mapping[str, Recipe], scope: Scope, step: Step) -> None:
@@ -20,19 +20,42 @@ def add_select(sketch: Sketch, used: Mapping[str, Recipe], scope: Scope, step: S
 
     If its target cannot be compared, report a problem instead.
     """
-    assert step.select is not None
-    if step.select.source in scope.pending:
+    select = step.select
+    assert select is not None
+    if select.source in scope.pending:
         sketch.wait(scope, step, steps_of(step))
         return
     scope.results[step.id] = {}
-    compared = find_selected(scope.recipe, used, step.select.step)
-    if isinstance(compared, TargetProblem):
-        where = (*step.origin, "select")
-        sketch.problem(scope.recipe, compared.code, compared.message, where, fix=compared.fix)
-        return
+    compared = _find_compared(sketch, used, scope, step, select)
     if compared is None:
         return
-    instances = scope.instances(step.select.step)
+    instances = scope.instances(select.step)
+    draft = _add_draft(sketch, scope, step)
+    _add_outputs(draft, compared, instances)
+    _add_producers(draft, select.metric, instances)
+    _add_needs(scope, draft)
+    _decide_skip(sketch, scope, draft)
+    draft.author = {"select": [select.metric, select.best]}
+    draft.spec = _spec_of(draft, select)
+    scope.results[step.id] = {name: output_of(draft, name) for name in draft.outputs}
+
+
+def _find_compared(
+    sketch: Sketch, used: Mapping[str, Recipe], scope: Scope, step: Step, select: Select
+) -> Step | None:
+    """Return the step whose instances are compared; None if there is none.
+
+    A target that cannot be compared is reported.
+    """
+    found = find_selected(scope.recipe, used, select.step)
+    if not isinstance(found, TargetProblem):
+        return found
+    where = (*step.origin, "select")
+    sketch.problem(scope.recipe, found.code, found.message, where, fix=found.fix)
+    return None
+
+
+def _add_draft(sketch: Sketch, scope: Scope, step: Step) -> NodeDraft:
     draft = NodeDraft(
         f"{scope.prefix}{step.id}",
         step,
@@ -46,21 +69,17 @@ def add_select(sketch: Sketch, used: Mapping[str, Recipe], scope: Scope, step: S
     )
     sketch.drafts.append(draft)
     scope.groups[step.id] = [draft]
-    _add_outputs(draft, compared, instances)
-    _add_producers(draft, step.select.metric, instances)
-    if instances:
-        draft.required.append(instances)
-    _add_needs(scope, draft)
-    _decide_skip(sketch, scope, draft)
-    draft.author = {"select": [step.select.metric, step.select.best]}
-    draft.spec = StepSpec(
-        recipe=scope.recipe.id,
-        step=step.id,
+    return draft
+
+
+def _spec_of(draft: NodeDraft, select: Select) -> StepSpec:
+    return StepSpec(
+        recipe=draft.recipe.id,
+        step=draft.step.id,
         author=draft.author,
-        resources=resource_spec(step.resources),
-        select=SelectSpec(step.select.metric, step.select.best),
+        resources=resource_spec(draft.step.resources),
+        select=SelectSpec(select.metric, select.best),
     )
-    scope.results[step.id] = {name: output_of(draft, name) for name in draft.outputs}
 
 
 def _add_outputs(draft: NodeDraft, compared: Step, instances: list[NodeDraft]) -> None:
@@ -76,13 +95,18 @@ def _add_outputs(draft: NodeDraft, compared: Step, instances: list[NodeDraft]) -
 
 
 def _add_producers(draft: NodeDraft, metric: str, instances: list[NodeDraft]) -> None:
-    """Make a `select` node read the outputs and the metric of the compared instances."""
+    """Make a `select` node read the outputs and the metric of the compared instances.
+
+    If all of them are skipped, so is the node.
+    """
     possible = [each for each in instances if not each.flags & SKIP]
     for name in draft.outputs:
         for each in possible:
             draft.upstream[f"{each.id}/{name}"] = (each, name, "")
     for each in possible:
         draft.late[each.id, metric] = each
+    if instances:
+        draft.required.append(instances)
 
 
 def _add_needs(scope: Scope, draft: NodeDraft) -> None:

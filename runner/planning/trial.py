@@ -18,6 +18,7 @@ from ..language.template import (
     argv,
     evaluate,
     join_path,
+    program,
     references,
     render,
     text_of,
@@ -156,8 +157,11 @@ def _accelerate_faults(
             continue
         if name == "processes" and value is not None:
             yield from _try_part(where, [value], partial(_count, value), scene)
+        elif name in ("script", "module"):
+            yield from _try_part(where, [value], partial(program, value), scene)
         elif _suspect(value):
-            yield from _try_part(where, [value], partial(evaluate, value), scene)
+            # Null leaves the launcher's setting at its default, as it leaves a variable unset.
+            yield from _try_part(where, [value], partial(_variable, value), scene)
     yield from _find_args_faults(block.get("args"), scene)
 
 

@@ -45,6 +45,10 @@ NEVER = {
     "run: [echo], when: '{{ steps.train.metrics.loss ~ 1 }}'": "`when` is text",
     "accelerate: {script: a.py, processes: '{{ inputs.cfg.a / 2 }}'}": "whole number",
     "accelerate: {script: a.py, args: {x: '{{ inputs.cfg }}'}}": "a mapping cannot",
+    "accelerate: {script: '{{ inputs.note }}'}": "inputs.note is null here: the program is null",
+    "accelerate: {module: '{{ inputs.note }}'}": "inputs.note is null here: the program is null",
+    "accelerate: {script: '{{ inputs.layers }}'}": "a list cannot",
+    "accelerate: {script: a.py, config: '{{ inputs.cfg }}'}": "a mapping cannot",
 }
 SOMETIMES = [
     "run: [echo, '{{ 10 // (steps.train.metrics.loss - 1) }}', 'x{{ steps.train.metrics.name }}']",
@@ -56,6 +60,8 @@ SOMETIMES = [
     "run: 'echo {{ inputs.layers }} $(( {{ host.gpus }} )) {{ nodes.addresses[0] }}'",
     "run: [echo], when: '{{ steps.train.metrics.loss }}'",
     "accelerate: {script: a.py, processes: '{{ host.gpus }}', args: {x: '{{ inputs.layers }}'}}",
+    "accelerate: {script: a.py, config: '{{ inputs.note }}', mixed_precision: '{{ inputs.note }}'}",
+    "accelerate: {script: '{{ steps.train.o }}', config: '{{ steps.train.metrics.file }}'}",
 ]
 
 

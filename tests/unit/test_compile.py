@@ -14,6 +14,7 @@ from runner.language.recipe import Recipe
 from runner.planning.assemble import drop_echoes
 from runner.planning.beforehand import DryRun
 from runner.planning.compile import compile_plan
+from runner.planning.patterns import encode_pattern
 from runner.planning.plan import SKIP, WHEN_LATE, Node, Plan
 
 
@@ -979,6 +980,60 @@ def test_a_wrong_name_is_one_problem_of_a_matrix(rest: str, wrong: str) -> None:
 def test_an_output_whose_path_is_null_is_said() -> None:
     text = 'recipe: r@1\nsteps:\n  t: {matrix: {v: [a, null]}, run: [echo], outputs: {o: "{{ matrix.v }}"}}\n'
     assert problem(text).message == 'output "o" of "t" is null'
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        ("{type: string, default: null}", "is null"),
+        ("{type: list, default: [x]}", "is a list, not a path"),
+        ("{type: object, default: {x: y}}", "is a mapping, not a path"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("part", "what"),
+    [
+        ('outputs: {o: "{{ inputs.d }}"}', 'output "o" of "t" '),
+        ('state: {s: {path: "{{ inputs.d }}"}}', 'state "s" of "t" '),
+    ],
+)
+def test_a_path_to_write_is_a_text(kind: str, wrong: str, part: str, what: str) -> None:
+    """Never the words `None` or `['x']`, which would be names of directories."""
+    found = problem(f"inputs: {{d: {kind}}}\nsteps: {{t: {{run: [echo], {part}}}}}")
+    assert found.message == what + wrong and found.code == "path-escape"
+
+
+@pytest.mark.parametrize(
+    ("part", "empty"),
+    [
+        ('deps: ["{{ inputs.d }}"]', []),
+        ('deps: [{glob: "{{ inputs.d }}"}]', []),
+        ('deps: [{glob: "*", exclude: [a, "{{ inputs.d }}"]}]', []),
+        ('matrix: {f: {glob: "{{ inputs.d }}"}}', [("t", "")]),
+        ('matrix: {f: {glob: "*", exclude: [a, "{{ inputs.d }}"]}}', []),
+    ],
+)
+def test_a_pattern_is_a_text_or_null(part: str, empty: list[tuple[str, str]]) -> None:
+    text = f"inputs: {{d: KIND}}\nsteps: {{t: {{run: [echo], {part}}}}}"
+    for kind, wrong in (
+        ("{type: list, default: [x]}", '"{{ inputs.d }}" is a list, not a path'),
+        ("{type: object, default: {x: y}}", '"{{ inputs.d }}" is a mapping, not a path'),
+    ):
+        assert problem(text.replace("KIND", kind)).message == wrong
+    optional = text.replace("KIND", "{type: string, default: null}")
+    assert plan(optional, globs={"*": ("a", "None")}).empty == empty
+
+
+def test_null_excludes_nothing() -> None:
+    text = """
+inputs: {d: {type: string, default: null}}
+steps:
+  t: {run: [echo], deps: ["{{ inputs.d }}", {glob: "*", exclude: [a, "{{ inputs.d }}"]}]}
+  m: {run: [echo], matrix: {f: {glob: "*", exclude: [a, "{{ inputs.d }}"]}}}
+"""
+    found = plan(text, globs={"*": ("a", "None", "b")})
+    assert found.nodes[0].deps == [encode_pattern("*", ["a"])]
+    assert [each.id for each in found.nodes[1:]] == ["m[f=None]", "m[f=b]"]
 
 
 CASES = """

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from runner.advice import estimates
 from runner.advice.estimates import load_hardware
 from runner.advice.hardware import (
     count_extra_adapter_bytes,
@@ -63,6 +64,11 @@ def test_each_gpu_is_found_by_each_of_its_names_and_no_name_means_two() -> None:
         # The driver finds it by that word in the name that nvidia-smi shows.
         assert any(gpu.asked.lower() in name.lower() for name in gpu.names)
         assert 0.9 < gpu.usable / (gpu.memory * 1e9) < 1.1
+
+
+def test_without_a_name_and_a_size_no_gpu_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimates, "load_hardware", lambda: pytest.fail("hardware.yaml was read"))
+    assert estimates.find_gpus(None, None) == []
 
 
 def test_a_gpu_without_figures_is_reported_with_those_near() -> None:

@@ -64,6 +64,16 @@ def test_a_tree_is_written_in_the_form_of_its_suffix() -> None:
         render(step(files={"a.ini": tree}), SCOPE, python="python")
 
 
+@pytest.mark.parametrize("kind", ["script", "module"])
+def test_the_program_of_accelerate_is_never_none(kind: str) -> None:
+    with pytest.raises(CannotRun, match="the program is null"):
+        render(
+            step(run=None, accelerate={kind: "{{ inputs.none }}"}),
+            {**SCOPE, "inputs": {"none": None}},
+            python="python",
+        )
+
+
 def test_accelerate_is_given_the_world_and_asserts_it() -> None:
     made = render(
         step(

@@ -66,15 +66,25 @@ def is_named_training(names: Sequence[str]) -> bool:
 
     For example `train`, `my_train.py`, `trl sft` or `rl @ rl.toml`.
     """
-    heads = (name.rpartition("/")[2] for name in names)
-    if any(head in _OF_PRIME and after[:1] == "@" for head, after in pairwise(heads)):
+    if _starts_prime_rl(names):
         return True
     if any("train" in _split_name(name) for name in names):
         return True
-    for name in names[1:]:
-        if name.startswith("-"):
+    return _has_method(names[1:])
+
+
+def _starts_prime_rl(names: Sequence[str]) -> bool:
+    """Return True if words start a program of prime-rl with its configuration, as `rl @ rl.toml`."""
+    heads = (name.rpartition("/")[2] for name in names)
+    return any(head in _OF_PRIME and after.startswith("@") for head, after in pairwise(heads))
+
+
+def _has_method(words: Sequence[str]) -> bool:
+    """Return True if the name of a training method comes before the first option."""
+    for word in words:
+        if word.startswith("-"):
             return False  # the next word may be the option's value
-        if name in _METHODS:
+        if word in _METHODS:
             return True
     return False
 

@@ -122,10 +122,8 @@ def _render_accelerate(
     assert isinstance(fields, dict)
     each = count_processes(block, scope)
     words = [python, "-m", "accelerate.commands.launch", *_launcher_flags(fields, scope, each)]
-    if fields.get("module"):
-        words += [SHIM, "module", str(fields["module"])]
-    else:
-        words += [SHIM, "script", str(fields["script"])]
+    kind = "module" if "module" in block else "script"
+    words += [SHIM, kind, template.program(block[kind], scope)]
     given = block.get("args")
     if isinstance(given, Mapping):
         words += template.args(given, scope)
@@ -149,9 +147,9 @@ def _launcher_flags(fields: Mapping[str, Any], scope: Mapping[str, Any], each: i
     world = each * nodes
     words = []
     if fields.get("config"):
-        words += ["--config_file", str(fields["config"])]
+        words += ["--config_file", text_of(fields["config"])]
     words += ["--num_processes", str(world), "--num_machines", str(nodes)]
-    words += ["--mixed_precision", str(fields.get("mixed_precision") or "no")]
+    words += ["--mixed_precision", text_of(fields.get("mixed_precision") or "no")]
     words += ["--dynamo_backend", "no"]
     if world > 1:
         # Necessary without GPUs too: `--cpu --num_processes 2` would silently run one process.

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from ...errors import CannotRun, NotFound
-from ...language.source import other_lock
+from ...language.parse_context import other_lock
 from ...language.units import count_text
 from ...survey import locks
 

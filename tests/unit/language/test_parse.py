@@ -19,7 +19,7 @@ from runner.language.recipe import (
     Recipe,
     Resources,
     Select,
-    State,
+    StateDirectory,
     Uses,
 )
 
@@ -157,9 +157,9 @@ def test_a_whole_recipe_is_read() -> None:
     ) == (1, 10, (), 2, True, False)
     assert train.outputs == (Output("a.txt", "a.txt"), Output("b/", "b", directory=True))
     assert train.state == (
-        State("checkpoints", "state/checkpoints", "step-*", 300, 2),
-        State("bare", "state/bare"),
-        State("own", "out/ckpt"),
+        StateDirectory("checkpoints", "state/checkpoints", "step-*", 300, 2),
+        StateDirectory("bare", "state/bare"),
+        StateDirectory("own", "out/ckpt"),
     )
     assert (
         train.options.timeout,

@@ -134,6 +134,7 @@ def test_an_option_that_is_added_on_a_condition_is_known_and_not_needed() -> Non
         "import configargparse\np = configargparse.ArgumentParser()\np.parse_args()",
         "import argparse\np = argparse.ArgumentParser(fromfile_prefix_chars='@')\np.parse_args()",
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('rest', nargs='...')\np.parse_args()",
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('')\np.parse_args()",
         "import click",
         "",
     ],

@@ -18,7 +18,7 @@ from .values import Where
 _T = TypeVar("_T")
 
 
-class Source:
+class ParseContext:
     """State of parsing one document.
 
     `raw` satisfies the schema. Of the other parts only the names are known.
