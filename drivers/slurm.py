@@ -359,14 +359,15 @@ class Slurm(Driver):
     async def _look(self) -> Sequence[tuple[str, str]]:
         """Check the equipment of a node that is currently idle.
 
-        Raises Denied if the node lacks Python or a writable work directory.
+        A file that this machine creates shows whether the node sees the same disk. Raises Denied
+        if the node lacks Python or a writable work directory.
         """
         root = Path.home() / self._root  # an absolute path stays as it is
         probe = f".probe-{secrets.token_hex(8)}"
         made = [each for each in (root, *root.parents) if not each.exists()]
-        seen = self._login is None
+        may_share_disk = self._login is None  # commands run on this machine
         try:
-            if seen:
+            if may_share_disk:
                 with suppress(OSError):
                     root.mkdir(parents=True, exist_ok=True)
                     (root / probe).touch()
@@ -388,7 +389,7 @@ class Slurm(Driver):
         disk = ""
         if "shared" in has:
             disk = ", on a disk that this machine sees"
-        elif seen:
+        elif may_share_disk:
             disk = ", not seen from this machine"
         return [
             ("a node", f"{has.get('node', '')}: Python {has['python']}"),

@@ -366,9 +366,9 @@ class Runpod(World[Pod]):
         self.said.says(machine, "container", "ready")
         self._rates(machine)
         self.account.note("started", machine)
-        self.account.later(
-            machine, min(SSH, 2 * self.amount("boot", BOOT)), f"ssh {machine.generation}"
-        )
+        # Tests with a short boot do not wait long for SSH, either.
+        until_ssh = min(SSH, 2 * self.amount("boot", BOOT))
+        self.account.later(machine, until_ssh, f"ssh {machine.generation}")
 
     def boot(self, machine: Pod) -> Boot | None:
         """Return the boot data of a pod: the key in PUBLIC_KEY, and `args` as the boot script."""

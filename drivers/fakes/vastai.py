@@ -640,6 +640,7 @@ class Vastai(World[Instance]):
             return self.problem(
                 400, "invalid_request", "the minimum rental period of this instance is not over"
             )
+        # A faulty provider confirms the destruction, but the machine stays.
         if self.account.is_doomed(found, call.luck):
             self._free(found)
             self.account.end(found, call.by)

@@ -417,6 +417,7 @@ def _estimate_text(case: _Case, config: Mapping[str, Any]) -> StepEstimate:
 
 
 def _read_text_training(case: _Case, model: Model) -> TrainingSetup | None:
+    """Read the setup of a text training, and of the reward model that it may use."""
     config = read_model_config(case.ws, *case.find_address("reward_model"))
     reward = None if config is None else read(config)
     return training_from_inputs.read_text_training(

@@ -93,7 +93,8 @@ def _describe_change(origin: Origin, step: str, key: str, value: object) -> str:
 def _spell_setting(name: str, value: object) -> list[tuple[str, object]]:
     """Return the assignments that set a value in a tool's own form.
 
-    Some tools have one switch per value: `bf16: true` sets a precision.
+    Some tools have one switch per value: `bf16: true` sets a precision. A finding changes a
+    precision to another one, and only ever turns flash attention off.
     """
     head, dot, switch = name.rpartition(".")
     plain = switch.lstrip("-")

@@ -206,7 +206,7 @@ def _settings_of_option(name: str, flag: Word, values: Sequence[Word]) -> Iterat
         value = given[0] if len(given) == 1 else given
         yield Setting(key, value, where)
         if isinstance(given[0], Mapping):
-            for part in of_tree(given[0], {}, "", at=key):
+            for part in of_tree(given[0], scope={}, file="", at=key):
                 yield part._replace(origin=where)
 
 

@@ -298,7 +298,11 @@ def read(request: AgentRequest, path: str, offset: int, limit: int) -> bool:
 def send(
     request: AgentRequest, folder: str, spans: Sequence[tuple[str, int, int]], squeeze: bool
 ) -> None:
-    """Send parts of files in a directory, one after the other: name, start and length of each."""
+    """Send parts of files in a directory, one after the other: name, start and length of each.
+
+    The name "" stands for `folder` itself, which is then a file. With `squeeze`, the data is sent
+    compressed.
+    """
     if squeeze:
         request.squeeze()
     view = memoryview(bytearray(trees.BLOCK // 2))
@@ -315,7 +319,9 @@ def matching(request: AgentRequest, path: str, pattern: str) -> list[str]:
 
     `**` matches directories of any depth.
     """
-    import pathlib  # matches like the client, which uses pathlib for local directories
+    # Matches like the client, which uses pathlib for local directories. Few requests need it, and
+    # its import would delay the start of each agent.
+    import pathlib
 
     return sorted(
         str(each.relative_to(path)) for each in pathlib.Path(path).glob(pattern) if each.is_file()

@@ -158,7 +158,8 @@ def _list_entry(
     if not isinstance(preset, str):
         preset = None
     tried = _swept_values(ws, row) if "-sweep@" in row.recipe else {}
-    # Without a start time, a run is due when it is created, give or take two clocks.
+    # A run without a start time is due when it is created. The two times come from two clocks, the
+    # worker's and the database's, which may differ by a second.
     not_before = None
     if row.due is not None and row.due > row.created + 1:
         not_before = moment(row.due)

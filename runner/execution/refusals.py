@@ -516,9 +516,11 @@ def _hours_needed(found: Survey) -> float | None:
     timeouts = []
     for n in found.todo:
         spec = found.plan.specs()[n]
-        has_command = spec.select is None
-        timeouts.append(spec.options.timeout if has_command else None)
-    bounds = [found.plan.settings.limits.time, _sum(timeouts)]
+        # What a `select` chooses is not known yet, so the run has no bound by its steps.
+        is_open = spec.select is not None
+        timeouts.append(None if is_open else spec.options.timeout)
+    total_timeout = _sum(timeouts)  # None if a step has no timeout
+    bounds = [found.plan.settings.limits.time, total_timeout]
     seconds = min((each for each in bounds if each is not None), default=None)
     return None if seconds is None else (seconds + SPARE) / 3600
 

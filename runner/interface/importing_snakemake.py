@@ -129,7 +129,7 @@ def _rule(read: Value) -> _Rule:
 def from_snakemake(name: str, read: Value, kind: Callable[[str], str]) -> ImportedRecipe:
     """Convert the rules required for the default target to a recipe.
 
-    `read` is the result of `rules_of`. `kind` returns the kind of a path, as in `importing.Kind`.
+    `read` is the result of `rules_of`. `kind` returns "file", "folder" or "code" for a path.
     """
     made = ImportedRecipe({"recipe": f"{name}@1", "summary": "What the Snakefile makes"})
     rules = {each["name"]: _rule(each) for each in read["rules"]}

@@ -335,16 +335,18 @@ class _Compiler:
         for error in shell.errors(run, bash=step.shell == "bash"):
             self.sketch.template_problem(scope, error, (*step.origin, "run"))
 
-    def _wait_for(self, scope: Scope, step: Step, wanted: list[str], written: list[str]) -> None:
+    def _wait_for(self, scope: Scope, step: Step, wanted: list[str], deps: list[str]) -> None:
         """Mark a step as waiting for its dependencies, because its matrix is not known yet.
 
-        The dependencies are `wanted` and the producers of the files in `written`.
+        They are the steps `wanted`, and those that may create the files of `deps` and of the
+        matrix.
         """
-        # A template in `deps` is left out: it names the file of an axis, whose producer is known.
-        reads = [dep for dep in written if not dep.startswith("{{")]
-        reads += [str(axis["glob"]) for axis in _glob_axes(step)]
-        among = [*scope.groups, *scope.inner, *scope.pending]
-        self.sketch.wait(scope, step, [*wanted, *_possible_makers(scope.recipe, among, reads)])
+        # A template in `deps` names the file of a matrix axis: `wanted` has its producer.
+        patterns = [dep for dep in deps if not dep.startswith("{{")]
+        patterns += [str(axis["glob"]) for axis in _glob_axes(step)]
+        candidates = [*scope.groups, *scope.inner, *scope.pending]
+        makers = _possible_makers(scope.recipe, candidates, patterns)
+        self.sketch.wait(scope, step, [*wanted, *makers])
 
     def _add_instance(
         self,
@@ -809,7 +811,7 @@ class _MadeOutputs:
     def matches(self, pattern: str, exclude: list[str], reader: Step) -> list[str]:
         """Return the outputs that a pattern may match, without outputs of step `reader`."""
         found = []
-        for path in self._index.to(pattern):
+        for path in self._index.find_possible(pattern):
             draft, output = self.outputs[path]
             is_directory = bool(draft.outputs[output][1] & DIRECTORY)
             if draft.step is reader or not reaches(pattern, path, is_directory):

@@ -123,7 +123,7 @@ class LeafReader:
             self._unknown(mention, mention.name, [f"state.{name}" for name in self._state])
         elif rest[1:] and rest[1:] != ("latest",):
             self._unknown(mention, mention.name, [f"state.{rest[0]}.latest"])
-        elif not rest[1:]:
+        elif not rest[1:]:  # `latest` is found when an attempt starts, so no key has it
             self.reads[f"state.{rest[0]}"] = self._state[rest[0]]
 
     def _note_input(self, mention: _Mention, rest: tuple[str, ...]) -> None:

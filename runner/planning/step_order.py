@@ -97,7 +97,7 @@ class _StepEdges:
 
     def _makers_near(self, pattern: str, reader: str) -> list[str]:
         """Return the steps whose outputs a glob pattern may match."""
-        near = ((made, self._literal[made]) for made in self._near.to(pattern))
+        near = ((made, self._literal[made]) for made in self._near.find_possible(pattern))
         return _find_makers(near, pattern, reader)
 
     def _makers_of_axis(self, pattern: str) -> list[str]:
@@ -144,7 +144,8 @@ class PathIndex:
         self._sorted = sorted(paths)
         self._all = set(self._sorted)
 
-    def to(self, pattern: str) -> Iterable[str]:
+    def find_possible(self, pattern: str) -> Iterable[str]:
+        """Yield the paths that may match, and directories that may contain a match."""
         fixed = _literal_start(pattern)
         for n in range(bisect.bisect_left(self._sorted, fixed), len(self._sorted)):
             if not self._sorted[n].startswith(fixed):

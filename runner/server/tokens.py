@@ -111,7 +111,7 @@ class Tokens:
         return True
 
     def _write(self, tokens: tuple[Token, ...]) -> None:
-        """Replace the token file. Raises Infrastructure if the disk is full."""
+        """Replace the token file. Raises Infrastructure if it cannot be written."""
         new = self._path.with_suffix(".new")
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -47,7 +47,10 @@ def load_manifest(ws: Workspace, content: str) -> dict[str, str] | None:
 
 
 def load_entries(ws: Workspace, content: str) -> list[Entry] | None:
-    """Load the stored manifest entries of a directory tree, or None if not stored."""
+    """Load the stored manifest entries of a directory tree, or None if not stored.
+
+    Trees of inputs have a manifest of their own, and trees of outputs one among the objects.
+    """
     try:
         text = _file(ws, content).read_text("utf-8", "surrogateescape")
         return [Entry(*row) for row in parse_json(text)]

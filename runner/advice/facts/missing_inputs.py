@@ -39,7 +39,7 @@ def _hint_beside(source: Path, home: str, pattern: str) -> str:
 
 
 def _hint_script(found: Survey, n: int) -> str:
-    """Return a hint if a script path starts with `../`, which is relative to the recipe's folder."""
+    """Return a hint if a script path starts with `../`, as if steps ran in the recipe's folder."""
     spec = found.plan.specs()[n]
     for start in find_starts(spec.run, spec.accelerate):
         if start.name.startswith("../"):

@@ -52,6 +52,7 @@ class CheckpointSender:
 
         A checkpoint counts as complete if two checks see the same files.
         """
+        # An interval in steps has no known length: such a state is checked often.
         every = min(round_period(state.every, state.every_steps) for state in self._states)
         await asyncio.sleep(min(FIRST, every))
         while True:

@@ -117,20 +117,21 @@ class Run:
     def __init__(self, transport: Transport, id: str) -> None:
         self.transport, self.id = transport, id
 
-    def _one(self, talk: Operation) -> Any:
+    def _perform(self, talk: Operation) -> Any:
+        """Carry out an operation with one result, and return the result."""
         return next(drive(self.transport, talk))
 
     def _ask(self, of: Callable[[Transport], Outcome]) -> Outcome:
         """Send a request without retries.  Raises CannotAsk with a fix for Python callers."""
         try:
-            outcome: Outcome = self._one(core.ask(of, core.ONCE))
+            outcome: Outcome = self._perform(core.ask(of, core.ONCE))
         except CannotAsk as error:
             raise core.with_python_fix(error) from None
         return outcome
 
     def status(self) -> Status:
         """Return the current status of the run."""
-        found: Status = self._one(core.ask(lambda there: there.run(self.id)))
+        found: Status = self._perform(core.ask(lambda there: there.run(self.id)))
         return found
 
     def wait(self, timeout: float | None = None) -> Status:
@@ -138,7 +139,7 @@ class Run:
 
         Raises TimedOut, a TimeoutError, after `timeout` seconds.
         """
-        found: Status = self._one(core.wait(self.id, clock(timeout)))
+        found: Status = self._perform(core.wait(self.id, clock(timeout)))
         return found
 
     def events(self, after: int = 0, follow: bool = False) -> Iterator[Event]:
@@ -160,7 +161,7 @@ class Run:
         machines.
         """
         asked = core.ask(lambda there: there.points(self.id, step, attempt, of))
-        found: Sequence[Point] = self._one(asked)
+        found: Sequence[Point] = self._perform(asked)
         return list(found)
 
     def outputs(self) -> list[OutputFile]:
@@ -228,21 +229,21 @@ class AsyncRun:
     def __init__(self, transport: AsyncTransport, id: str) -> None:
         self.transport, self.id = transport, id
 
-    async def _one(self, talk: Operation) -> Any:
+    async def _perform(self, talk: Operation) -> Any:
         async with aclosing(drive_async(self.transport, talk)) as items:
             return await anext(items)
 
     async def _ask(self, of: Callable[[Transport], Outcome]) -> Outcome:
         """Send a request without retries.  Raises CannotAsk with a fix for Python callers."""
         try:
-            outcome: Outcome = await self._one(core.ask(of, core.ONCE))
+            outcome: Outcome = await self._perform(core.ask(of, core.ONCE))
         except CannotAsk as error:
             raise core.with_python_fix(error) from None
         return outcome
 
     async def status(self) -> Status:
         """Return the current status of the run."""
-        found: Status = await self._one(core.ask(lambda there: there.run(self.id)))
+        found: Status = await self._perform(core.ask(lambda there: there.run(self.id)))
         return found
 
     async def wait(self, timeout: float | None = None) -> Status:  # noqa: ASYNC109  (the same as Run's)
@@ -250,7 +251,7 @@ class AsyncRun:
 
         Raises TimedOut, a TimeoutError, after `timeout` seconds.
         """
-        found: Status = await self._one(core.wait(self.id, clock(timeout)))
+        found: Status = await self._perform(core.wait(self.id, clock(timeout)))
         return found
 
     def events(self, after: int = 0, follow: bool = False) -> AsyncIterator[Event]:
@@ -272,7 +273,7 @@ class AsyncRun:
         machines.
         """
         asked = core.ask(lambda there: there.points(self.id, step, attempt, of))
-        found: Sequence[Point] = await self._one(asked)
+        found: Sequence[Point] = await self._perform(asked)
         return list(found)
 
     async def outputs(self) -> list[OutputFile]:

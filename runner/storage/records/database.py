@@ -95,7 +95,7 @@ class Database:
             db = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
             _migrate(db, kind)
             return cls(root, kind, db)
-        with _trouble(path, kind):
+        with _convert_errors(path, kind):
             try:
                 db, version = _examine(path, kind, read_only=read_only)
             except sqlite3.OperationalError as error:
@@ -141,7 +141,7 @@ class Database:
         self, statement: str, values: Sequence[object] | Mapping[str, object] = ()
     ) -> list[Row]:
         """Return all rows of a query."""
-        with _trouble(self.root / self.kind.name, self.kind):
+        with _convert_errors(self.root / self.kind.name, self.kind):
             return self.connection.execute(statement, values).fetchall()
 
     @contextlib.contextmanager
@@ -183,7 +183,7 @@ class Database:
     @contextlib.contextmanager
     def _rolled_back(self) -> Iterator[None]:
         """Roll back the transaction on an error, and convert database errors."""
-        with _trouble(self.root / self.kind.name, self.kind):
+        with _convert_errors(self.root / self.kind.name, self.kind):
             try:
                 yield
             except BaseException:
@@ -320,7 +320,7 @@ def _make(path: Path, kind: Kind) -> None:
             new = root / f"{kind.name}-new"
             for left in (new, root / f"{kind.name}-new-journal"):
                 left.unlink(missing_ok=True)
-            with _trouble(path, kind):
+            with _convert_errors(path, kind):
                 new.touch(mode=kind.mode)
                 db = _connect(new)
                 _set(db, read_only=False)
@@ -372,7 +372,8 @@ def _migrate(db: sqlite3.Connection, kind: Kind) -> None:
 
 
 @contextlib.contextmanager
-def _trouble(path: Path, kind: Kind) -> Iterator[None]:
+def _convert_errors(path: Path, kind: Kind) -> Iterator[None]:
+    """Convert errors of SQLite to errors with a fix: busy, damaged, not writable or disk full."""
     try:
         yield
     except UnicodeDecodeError as error:  # an error message that quotes a damaged schema

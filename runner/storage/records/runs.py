@@ -211,13 +211,11 @@ class AttemptId(NamedTuple):
 
 def run_of(row: Row) -> RunRow:
     """Parse a row of the runs table."""
-    fields = list(row)
-    fields[3], fields[13], fields[22:] = (
-        mapping(row[3]),
-        mapping(row[13]),
-        map(outputs_of, row[22:]),
-    )
-    return RunRow(*fields)
+    values = dict(zip(RunRow._fields, row, strict=False))  # some queries leave out `outputs`
+    values |= {"inputs": mapping(values["inputs"]), "data": mapping(values["data"])}
+    if "outputs" in values:
+        values["outputs"] = outputs_of(values["outputs"])
+    return RunRow(**values)
 
 
 def attempt_of(row: Row) -> AttemptRow:
