@@ -55,17 +55,16 @@ MANY: Final = 200
 
 def find_given_contents(found: Survey) -> list[str]:
     """Return the digests of the caller's files that the steps to run read, at most `MANY`."""
-    facts, nodes = found.facts, [found.plan.nodes[n] for n in found.todo]
-    contents: dict[str | None, None] = {}
+    nodes = [found.plan.nodes[n] for n in found.todo]
+    contents: list[str | None] = []
     for node in nodes:
         for dep in node.deps:
-            paths = facts.matches.get(dep, (dep,))
-            contents |= dict.fromkeys(facts.files.get(path) for path in paths)
+            paths = found.facts.matches.get(dep, (dep,))
+            contents += [found.facts.files.get(path) for path in paths]
     for node in nodes:
-        for taken in node.takes:
-            if taken.kind == "path" and not taken.only:
-                contents[facts.takes.get(taken.lookup_key)] = None
-    return [content for content in contents if content][:MANY]
+        whole = [source for source in node.takes if source.kind == "path" and not source.only]
+        contents += [found.facts.takes.get(source.lookup_key) for source in whole]
+    return list(dict.fromkeys(filter(None, contents)))[:MANY]
 
 
 def pattern_of(found: Survey, id: str) -> str | None:
