@@ -329,7 +329,8 @@ def _check_bound(bound: object, link: ChainPart) -> int | None:
 
 def _no_such_part(value: object, path: tuple[str, ...], link: ChainPart) -> TemplateError:
     message = f"{_describe_path(path)} is {describe_type(value)} and has no such part"
-    if isinstance(value, Unknown) and value.may_be_null:
+    may_be_null = value.may_be_null if isinstance(value, Unknown) else value is None
+    if may_be_null:
         # `default` stands in for parts of null.
         return link.missing_error(message, None)
     return link.error(message)

@@ -138,6 +138,12 @@ def test_an_operation_on_an_unknown_value_is_unknown(text: str, expected: object
     assert evaluate(text, {name: value for name, (value, _) in VALUES.items()}) == expected
 
 
+def test_a_part_of_null_is_missing_at_an_unknown_place_too() -> None:
+    assert evaluate("{{ n[i] | default(2) }}", {"n": None, "i": AN_INTEGER}) == 2
+    with pytest.raises(TemplateError, match="`n` is null"):
+        evaluate("{{ n[i] }}", {"n": None, "i": AN_INTEGER})
+
+
 @pytest.mark.parametrize(
     "text",
     [
