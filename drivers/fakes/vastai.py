@@ -124,7 +124,7 @@ class Keys(Part["Vastai"]):
         return Reply(200, {"success": True})
 
 
-class SshServer(NamedTuple):
+class SshEndpoint(NamedTuple):
     """Where an instance's SSH server is reached, directly and through the provider's proxy."""
 
     address: str
@@ -230,15 +230,15 @@ class Lists(Part["Vastai"]):
             "external": False, "time_remaining": "", "time_remaining_isbid": "", "country_code": ask.place[-2:], "volume_info": [],
         }  # fmt: skip
 
-    def _find_ssh_server(self, made: Instance) -> SshServer:
+    def _find_ssh_server(self, made: Instance) -> SshEndpoint:
         ports = self._world.ports
         if ports is not None:
             port = ports.get(made.id, 0)
-            return SshServer("127.0.0.1", port, "127.0.0.1", port, made.id in ports)
+            return SshEndpoint("127.0.0.1", port, "127.0.0.1", port, made.id in ports)
         id = int(made.id)
         port = 20_000 + id % 20_000
         proxy = f"ssh{id % 9 + 1}.vast.example"
-        return SshServer(f"203.0.113.{id % 250}", port, proxy, port - 1000, made.up)
+        return SshEndpoint(f"203.0.113.{id % 250}", port, proxy, port - 1000, made.up)
 
 
 class Logs(Part["Vastai"]):

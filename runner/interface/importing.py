@@ -171,7 +171,7 @@ class _Dvc:
             elif isinstance(values, _SCALARS):
                 axes[plain_name(str(axis))] = self._text(str(values), {})
             else:
-                self._look.append(_unconverted(axis, f"the matrix of {stage}", "a list"))
+                self._look.append(_describe_unconverted(axis, f"the matrix of {stage}", "a list"))
         return axes
 
     def _command(self, stage: str, section: _Section) -> str:
@@ -201,7 +201,7 @@ class _Dvc:
         if isinstance(values, str):
             return {"item": self._text(values, {})}
         if not isinstance(values, list | Mapping):
-            self._look.append(_unconverted("foreach", stage, "a list or a mapping"))
+            self._look.append(_describe_unconverted("foreach", stage, "a list or a mapping"))
             return {}
         if isinstance(values, list) and all(isinstance(each, _SCALARS) for each in values):
             return {"item": list(values)}
@@ -625,10 +625,10 @@ class _Section:
         return found
 
     def _note(self, key: str, expected: str) -> None:
-        self._look.append(_unconverted(key, self._name, expected))
+        self._look.append(_describe_unconverted(key, self._name, expected))
 
 
-def _unconverted(key: str, of: str, expected: str) -> str:
+def _describe_unconverted(key: str, of: str, expected: str) -> str:
     return f"`{key}` of {of} is not {expected} and was not converted"
 
 

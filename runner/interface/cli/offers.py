@@ -85,10 +85,10 @@ def _ask_offers(args: argparse.Namespace) -> list[tuple[str, Shelf]]:
             ws.on(args.stack)
         survey = preview(ws, request, Choice())
 
-        def wanted(cluster: bool) -> dict[str, OfferRequest]:
+        def request_offers(cluster: bool) -> dict[str, OfferRequest]:
             return wishes(ws, survey, asked, args.stack, cluster=cluster)
 
-        return _ask_drivers(args, ws, asked, wanted, where)
+        return _ask_drivers(args, ws, asked, request_offers, where)
 
 
 def _request_any_card(cluster: bool) -> dict[str, OfferRequest]:
